@@ -1,0 +1,65 @@
+"""The key-value cache: dense, per layer ``[B, K, S, H]``, one slot per absolute position.
+
+Slot ``s`` of row ``b`` holds the keys and values of that row's token at position ``s``. A row has no
+holes and no padding in front, so its valid slots are a prefix, and rolling back after a rejection is
+lowering the row's length: nothing is moved or cleared, because no query reads past its own position.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bass_jax.typing import Array, Float, Int
+
+
+class KVCache(NamedTuple):
+    """Keys and values of every layer.
+
+    A tuple of arrays per layer, rather than one stacked array, lets XLA update each in place and hand
+    it to an attention kernel without slicing (and copying) it out.
+    """
+
+    keys: tuple[Array, ...]  # L x [B, K, S, H]
+    values: tuple[Array, ...]  # L x [B, K, S, H]
+
+    @property
+    def capacity(self) -> int:
+        """Slots per row, ``S``."""
+        return self.keys[0].shape[2]
+
+
+def allocate(
+    num_layers: int, batch: int, num_kv_heads: int, capacity: int, head_dim: int, dtype: jnp.dtype
+) -> KVCache:
+    """Makes a zeroed cache.
+
+    Zeroed and not uninitialised: a masked probability of 0 times an uninitialised NaN is NaN.
+    """
+    shape = (batch, num_kv_heads, capacity, head_dim)
+    return KVCache(
+        keys=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+        values=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
+    )
+
+
+def append(
+    layer: Float[Array, "B K S H"], new: Float[Array, "B T K H"], positions: Int[Array, "B T"]
+) -> Float[Array, "B K S H"]:
+    """Writes `new` at each row's `positions`; those at or past ``S`` are dropped.
+
+    One in-place scatter when the cache is donated. `positions` must not repeat inside a row, except
+    past the end.
+    """
+    rows = jnp.arange(layer.shape[0])[:, None, None]
+    heads = jnp.arange(layer.shape[1])[None, :, None]
+    # Distinct slots past the end: the promise of unique indices holds for dropped writes too.
+    past_end = layer.shape[2] + jnp.arange(positions.shape[1])
+    slots = jnp.where(positions < layer.shape[2], positions, past_end)[:, None, :]
+    update = new.astype(layer.dtype).swapaxes(1, 2)
+    return layer.at[rows, heads, slots].set(update, mode="drop", unique_indices=True)
+
+
+def gather_rows(cache: KVCache, rows: Int[Array, "B"]) -> KVCache:
+    """Takes `rows` of every layer: replicates a prompt over its samples, or compacts a batch."""
+    return jax.tree.map(lambda layer: jnp.take(layer, rows, axis=0), cache)

@@ -1,0 +1,174 @@
+"""Frozen, validated, hashable configurations of a model and of speculation."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+
+DRAFT_LEN_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Draft lengths that get an executable of their own."""
+
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+"""Batch sizes that get an executable of their own; larger ones are multiples of the last."""
+
+MIN_CAPACITY = 64
+"""Smallest prompt or cache capacity, in tokens; larger ones are powers of two."""
+
+
+def draft_len_bucket(draft_len: int) -> int:
+    """Returns the smallest bucket that holds `draft_len` drafts.
+
+    Raises:
+        ValueError: if `draft_len` is negative or above the largest bucket.
+    """
+    if not 0 <= draft_len <= DRAFT_LEN_BUCKETS[-1]:
+        raise ValueError(f"draft_len={draft_len}: expected 0 to {DRAFT_LEN_BUCKETS[-1]}")
+    return next(bucket for bucket in DRAFT_LEN_BUCKETS if bucket >= draft_len)
+
+
+def batch_bucket(batch: int) -> int:
+    """Returns the smallest batch bucket that holds `batch` rows.
+
+    Raises:
+        ValueError: if `batch` is not positive.
+    """
+    if batch < 1:
+        raise ValueError(f"batch={batch}: expected at least one row")
+    largest = BATCH_BUCKETS[-1]
+    if batch > largest:
+        return -(-batch // largest) * largest
+    return next(bucket for bucket in BATCH_BUCKETS if bucket >= batch)
+
+
+def capacity_bucket(num_tokens: int) -> int:
+    """Returns the smallest power of two, at least `MIN_CAPACITY`, that holds `num_tokens`."""
+    return max(MIN_CAPACITY, 1 << max(0, num_tokens - 1).bit_length())
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """Scaling of rotary frequencies beyond the context a model was first trained on.
+
+    Attributes:
+        kind: ``"linear"`` divides every frequency by `factor`; ``"llama3"`` divides the low
+            frequencies, keeps the high ones and interpolates between (Llama 3.1's rule).
+        factor: the division, above 1.
+        low_freq_factor: llama3: wavelengths above ``original_context / low_freq_factor`` are divided.
+        high_freq_factor: llama3: wavelengths below ``original_context / high_freq_factor`` are kept.
+        original_context: llama3: context of the first training, in tokens.
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+
+    def __post_init__(self):
+        if self.kind not in ("linear", "llama3"):
+            raise ValueError(f"rope_scaling.kind={self.kind!r}: expected 'linear' or 'llama3'")
+        if self.factor < 1:
+            raise ValueError(f"rope_scaling.factor={self.factor}: expected at least 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Shape and arithmetic of one decoder.
+
+    Attributes:
+        family: name of the weight layout it was read from; ``"llama"`` for our own.
+        vocab_size: V, rows of the logits (or of the input embedding, with `output_vocab_size`).
+        width: D.
+        num_layers: L.
+        num_heads: N.
+        num_kv_heads: K; divides N.
+        head_dim: H; even.
+        mlp_width: F.
+        context: the longest sequence, in tokens.
+        rope_base: base of the rotary frequencies.
+        rope_scaling: see `RopeScaling`.
+        norm_eps: epsilon of the RMS norms.
+        is_tied: the head is the input embedding's transpose.
+        has_attention_bias: biases on query, key, value and output projections.
+        has_mlp_bias: biases on the mlp's projections.
+        embedding_width: E; the input embedding has this width and is projected to D by a learned matrix.
+            None means D without a projection. A draft uses it to share its target's embedding.
+        output_vocab_size: O; the head scores only this many tokens, named by `Model.output_ids`.
+            None means all V. A draft uses it because its head costs more than its body.
+        dtype: of the parameters, activations and cache: ``"float32"`` or ``"bfloat16"``.
+        attention: implementation of attention, passed to `kernels_pallas.ops.ragged_attention`;
+            None picks the best that the device can.
+    """
+
+    vocab_size: int
+    width: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_width: int
+    context: int
+    family: str = "llama"
+    rope_base: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-5
+    is_tied: bool = True
+    has_attention_bias: bool = False
+    has_mlp_bias: bool = False
+    embedding_width: int | None = None
+    output_vocab_size: int | None = None
+    dtype: str = "float32"
+    attention: str | None = None
+
+    def __post_init__(self):
+        positive = (
+            "vocab_size", "width", "num_layers", "num_heads", "num_kv_heads", "head_dim", "mlp_width", "context"
+        )  # fmt: skip
+        for name in (*positive, "embedding_width", "output_vocab_size"):
+            value = getattr(self, name)
+            if value is None and name not in positive:
+                continue
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r}: expected a positive integer")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads={self.num_kv_heads}: expected a divisor of num_heads={self.num_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim}: expected an even number, for rotary positions")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"dtype={self.dtype!r}: expected 'float32' or 'bfloat16'")
+        if self.is_tied and (self.embedding_width is not None or self.output_vocab_size is not None):
+            raise ValueError("is_tied=True: a projected embedding or a trimmed head has its own head")
+        if self.output_vocab_size is not None and self.output_vocab_size > self.vocab_size:
+            raise ValueError(
+                f"output_vocab_size={self.output_vocab_size}: expected at most vocab_size={self.vocab_size}"
+            )
+
+    @property
+    def queries_per_kv_head(self) -> int:
+        """R, query heads that read one key-value head."""
+        return self.num_heads // self.num_kv_heads
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class SpecConfig:
+    """What is static about speculation: a change compiles another executable.
+
+    Attributes:
+        draft_len: G, draft tokens per step, 0 to 32. A length between two buckets runs in the next
+            larger one, with the tail neither drafted nor accepted.
+        acceptance: name of a registered acceptance rule, or ``"module:name"`` of one's own.
+    """
+
+    draft_len: int = 4
+    acceptance: str = "token"
+
+    def __post_init__(self):
+        draft_len_bucket(self.draft_len)
+
+    @property
+    def bucket(self) -> int:
+        """The bucket that `draft_len` runs in."""
+        return draft_len_bucket(self.draft_len)
