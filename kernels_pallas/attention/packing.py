@@ -1,0 +1,50 @@
+"""Query heads of one kv head as rows of one matrix, so that K and V are read once per kv head."""
+
+import jax
+import jax.numpy as jnp
+
+
+def pack_rows(q: jax.Array, num_kv_heads: int) -> jax.Array:
+    """Groups the query heads by the kv head they read: row `t * R + r` of kv head `k` is head `k * R + r` at token `t`.
+
+    Only the queries are moved (kilobytes); the caches stay as they are.
+
+    Args:
+        q: `[B, T, N, H]` queries.
+        num_kv_heads: K, a divisor of N.
+
+    Returns:
+        `[B, K, T * R, H]` with R = N / K, the dtype of `q`.
+    """
+    batch, tokens, heads, head_dim = q.shape
+    group = heads // num_kv_heads
+    grouped = q.reshape(batch, tokens, num_kv_heads, group, head_dim).transpose(0, 2, 1, 3, 4)
+    return grouped.reshape(batch, num_kv_heads, tokens * group, head_dim)
+
+
+def unpack_rows(rows: jax.Array, num_tokens: int) -> jax.Array:
+    """Inverse of `pack_rows`: `[B, K, T * R, H]` to `[B, T, N, H]` with T = `num_tokens`."""
+    batch, num_kv_heads, num_rows, head_dim = rows.shape
+    group = num_rows // num_tokens
+    grouped = rows.reshape(batch, num_kv_heads, num_tokens, group, head_dim).transpose(0, 2, 1, 3, 4)
+    return grouped.reshape(batch, num_tokens, num_kv_heads * group, head_dim)
+
+
+def combine_splits(out: jax.Array, row_max: jax.Array, row_sum: jax.Array) -> jax.Array:
+    """Merges the partial softmaxes of a row that several programs walked.
+
+    With `m = max_s m_s`: `out = sum_s 2^(m_s - m) out_s / sum_s 2^(m_s - m) l_s` (Flash-Decoding, Dao et al. 2023;
+    the base is 2 because the kernels use exp2). A row that saw no position comes out as zero.
+
+    Args:
+        out: `[C, ...rows, H]` float32 unnormalised partial outputs of C splits.
+        row_max: `[C, ...rows]` float32 running maxima in base-2 units.
+        row_sum: `[C, ...rows]` float32 running sums.
+
+    Returns:
+        `[...rows, H]` float32.
+    """
+    weight = jnp.exp2(row_max - row_max.max(axis=0))
+    total = (weight * row_sum).sum(axis=0)
+    mixed = (weight[..., None] * out).sum(axis=0)
+    return mixed / jnp.where(total == 0.0, 1.0, total)[..., None]

@@ -1,0 +1,71 @@
+"""Ragged attention in plain XLA: what runs on a CPU, and on a GPU where no kernel fits."""
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas.attention.packing import pack_rows, unpack_rows
+
+
+def ragged_attention_xla(
+    q: jax.Array,
+    k_cache: jax.Array,
+    v_cache: jax.Array,
+    lengths: jax.Array,
+    num_queries: jax.Array,
+    *,
+    window: int | None,
+    scale: float,
+    k_scale: jax.Array | None = None,
+    v_scale: jax.Array | None = None,
+) -> jax.Array:
+    """The op of `kernels_pallas.ops.ragged_attention` as two batched matrix products and a masked softmax.
+
+    Neither cache is transposed: both products contract `[B, K, S, H]` where it lies, with the query heads of a kv head
+    packed as rows. V is masked as well as the scores, because `0 * NaN` from uninitialised cache is NaN.
+
+    Args:
+        q: `[B, T, N, H]` queries.
+        k_cache: `[B, K, S, H]` keys in q's dtype, or int8 with `k_scale`.
+        v_cache: `[B, K, S, H]` values, like `k_cache`.
+        lengths: `[B]` int32 tokens in the cache before the T new ones.
+        num_queries: `[B]` int32 real queries among the T.
+        window: Positions a query sees, itself included, or None for all.
+        scale: Factor on the scores.
+        k_scale: `[B, K, S]` float32 scales of an int8 `k_cache`, or None.
+        v_scale: `[B, K, S]` float32 scales of an int8 `v_cache`, or None.
+
+    Returns:
+        `[B, T, N, H]` in q's dtype; zero where `t >= num_queries[b]`.
+    """
+    num_tokens, num_heads = q.shape[1:3]
+    num_kv_heads, capacity = k_cache.shape[1:3]
+    group = num_heads // num_kv_heads
+
+    token = jnp.arange(num_tokens * group, dtype=jnp.int32) // group
+    query_position = lengths[:, None] + token
+    position = jnp.arange(capacity, dtype=jnp.int32)
+    visible = position <= query_position[..., None]
+    if window is not None:
+        visible &= position > query_position[..., None] - window
+    visible &= (token < num_queries[:, None])[..., None]
+    visible = visible[:, None]
+    written = position < (lengths + num_queries)[:, None]
+
+    rows = pack_rows(q, num_kv_heads)
+    scores = jnp.einsum("bkmh,bksh->bkms", rows, k_cache.astype(q.dtype), preferred_element_type=jnp.float32)
+    if k_scale is not None:
+        scores *= k_scale[:, :, None]
+    scores = jnp.where(visible, scores * scale, -jnp.inf)
+    # A row that sees nothing has a maximum of -inf; -inf - -inf would be NaN.
+    row_max = jnp.maximum(scores.max(axis=-1, keepdims=True), jnp.finfo(jnp.float32).min)
+    weights = jnp.exp(scores - row_max)
+    row_sum = weights.sum(axis=-1, keepdims=True)
+    if v_scale is not None:
+        # The scale of a value moves onto its weight; a NaN scale of an unwritten position must not come along.
+        weights *= jnp.where(written[:, None], v_scale, 0.0)[:, :, None]
+        values = v_cache.astype(q.dtype)
+    else:
+        values = jnp.where(written[:, None, :, None], v_cache, jnp.zeros((), v_cache.dtype))
+    out = jnp.einsum("bkms,bksh->bkmh", weights.astype(q.dtype), values, preferred_element_type=jnp.float32)
+    out /= jnp.where(row_sum == 0.0, 1.0, row_sum)
+    return unpack_rows(out.astype(q.dtype), num_tokens)
