@@ -1,0 +1,88 @@
+"""A model: parameters and their configuration, as one pytree with a pure forward pass."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bass_jax import cache as kv
+from bass_jax.cache import KVCache
+from bass_jax.config import ModelConfig
+from bass_jax.models.decoder import decoder
+from bass_jax.typing import Array, Float, Int, Key, Params
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A decoder with its parameters; passes through `jax.jit` as an argument.
+
+    Attributes:
+        params: nested dict of arrays in the layout of `bass_jax.models.decoder`.
+        config: static.
+        output_ids: ``[O]`` int32, distinct: the token that each column of a trimmed head stands for;
+            None when the head scores the whole vocabulary.
+    """
+
+    params: Params
+    config: ModelConfig = dataclasses.field(metadata={"static": True})
+    output_ids: Array | None = None
+
+    def init_cache(self, batch: int, capacity: int) -> KVCache:
+        """Makes an empty cache of `capacity` slots for `batch` rows."""
+        config = self.config
+        return kv.allocate(
+            config.num_layers, batch, config.num_kv_heads, capacity, config.head_dim, jnp.dtype(config.dtype)
+        )
+
+    def forward(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache
+    ) -> tuple[Float[Array, "B T O"], KVCache]:
+        """One pass: prefill, verification and decoding alike.
+
+        Args:
+            tokens: ``[B, T]`` int32.
+            positions: ``[B, T]`` int32; in each row consecutive from its first, then padding at or past
+                ``cache.capacity``, which writes nothing and whose outputs mean nothing.
+            cache: holds every earlier position of each row.
+
+        Returns:
+            ``(logits, cache)``: logits ``[B, T, O]`` float32 of the token after each position, and the
+            cache with these positions written.
+        """
+        return forward(self.config, self.params, tokens, positions, cache)
+
+    def extend(self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache) -> KVCache:
+        """Writes `tokens` into the cache without scoring the vocabulary: a prefill's chunk."""
+        variables = {"params": self.params}
+        return decoder(self.config).apply(variables, tokens, positions, cache, method="features")[1]
+
+
+def forward(config: ModelConfig, params: Params, tokens, positions, cache):
+    """`Model.forward` for callers that hold parameters alone, such as a loss to be differentiated."""
+    return decoder(config).apply({"params": params}, tokens, positions, cache)
+
+
+def init_params(config: ModelConfig, key: Key[Array, ""]) -> Params:
+    """Draws random parameters, with the logical axes stripped."""
+    return nn.meta.unbox(_traced_init(config, key, jax.jit))
+
+
+def abstract_params(config: ModelConfig) -> Params:
+    """Shapes and dtypes of the parameters, boxed with their logical axes; nothing is computed."""
+    return _traced_init(config, jax.random.key(0), lambda init: lambda key: jax.eval_shape(init, key))
+
+
+def _traced_init(config, key, transform):
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    cache = kv.allocate(config.num_layers, 1, config.num_kv_heads, 8, config.head_dim, jnp.dtype(config.dtype))
+    return transform(lambda key: decoder(config).init(key, tokens, tokens, cache)["params"])(key)
+
+
+def init_model(config: ModelConfig, key: Key[Array, ""]) -> Model:
+    """Makes a model with random parameters."""
+    output_ids = None
+    if config.output_vocab_size is not None:
+        output_ids = jnp.arange(config.output_vocab_size, dtype=jnp.int32)
+    return Model(init_params(config, key), config, output_ids)

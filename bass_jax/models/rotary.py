@@ -1,0 +1,49 @@
+"""Rotary positions: half-split layout, explicit position ids per row."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+
+from bass_jax.config import ModelConfig, RopeScaling
+from bass_jax.typing import Array, Float, Int
+
+
+def frequencies(config: ModelConfig) -> np.ndarray:
+    """Returns the angle per position of each pair of lanes, ``[H / 2]`` float32."""
+    lanes = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    inverse = (np.float32(1.0) / np.float32(config.rope_base) ** lanes).astype(np.float32)
+    return inverse if config.rope_scaling is None else _scale(inverse, config.rope_scaling)
+
+
+def _scale(inverse: np.ndarray, scaling: RopeScaling) -> np.ndarray:
+    if scaling.kind == "linear":
+        return inverse / np.float32(scaling.factor)
+    wavelength = 2 * math.pi / inverse
+    longest = scaling.original_context / scaling.low_freq_factor
+    shortest = scaling.original_context / scaling.high_freq_factor
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    smooth = (scaling.original_context / wavelength - scaling.low_freq_factor) / span
+    between = (1 - smooth) * inverse / scaling.factor + smooth * inverse
+    scaled = np.where(wavelength > longest, inverse / scaling.factor, inverse)
+    is_between = (wavelength <= longest) & (wavelength >= shortest)
+    return np.where(is_between, between, scaled).astype(np.float32)
+
+
+def angles(
+    positions: Int[Array, "B T"], inverse: np.ndarray
+) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
+    """Returns cosine and sine of every position, float32."""
+    angle = positions[..., None].astype(jnp.float32) * inverse
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(
+    x: Float[Array, "B T *heads H"], cosine: Float[Array, "B T half"], sine: Float[Array, "B T half"]
+) -> Float[Array, "B T *heads H"]:
+    """Rotates the pairs ``(x[i], x[i + H/2])``, in float32, and returns `x`'s dtype."""
+    shape = cosine.shape[:2] + (1,) * (x.ndim - 3) + cosine.shape[2:]
+    cosine, sine = cosine.reshape(shape), sine.reshape(shape)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    return rotated.astype(x.dtype)
