@@ -28,6 +28,7 @@ def ragged_attention(
     interpret: bool = False,
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
+    is_cache_finite: bool = False,
 ) -> jax.Array:
     """Attention of T new tokens per row over a cache whose rows have different lengths.
 
@@ -50,6 +51,8 @@ def ragged_attention(
         interpret: Run the kernel's interpreter, on any device; for tests.
         k_scale: `[B, K, S]` float32 scale per (head, token) of an int8 `k_cache`.
         v_scale: `[B, K, S]` float32 scale per (head, token) of an int8 `v_cache`.
+        is_cache_finite: The caller vouches that no position of its caches holds NaN or infinity, written or not, as
+            after zeroing them when they were made; XLA then skips masking V.
 
     Returns:
         `[B, T, N, H]` in q's dtype.
@@ -75,6 +78,7 @@ def ragged_attention(
         scale=head_dim**-0.5 if scale is None else scale,
         k_scale=k_scale,
         v_scale=v_scale,
+        is_cache_finite=is_cache_finite,
     )
 
 

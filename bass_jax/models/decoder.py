@@ -66,7 +66,7 @@ class Attention(nn.Module):
         B, T = positions.shape
         attended = ops.ragged_attention(
             rotated[:, :, :, :R].reshape(B, T, K * R, H), keys, values, lengths,
-            num_queries=num_queries, implementation=config.attention,
+            num_queries=num_queries, implementation=config.attention, is_cache_finite=True,
         )  # fmt: skip
         out = _tensor(self, "out", (K, R, H, D), ("kv_heads", None, None, "embed"))
         y = jnp.einsum("btkrh,krhd->btd", attended.reshape(B, T, K, R, H), out)

@@ -17,11 +17,13 @@ def ragged_attention_xla(
     scale: float,
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
+    is_cache_finite: bool = False,
 ) -> jax.Array:
     """The op of `kernels_pallas.ops.ragged_attention` as two batched matrix products and a masked softmax.
 
     Neither cache is transposed: both products contract `[B, K, S, H]` where it lies, with the query heads of a kv head
-    packed as rows. V is masked as well as the scores, because `0 * NaN` from uninitialised cache is NaN.
+    packed as rows. V is masked as well as the scores, because `0 * NaN` from uninitialised cache is NaN, unless the
+    caller vouches for its cache: on a CPU the masked copy of V costs several times the product itself.
 
     Args:
         q: `[B, T, N, H]` queries.
@@ -33,6 +35,7 @@ def ragged_attention_xla(
         scale: Factor on the scores.
         k_scale: `[B, K, S]` float32 scales of an int8 `k_cache`, or None.
         v_scale: `[B, K, S]` float32 scales of an int8 `v_cache`, or None.
+        is_cache_finite: No position of the cache holds NaN or infinity, written or not.
 
     Returns:
         `[B, T, N, H]` in q's dtype; zero where `t >= num_queries[b]`.
@@ -64,6 +67,8 @@ def ragged_attention_xla(
         # The scale of a value moves onto its weight; a NaN scale of an unwritten position must not come along.
         weights *= jnp.where(written[:, None], v_scale, 0.0)[:, :, None]
         values = v_cache.astype(q.dtype)
+    elif is_cache_finite:
+        values = v_cache
     else:
         values = jnp.where(written[:, None, :, None], v_cache, jnp.zeros((), v_cache.dtype))
     out = jnp.einsum("bkms,bksh->bkmh", weights.astype(q.dtype), values, preferred_element_type=jnp.float32)
