@@ -1,0 +1,17 @@
+"""Checkpoints in and out: Orbax, Hugging Face, GGUF; tokenizers; pairs of models."""
+
+from bass_jax.checkpoint.detokenizer import IncrementalDecoder
+from bass_jax.checkpoint.load import load_model, load_tokenizer
+from bass_jax.checkpoint.pair import load_target_and_draft
+from bass_jax.checkpoint.save import convert, save_model
+from bass_jax.checkpoint.tokenizer import Tokenizer
+
+__all__ = [
+    "IncrementalDecoder",
+    "Tokenizer",
+    "convert",
+    "load_model",
+    "load_target_and_draft",
+    "load_tokenizer",
+    "save_model",
+]

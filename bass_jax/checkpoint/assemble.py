@@ -1,16 +1,20 @@
 """Builds parameters from a checkpoint's tensors, one tensor at a time."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bass_jax.checkpoint.trees import flatten, unflatten
 from bass_jax.config import ModelConfig
 from bass_jax.models import abstract_params
-from bass_jax.models.families import FAMILIES
+from bass_jax.models.families import FAMILIES, Rule
 from bass_jax.typing import Params
+
+Progress = Callable[[int, int], None]
+"""Called with (tensors done, tensors in all)."""
 
 
 class TensorSource(Protocol):
@@ -28,13 +32,19 @@ class TensorSource(Protocol):
         ...
 
 
-def assemble(source: TensorSource, config: ModelConfig, shardings: Params | None = None) -> Params:
+def assemble(
+    source: TensorSource,
+    config: ModelConfig,
+    shardings: Params | None = None,
+    progress: Progress | None = None,
+) -> Params:
     """Reads every tensor of `config`'s family from `source` into our layout.
 
     Args:
         source: the checkpoint.
         config: of the model; its `dtype` is what the parameters are cast to.
         shardings: a sharding per parameter; default the default device.
+        progress: told after every tensor.
 
     Raises:
         ValueError: naming file and tensor, if one is missing, extra or misshapen.
@@ -45,31 +55,26 @@ def assemble(source: TensorSource, config: ModelConfig, shardings: Params | None
         raise ValueError(f"{source.path}: missing tensor {missing[0]!r} ({len(missing)} missing)")
     if extra := sorted(present - wanted):
         raise ValueError(f"{source.path}: unexpected tensor {extra[0]!r} ({len(extra)} unexpected)")
+    shapes = {path: boxed.value.shape for path, boxed in flatten(abstract_params(config)).items()}
+    placed = flatten(shardings) if shardings is not None else dict.fromkeys(shapes)
     dtype = jnp.dtype(config.dtype)
-
-    def build(path, boxed):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        rule = rules[name]
-        tensors = [source.read(part) for part in rule.sources]
-        try:
-            array = rule.build(*tensors)
-        except ValueError as error:
-            shapes = ", ".join(f"{part} {tensor.shape}" for part, tensor in zip(rule.sources, tensors))
-            raise ValueError(f"{source.path}: cannot build {name!r} from {shapes}: {error}") from None
-        if array.shape != boxed.value.shape:
-            raise ValueError(
-                f"{source.path}: tensor {rule.sources[0]!r} gives {name!r} the shape {array.shape}; "
-                f"expected {boxed.value.shape}"
-            )
-        sharding = None if shardings is None else _leaf(shardings, path)
-        return jax.device_put(np.ascontiguousarray(array).astype(dtype), sharding)
-
-    return jax.tree_util.tree_map_with_path(
-        build, abstract_params(config), is_leaf=lambda leaf: hasattr(leaf, "names")
-    )
+    params = {}
+    for done, (path, shape) in enumerate(shapes.items()):
+        array = _build(source, path, rules[path], shape)
+        params[path] = jax.device_put(array.astype(dtype, order="C", copy=False), placed[path])
+        del array  # Before the next tensor is read, not after.
+        if progress is not None:
+            progress(done + 1, len(shapes))
+    return unflatten(params)
 
 
-def _leaf(tree: Params, path) -> Any:
-    for key in path:
-        tree = tree[key.key]
-    return tree
+def _build(source: TensorSource, path: str, rule: Rule, shape: tuple[int, ...]) -> np.ndarray:
+    tensors = [source.read(name) for name in rule.sources]
+    try:
+        array = rule.build(*tensors)
+    except ValueError:
+        array = None
+    if array is None or array.shape != shape:
+        found = ", ".join(f"{name!r} {list(t.shape)}" for name, t in zip(rule.sources, tensors, strict=True))
+        raise ValueError(f"{source.path}: misshapen tensor {found}: does not make {path!r} {list(shape)}")
+    return array

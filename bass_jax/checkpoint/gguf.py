@@ -14,6 +14,7 @@ class GgufFile:
     Attributes:
         path: of the file.
         config: the Hugging Face configuration that its metadata amounts to.
+        dtype: that holds every tensor without loss, if one of ours does; else float32.
     """
 
     def __init__(self, path: Path):
@@ -25,6 +26,8 @@ class GgufFile:
             raise ValueError(f"{path}: general.architecture={architecture!r}: expected 'llama'")
         num_heads = self.field("llama.attention.head_count")
         width = self.field("llama.embedding_length")
+        types = {tensor.tensor_type.name for tensor in self._tensors.values()}
+        self.dtype = "bfloat16" if types == {"BF16"} else "float32"
         self.config: dict[str, Any] = {
             "model_type": "llama",
             "vocab_size": int(self._tensors["token_embd.weight"].shape[1]),
@@ -36,7 +39,10 @@ class GgufFile:
             "intermediate_size": self.field("llama.feed_forward_length"),
             "max_position_embeddings": self.field("llama.context_length"),
             "rope_theta": self.field("llama.rope.freq_base", 10000.0),
-            "rms_norm_eps": self.field("llama.attention.layer_norm_rms_epsilon"),
+            # Stored as float32: 9.999999747378752e-06 was written as 1e-5.
+            "rms_norm_eps": float(
+                str(np.float32(self.field("llama.attention.layer_norm_rms_epsilon", 1e-6)))
+            ),
             "tie_word_embeddings": "output.weight" not in self._tensors,
         }
 

@@ -135,9 +135,7 @@ def _transposed(name: str) -> Rule:
 
 def _out(config: ModelConfig, name: str) -> Rule:
     K, R, H, D = config.num_kv_heads, config.queries_per_kv_head, config.head_dim, config.width
-    return Rule(
-        (name,), lambda w: w.T.reshape(K, R, H, D), lambda w: (w.reshape(K * R * H, D).T,)
-    )
+    return Rule((name,), lambda w: w.T.reshape(K, R, H, D), lambda w: (w.reshape(K * R * H, D).T,))
 
 
 def _qkv(config: ModelConfig, names: tuple[str, ...], suffix: str) -> Rule:

@@ -1,0 +1,62 @@
+"""Builds the tokenizer that a GGUF file's metadata describes."""
+
+from typing import Any
+
+from bass_jax.checkpoint.tokenizer import Tokenizer, import_transformers
+
+_CONTROL = 3
+_USER_DEFINED = 4
+
+
+def read_gguf_tokenizer(source: Any) -> Tokenizer:
+    """Builds the byte-level BPE tokenizer of a GGUF file.
+
+    Built from the vocabulary and the merges, because the converter that `transformers` has for GGUF files
+    leaves out the splitting of digits, and so tokenizes one text in fourteen otherwise than the model was
+    trained on.
+
+    Args:
+        source: a `bass_jax.checkpoint.gguf.GgufFile`.
+
+    Raises:
+        ValueError: if the file has no tokenizer, or one of another kind.
+    """
+    from tokenizers import AddedToken, Tokenizer as Backend
+    from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+
+    kind, split = source.field("tokenizer.ggml.model"), source.field("tokenizer.ggml.pre")
+    if (kind, split) != ("gpt2", "smollm"):
+        raise ValueError(
+            f"{source.path}: tokenizer.ggml.model={kind!r}, tokenizer.ggml.pre={split!r}: expected 'gpt2' "
+            "with 'smollm'; put the model's tokenizer.json beside the file"
+        )
+    tokens = source.field("tokenizer.ggml.tokens")
+    merges = [tuple(merge.split(" ", 1)) for merge in source.field("tokenizer.ggml.merges")]
+    types = source.field("tokenizer.ggml.token_type")
+    backend = Backend(BPE({token: id for id, token in enumerate(tokens)}, merges))
+    backend.pre_tokenizer = Sequence(
+        [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
+    )
+    backend.decoder = ByteLevelDecoder()
+    for token, type in zip(tokens, types, strict=True):
+        if type in (_CONTROL, _USER_DEFINED):
+            added = AddedToken(token, special=type == _CONTROL, normalized=False)
+            (backend.add_special_tokens if type == _CONTROL else backend.add_tokens)([added])
+
+    def named(role: str) -> str | None:
+        id = source.field(f"tokenizer.ggml.{role}_token_id")
+        return None if id is None else tokens[id]
+
+    fast = import_transformers().PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=named("bos"),
+        eos_token=named("eos"),
+        unk_token=named("unknown"),
+        pad_token=named("padding"),
+        clean_up_tokenization_spaces=False,
+        model_max_length=source.config["max_position_embeddings"],
+    )
+    fast.chat_template = source.field("tokenizer.chat_template")
+    return Tokenizer(fast)

