@@ -1,17 +1,22 @@
 """One facade per op: validate, choose an implementation, fall through where one cannot."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas.attention.arguments import check_attention
+from kernels_pallas.attention.triton import ragged_attention_triton
 from kernels_pallas.attention.xla import ragged_attention_xla
+from kernels_pallas.targets import Target, current_target
+from kernels_pallas.tuning import attention_tiles
 
 Form = Literal["pad", "split", "ragged"]
 Implementation = Literal["mosaic_gpu", "triton", "xla"]
 
-FORMS: tuple[Form, ...] = ("pad", "split", "ragged")
-ATTENTION_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+MAX_KERNEL_TOKENS = 33
+"""Query tokens of a verification pass that the GPU kernels serve; more (prefill) are XLA's."""
 
 
 def ragged_attention(
@@ -32,27 +37,30 @@ def ragged_attention(
 ) -> jax.Array:
     """Attention of T new tokens per row over a cache whose rows have different lengths.
 
-    The caches already hold the new tokens at `lengths[b] ... lengths[b] + T - 1`; query t of row b sees positions up to
-    `lengths[b] + t`. Cache positions past a row's last real query are never used, whatever bits they hold.
+    The caches already hold the new tokens at `lengths[b] ... lengths[b] + T - 1`; query t of row b sees
+    positions up to `lengths[b] + t`. Cache positions past a row's last real query are never used, whatever
+    bits they hold.
 
     Args:
         q: `[B, T, N, H]` float32, bfloat16 or float16 queries.
-        k_cache: `[B, K, S, H]` keys in q's dtype, or int8 with `k_scale`. Query head n reads kv head `n // (N / K)`.
+        k_cache: `[B, K, S, H]` keys in q's dtype, or int8 with `k_scale`. Query head n reads kv head `n // (N
+            / K)`.
         v_cache: `[B, K, S, H]` values, like `k_cache`.
-        lengths: `[B]` integer tokens in the cache before the new ones, clipped to `0 ... S`. The real queries' own
-            positions must lie in the cache: `lengths[b] + num_queries[b] <= S`.
-        form: `"pad"`: one launch, every row walks to the longest row's end; `"split"`: one launch per row, each its own
-            length (the two of BASS, Qian et al. 2024, figure 4); `"ragged"`: one launch, every program walks its own
-            row only. XLA has one form and ignores this.
-        num_queries: `[B]` integer number of real queries among the T, all T where None; outputs of the others are zero.
+        lengths: `[B]` integer tokens in the cache before the new ones, clipped to `0 ... S`. The real
+            queries' own positions must lie in the cache: `lengths[b] + num_queries[b] <= S`.
+        form: `"pad"`: one launch, every row walks to the longest row's end; `"split"`: one launch per row,
+            each its own length (the two of BASS, Qian et al. 2024, figure 4); `"ragged"`: one launch, every
+            program walks its own row only. XLA has one form and ignores this.
+        num_queries: `[B]` integer number of real queries among the T, all T where None; outputs of the others
+            are zero.
         window: Number of positions a query sees, itself included; None for all.
         scale: Factor on the scores; `H ** -0.5` where None.
         implementation: `"mosaic_gpu"`, `"triton"` or `"xla"`; None takes the best that can.
         interpret: Run the kernel's interpreter, on any device; for tests.
         k_scale: `[B, K, S]` float32 scale per (head, token) of an int8 `k_cache`.
         v_scale: `[B, K, S]` float32 scale per (head, token) of an int8 `v_cache`.
-        is_cache_finite: The caller vouches that no position of its caches holds NaN or infinity, written or not, as
-            after zeroing them when they were made; XLA then skips masking V.
+        is_cache_finite: The caller vouches that no position of its caches holds NaN or infinity, written or
+            not, as after zeroing them when they were made; XLA then skips masking V.
 
     Returns:
         `[B, T, N, H]` in q's dtype.
@@ -61,32 +69,60 @@ def ragged_attention(
         ValueError: An argument's shape, dtype or value is not as above.
         NotImplementedError: `implementation` was named and cannot run these shapes.
     """
-    _check_attention(q, k_cache, v_cache, lengths, form, num_queries, window, implementation, k_scale, v_scale)
-    batch, num_tokens, _, head_dim = q.shape
-    # A finished row may carry any length; clipped, it cannot send a kernel outside its cache.
-    lengths = jnp.clip(lengths.astype(jnp.int32), 0, k_cache.shape[2])
-    if num_queries is None:
-        num_queries = jnp.full((batch,), num_tokens, jnp.int32)
-    num_queries = jnp.clip(num_queries.astype(jnp.int32), 0, num_tokens)
-    return ragged_attention_xla(
+    check_attention(
         q,
         k_cache,
         v_cache,
         lengths,
         num_queries,
+        k_scale,
+        v_scale,
+        form=form,
         window=window,
-        scale=head_dim**-0.5 if scale is None else scale,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        is_cache_finite=is_cache_finite,
+        implementation=implementation,
     )
+    batch, num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads, capacity = k_cache.shape[1:3]
+    # A finished row may carry any length; clipped, it cannot send a kernel outside its cache.
+    lengths = jnp.clip(lengths.astype(jnp.int32), 0, capacity)
+    if num_queries is None:
+        num_queries = jnp.full((batch,), num_tokens, jnp.int32)
+    num_queries = jnp.clip(num_queries.astype(jnp.int32), 0, num_tokens)
+    arrays = (q, k_cache, v_cache, lengths, num_queries)
+    options = {
+        "window": window,
+        "scale": head_dim**-0.5 if scale is None else scale,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
+    }
+    target = current_target()
+
+    def run(name: str) -> jax.Array:
+        if name == "xla":
+            return ragged_attention_xla(*arrays, is_cache_finite=is_cache_finite, **options)
+        if num_tokens > MAX_KERNEL_TOKENS:
+            raise NotImplementedError(
+                f"the kernels serve at most {MAX_KERNEL_TOKENS} query tokens, not {num_tokens}"
+            )
+        tiles = attention_tiles(
+            target,
+            batch=1 if form == "split" else batch,
+            num_rows=num_tokens * num_heads // num_kv_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            capacity=capacity,
+            dtype=q.dtype.name,
+        )
+        return ragged_attention_triton(*arrays, form=form, tiles=tiles, interpret=interpret, **options)
+
+    return _first_that_can(implementation, _ladder(target), run)
 
 
 def quantize_kv(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Rounds keys or values to int8 with one symmetric scale per (token, head).
 
-    `values ~ int8 * scale[..., None]` with `scale = max |values| / 127` over the head dimension, so the error of an
-    element is at most `scale / 2`.
+    `values ~ int8 * scale[..., None]` with `scale = max |values| / 127` over the head dimension, so the error
+    of an element is at most `scale / 2`.
 
     Args:
         values: `[..., H]` floating point; `[B, K, S, H]` for a cache.
@@ -101,41 +137,18 @@ def quantize_kv(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     return rounded.astype(jnp.int8), scale
 
 
-def _check_attention(q, k_cache, v_cache, lengths, form, num_queries, window, implementation, k_scale, v_scale):
-    if q.ndim != 4:
-        raise ValueError(f"q has shape {q.shape}; expected [B, T, N, H]")
-    batch, num_tokens, num_heads, head_dim = q.shape
-    if k_cache.ndim != 4 or k_cache.shape[0] != batch or k_cache.shape[3] != head_dim:
-        raise ValueError(f"k_cache has shape {k_cache.shape}; expected [{batch}, K, S, {head_dim}]")
-    num_kv_heads, capacity = k_cache.shape[1:3]
-    if v_cache.shape != k_cache.shape:
-        raise ValueError(f"v_cache has shape {v_cache.shape}; expected k_cache's {k_cache.shape}")
-    if num_heads % num_kv_heads:
-        raise ValueError(f"q has {num_heads} heads; expected a multiple of k_cache's {num_kv_heads}")
-    if num_tokens > capacity:
-        raise ValueError(f"q has {num_tokens} new tokens; expected at most the cache's capacity {capacity}")
-    if q.dtype not in ATTENTION_DTYPES:
-        raise ValueError(f"q has dtype {q.dtype}; expected float32, bfloat16 or float16")
-    if v_cache.dtype != k_cache.dtype:
-        raise ValueError(f"v_cache has dtype {v_cache.dtype}; expected k_cache's {k_cache.dtype}")
-    if (k_scale is None) != (v_scale is None):
-        raise ValueError("k_scale and v_scale go together; one of them is None")
-    expected_dtype = q.dtype if k_scale is None else jnp.int8
-    if k_cache.dtype != expected_dtype:
-        raise ValueError(f"k_cache has dtype {k_cache.dtype}; expected {jnp.dtype(expected_dtype).name}")
-    for name, scales in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if scales is not None and scales.shape != k_cache.shape[:3]:
-            raise ValueError(f"{name} has shape {scales.shape}; expected {k_cache.shape[:3]}")
-    for name, counts in (("lengths", lengths), ("num_queries", num_queries)):
-        if counts is None:
+def _ladder(target: Target) -> tuple[Implementation, ...]:
+    """The implementations to try on a device, best first; XLA can always."""
+    return ("triton", "xla") if target.platform == "gpu" else ("xla",)
+
+
+def _first_that_can(implementation: Implementation | None, ladder: tuple[Implementation, ...], run: Callable):
+    """Runs the named implementation, or the first of the ladder that does not raise `NotImplementedError`."""
+    if implementation is not None:
+        return run(implementation)
+    for name in ladder[:-1]:
+        try:
+            return run(name)
+        except NotImplementedError:
             continue
-        if counts.shape != (batch,):
-            raise ValueError(f"{name} has shape {counts.shape}; expected [{batch}]")
-        if not jnp.issubdtype(counts.dtype, jnp.integer):
-            raise ValueError(f"{name} has dtype {counts.dtype}; expected an integer type")
-    if form not in FORMS:
-        raise ValueError(f"form is {form!r}; expected one of {FORMS}")
-    if window is not None and window < 1:
-        raise ValueError(f"window is {window}; expected a positive number of positions")
-    if implementation not in (None, "mosaic_gpu", "triton", "xla"):
-        raise ValueError(f"implementation is {implementation!r}; expected 'mosaic_gpu', 'triton', 'xla' or None")
+    return run(ladder[-1])

@@ -1,4 +1,4 @@
-"""What every op means, in plain jnp with float32 accumulation; the tests compare each implementation with this."""
+"""What every op means, in plain jnp and float32; the tests compare each implementation with this."""
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,8 @@ def ragged_attention(
 ) -> jax.Array:
     """Query t of row b attends to positions `lengths[b] + t - window < s <= lengths[b] + t`, head by head.
 
-    `out[b,t,n] = sum_s softmax_s(scale * q[b,t,n] . k[b,k,s]) v[b,k,s]` with `k = n // R` (grouped-query attention,
-    Ainslie et al. 2023); the arguments are those of `kernels_pallas.ops.ragged_attention`.
+    `out[b,t,n] = sum_s softmax_s(scale * q[b,t,n] . k[b,k,s]) v[b,k,s]` with `k = n // R` (grouped-query
+    attention, Ainslie et al. 2023); the arguments are those of `kernels_pallas.ops.ragged_attention`.
 
     Returns:
         `[B, T, N, H]` float32; zero where `t >= num_queries[b]`.
@@ -50,5 +50,4 @@ def ragged_attention(
     weights = jax.nn.softmax(scores, axis=-1, where=visible)
     # 0 * NaN is NaN: values no query sees are dropped before the product.
     values = jnp.where(visible.any(axis=2)[..., None], values, 0.0)
-    out = jnp.einsum("bnts,bnsh->btnh", jnp.where(visible, weights, 0.0), values, precision=precision)
-    return out
+    return jnp.einsum("bnts,bnsh->btnh", jnp.where(visible, weights, 0.0), values, precision=precision)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 
 
 def pack_rows(q: jax.Array, num_kv_heads: int) -> jax.Array:
-    """Groups the query heads by the kv head they read: row `t * R + r` of kv head `k` is head `k * R + r` at token `t`.
+    """Groups the query heads by the kv head they read.
 
-    Only the queries are moved (kilobytes); the caches stay as they are.
+    Row `t * R + r` of kv head `k` is head `k * R + r` at token `t`. Only the queries are moved (kilobytes); the caches stay as they are.
 
     Args:
         q: `[B, T, N, H]` queries.
@@ -33,8 +33,8 @@ def unpack_rows(rows: jax.Array, num_tokens: int) -> jax.Array:
 def combine_splits(out: jax.Array, row_max: jax.Array, row_sum: jax.Array) -> jax.Array:
     """Merges the partial softmaxes of a row that several programs walked.
 
-    With `m = max_s m_s`: `out = sum_s 2^(m_s - m) out_s / sum_s 2^(m_s - m) l_s` (Flash-Decoding, Dao et al. 2023;
-    the base is 2 because the kernels use exp2). A row that saw no position comes out as zero.
+    With `m = max_s m_s`: `out = sum_s 2^(m_s - m) out_s / sum_s 2^(m_s - m) l_s` (Flash-Decoding, Dao et al.
+    2023; the base is 2 because the kernels use exp2). A row that saw no position comes out as zero.
 
     Args:
         out: `[C, ...rows, H]` float32 unnormalised partial outputs of C splits.

@@ -21,9 +21,10 @@ def ragged_attention_xla(
 ) -> jax.Array:
     """The op of `kernels_pallas.ops.ragged_attention` as two batched matrix products and a masked softmax.
 
-    Neither cache is transposed: both products contract `[B, K, S, H]` where it lies, with the query heads of a kv head
-    packed as rows. V is masked as well as the scores, because `0 * NaN` from uninitialised cache is NaN, unless the
-    caller vouches for its cache: on a CPU the masked copy of V costs several times the product itself.
+    Neither cache is transposed: both products contract `[B, K, S, H]` where it lies, with the query heads of
+    a kv head packed as rows. V is masked as well as the scores, because `0 * NaN` from uninitialised cache is
+    NaN, unless the caller vouches for its cache: on a CPU the masked copy of V costs several times the
+    product itself.
 
     Args:
         q: `[B, T, N, H]` queries.
@@ -64,7 +65,8 @@ def ragged_attention_xla(
     weights = jnp.exp(scores - row_max)
     row_sum = weights.sum(axis=-1, keepdims=True)
     if v_scale is not None:
-        # The scale of a value moves onto its weight; a NaN scale of an unwritten position must not come along.
+        # The scale of a value moves onto its weight; a NaN scale of an unwritten position must not come
+        # along.
         weights *= jnp.where(written[:, None], v_scale, 0.0)[:, :, None]
         values = v_cache.astype(q.dtype)
     elif is_cache_finite:

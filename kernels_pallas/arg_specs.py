@@ -1,0 +1,146 @@
+"""Named realistic arguments of every op, shared by the tests, the tuning table and the benchmark."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionSpec:
+    """Shapes of one call of ragged attention, as a model of this name makes it in a verification pass."""
+
+    name: str
+    batch: int
+    num_tokens: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    capacity: int
+    dtype: str = "bfloat16"
+    window: int | None = None
+    is_quantized: bool = False
+
+    def reduced(self) -> "AttentionSpec":
+        """The same grouping, head size, tokens and dtype with few rows, few kv heads and a short cache.
+
+        For interpreters, which run thousands of times slower than a GPU. The capacity is no multiple of any
+        block.
+        """
+        num_kv_heads = min(self.num_kv_heads, 2)
+        return dataclasses.replace(
+            self,
+            batch=min(self.batch, 4),
+            num_heads=self.num_heads // self.num_kv_heads * num_kv_heads,
+            num_kv_heads=num_kv_heads,
+            capacity=min(self.capacity, 168),
+            window=None if self.window is None else min(self.window, 21),
+        )
+
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The op's array arguments by name."""
+        cache = (self.batch, self.num_kv_heads, self.capacity, self.head_dim)
+        dtype = jnp.dtype(self.dtype)
+        cache_dtype = jnp.dtype(jnp.int8) if self.is_quantized else dtype
+        shapes = {
+            "q": jax.ShapeDtypeStruct((self.batch, self.num_tokens, self.num_heads, self.head_dim), dtype),
+            "k_cache": jax.ShapeDtypeStruct(cache, cache_dtype),
+            "v_cache": jax.ShapeDtypeStruct(cache, cache_dtype),
+            "lengths": jax.ShapeDtypeStruct((self.batch,), jnp.int32),
+            "num_queries": jax.ShapeDtypeStruct((self.batch,), jnp.int32),
+        }
+        if self.is_quantized:
+            shapes["k_scale"] = shapes["v_scale"] = jax.ShapeDtypeStruct(cache[:3], jnp.float32)
+        return shapes
+
+    def cache_bytes(self, lengths: np.ndarray) -> int:
+        """Bytes of K and V that rows of these lengths have to read once, scales included."""
+        element = 1 if self.is_quantized else jnp.dtype(self.dtype).itemsize
+        per_position = self.num_kv_heads * (self.head_dim * element + (4 if self.is_quantized else 0))
+        return 2 * per_position * int((lengths + self.num_tokens).sum())
+
+
+class LengthSpread(NamedTuple):
+    """How the lengths of a batch differ, as a share of the capacity."""
+
+    name: str
+    """`equal`, `uniform` or `one_long`."""
+
+    def lengths(self, batch: int, mean: int, longest: int) -> np.ndarray:
+        """`[batch]` int32 lengths whose mean is about `mean`, none above `longest`.
+
+        `one_long` has one row 8 times longer than the others' mean, which is the case padding suffers from
+        most.
+        """
+        if self.name == "equal":
+            values = np.full(batch, mean)
+        elif self.name == "uniform":
+            values = np.linspace(0, 2 * mean, batch + 2)[1:-1]
+        elif self.name == "one_long":
+            short = max(1, round(mean * batch / (batch + 7)))
+            values = np.full(batch, short)
+            values[batch // 2] = 8 * short
+        else:
+            raise ValueError(f"spread is {self.name!r}; expected 'equal', 'uniform' or 'one_long'")
+        return np.minimum(values, longest).astype(np.int32)
+
+
+SPREADS = tuple(LengthSpread(name) for name in ("equal", "uniform", "one_long"))
+"""Every spread of lengths that the benchmark sweeps."""
+
+ATTENTION_SPECS = (
+    AttentionSpec("smollm2_135m", 8, 5, 9, 3, 64, 2048),
+    AttentionSpec("smollm2_135m_f32", 8, 5, 9, 3, 64, 2048, "float32"),
+    AttentionSpec("qwen3_0_6b", 16, 9, 16, 8, 128, 8192),
+    AttentionSpec("llama3_8b", 8, 5, 32, 8, 128, 8192),
+    AttentionSpec("llama3_8b_decode", 16, 1, 32, 8, 128, 8192),
+    AttentionSpec("llama3_8b_long_draft", 4, 33, 32, 8, 128, 8192),
+    AttentionSpec("llama3_8b_f16", 8, 5, 32, 8, 128, 8192, "float16"),
+    AttentionSpec("llama3_8b_int8", 8, 5, 32, 8, 128, 8192, "bfloat16", None, True),
+    AttentionSpec("qwen2_7b", 8, 5, 28, 4, 128, 8192),
+    AttentionSpec("mistral_7b", 8, 5, 32, 8, 128, 8192, "bfloat16", 4096),
+    AttentionSpec("starcoder2_3b", 8, 9, 24, 2, 128, 4096),
+    AttentionSpec("opt_13b", 4, 5, 40, 40, 128, 2048),
+    AttentionSpec("phi2", 8, 5, 32, 32, 80, 2048),
+    AttentionSpec("phi2_f32", 8, 5, 32, 32, 80, 2048, "float32"),
+    AttentionSpec("phi3_mini", 8, 5, 32, 32, 96, 4096),
+    AttentionSpec("gemma2_2b", 8, 5, 8, 4, 256, 4096, "bfloat16", 2048),
+    AttentionSpec("gemma_2b_f32", 2, 5, 8, 1, 256, 2048, "float32"),
+)
+"""Ragged attention as named models call it: every grouping, head size and dtype that the op promises."""
+
+
+def attention_arguments(
+    spec: AttentionSpec, *, seed: int = 0, lengths: np.ndarray | None = None
+) -> dict[str, jax.Array]:
+    """Arrays of `spec.shapes()`: standard normal queries, keys and values.
+
+    Args:
+        spec: The shapes.
+        seed: Of the generator.
+        lengths: `[B]` lengths; where None, spread evenly from 0 to the capacity less the new tokens.
+
+    Returns:
+        The op's array arguments by name. `num_queries` has rows with all, none and some of the queries.
+    """
+    from kernels_pallas.ops import quantize_kv
+
+    rng = np.random.default_rng(seed)
+    if lengths is None:
+        lengths = np.linspace(0, spec.capacity - spec.num_tokens, spec.batch).astype(np.int32)
+    shapes = spec.shapes()
+    num_queries = np.full(spec.batch, spec.num_tokens, np.int32)
+    num_queries[1::3] = 0
+    num_queries[2::3] = (spec.num_tokens + 1) // 2
+
+    def normal(shape):
+        return jnp.asarray(rng.standard_normal(shape, np.float32)).astype(spec.dtype)
+
+    arguments = {"q": normal(shapes["q"].shape)}
+    for cache, scale in (("k_cache", "k_scale"), ("v_cache", "v_scale")):
+        arguments[cache] = normal(shapes[cache].shape)
+        if spec.is_quantized:
+            arguments[cache], arguments[scale] = quantize_kv(arguments[cache])
+    return arguments | {"lengths": jnp.asarray(lengths), "num_queries": jnp.asarray(num_queries)}

@@ -1,0 +1,61 @@
+"""What ragged attention accepts: the caller's mistakes, each with a message."""
+
+import jax
+import jax.numpy as jnp
+
+DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+FORMS = ("pad", "split", "ragged")
+IMPLEMENTATIONS = ("mosaic_gpu", "triton", "xla")
+
+
+def check_attention(
+    q: jax.Array,
+    k_cache: jax.Array,
+    v_cache: jax.Array,
+    lengths: jax.Array,
+    num_queries: jax.Array | None,
+    k_scale: jax.Array | None,
+    v_scale: jax.Array | None,
+    *,
+    form: str,
+    window: int | None,
+    implementation: str | None,
+) -> None:
+    """Raises `ValueError`, naming the argument, for what `ragged_attention` does not accept."""
+    if q.ndim != 4:
+        raise ValueError(f"q has shape {q.shape}; expected [B, T, N, H]")
+    batch, num_tokens, num_heads, head_dim = q.shape
+    if k_cache.ndim != 4 or k_cache.shape[0] != batch or k_cache.shape[3] != head_dim:
+        raise ValueError(f"k_cache has shape {k_cache.shape}; expected [{batch}, K, S, {head_dim}]")
+    num_kv_heads, capacity = k_cache.shape[1:3]
+    if v_cache.shape != k_cache.shape:
+        raise ValueError(f"v_cache has shape {v_cache.shape}; expected k_cache's {k_cache.shape}")
+    if num_heads % num_kv_heads:
+        raise ValueError(f"q has {num_heads} heads; expected a multiple of k_cache's {num_kv_heads}")
+    if num_tokens > capacity:
+        raise ValueError(f"q has {num_tokens} new tokens; expected at most the cache's capacity {capacity}")
+    if q.dtype not in DTYPES:
+        raise ValueError(f"q has dtype {q.dtype}; expected float32, bfloat16 or float16")
+    if v_cache.dtype != k_cache.dtype:
+        raise ValueError(f"v_cache has dtype {v_cache.dtype}; expected k_cache's {k_cache.dtype}")
+    if (k_scale is None) != (v_scale is None):
+        raise ValueError("k_scale and v_scale go together; one of them is None")
+    expected_dtype = q.dtype if k_scale is None else jnp.int8
+    if k_cache.dtype != expected_dtype:
+        raise ValueError(f"k_cache has dtype {k_cache.dtype}; expected {jnp.dtype(expected_dtype).name}")
+    for name, scales in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scales is not None and scales.shape != k_cache.shape[:3]:
+            raise ValueError(f"{name} has shape {scales.shape}; expected {k_cache.shape[:3]}")
+    for name, counts in (("lengths", lengths), ("num_queries", num_queries)):
+        if counts is None:
+            continue
+        if counts.shape != (batch,):
+            raise ValueError(f"{name} has shape {counts.shape}; expected [{batch}]")
+        if not jnp.issubdtype(counts.dtype, jnp.integer):
+            raise ValueError(f"{name} has dtype {counts.dtype}; expected an integer type")
+    if form not in FORMS:
+        raise ValueError(f"form is {form!r}; expected one of {FORMS}")
+    if window is not None and window < 1:
+        raise ValueError(f"window is {window}; expected a positive number of positions")
+    if implementation not in (None, *IMPLEMENTATIONS):
+        raise ValueError(f"implementation is {implementation!r}; expected one of {IMPLEMENTATIONS} or None")

@@ -1,0 +1,276 @@
+"""Ragged attention in Pallas' Triton dialect: NVIDIA GPUs from sm_80 on.
+
+Grid: (kv heads of all rows, tiles of query rows, splits of the walk). A program holds up to `block_m` query
+    rows, all
+of one kv head, so that K and V are read once per kv head; it walks the blocks of the cache with an online
+softmax (FlashAttention-2, Dao 2023) in base 2. Several splits of a walk keep the card busy at a small batch
+(Flash-Decoding, Dao et al. 2023); each writes its partial softmax and XLA merges them.
+
+jax has deprecated this dialect since 0.11.0; the module goes when jax drops it.
+"""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from kernels_pallas.attention.packing import combine_splits
+from kernels_pallas.tuning import AttentionTiles
+
+# Finite, so that the difference of two masked maxima is 0 and not NaN.
+_MASKED = -1e30
+_LOG2_E = 1.4426950408889634
+
+
+def ragged_attention_triton(
+    q: jax.Array,
+    k_cache: jax.Array,
+    v_cache: jax.Array,
+    lengths: jax.Array,
+    num_queries: jax.Array,
+    *,
+    form: str,
+    window: int | None,
+    scale: float,
+    tiles: AttentionTiles,
+    k_scale: jax.Array | None = None,
+    v_scale: jax.Array | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """The op of `kernels_pallas.ops.ragged_attention`, as one launch (`split`: B launches).
+
+    Args:
+        q: `[B, T, N, H]` queries.
+        k_cache: `[B, K, S, H]` keys in q's dtype, or int8 with `k_scale`.
+        v_cache: `[B, K, S, H]` values, like `k_cache`.
+        lengths: `[B]` int32 in `0 ... S`.
+        num_queries: `[B]` int32 in `0 ... T`.
+        form: `"pad"`, `"split"` or `"ragged"`.
+        window: Positions a query sees, itself included, or None for all.
+        scale: Factor on the scores.
+        tiles: Tile sizes and launch parameters.
+        k_scale: `[B, K, S]` float32 scales of an int8 `k_cache`, or None.
+        v_scale: `[B, K, S]` float32 scales of an int8 `v_cache`, or None.
+        interpret: Run in jax's interpreter.
+
+    Returns:
+        `[B, T, N, H]` in q's dtype; zero where `t >= num_queries[b]`.
+
+    Raises:
+        NotImplementedError: The head size is no multiple of 16, the smallest side of a tensor-core product.
+    """
+    batch, num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads, capacity = k_cache.shape[1:3]
+    if head_dim % 16:
+        raise NotImplementedError(f"the Triton kernel needs a head size that 16 divides, not {head_dim}")
+    _silence_deprecation()
+
+    total = jnp.minimum(lengths + num_queries, capacity)
+    walk_end = jnp.broadcast_to(total.max(), total.shape) if form == "pad" else total
+    queries = q.reshape(batch, num_tokens * num_heads, head_dim)
+    group = num_heads // num_kv_heads
+    num_tiles = pl.cdiv(num_tokens * group, tiles.block_m)
+    out_dtype = q.dtype if tiles.num_splits == 1 else jnp.float32
+    kernel = functools.partial(
+        _kernel,
+        num_tokens=num_tokens,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        window=window,
+        scale=scale * _LOG2_E,
+        tiles=tiles,
+        is_padded=form == "pad",
+    )
+
+    def launch(first_row: int, num_rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Serves rows `first_row ... first_row + num_rows - 1` of the batch in one launch."""
+
+        def of_row(*block, trailing=lambda k: ()):
+            # The whole cache goes in and the index map picks the row: a slice of a cache would be a copy of
+            # it.
+            return pl.BlockSpec(
+                block, lambda i, *_: (first_row + i // num_kv_heads, *trailing(k=i % num_kv_heads))
+            )
+
+        scalar = of_row(None)
+        per_head = of_row(None, None, capacity, trailing=lambda k: (k, 0))
+        cache = of_row(None, None, capacity, head_dim, trailing=lambda k: (k, 0, 0))
+        scales = [] if k_scale is None else [k_scale, v_scale]
+        num_query_rows = num_tokens * num_heads
+        partial_rows = (tiles.num_splits, num_rows, num_query_rows)
+
+        def of_split(i, tile, split):
+            return (split, i // num_kv_heads, 0)
+
+        return pl.pallas_call(
+            kernel,
+            grid=(num_rows * num_kv_heads, num_tiles, tiles.num_splits),
+            in_specs=[
+                scalar,
+                scalar,
+                scalar,
+                of_row(None, num_query_rows, head_dim, trailing=lambda k: (0, 0)),
+                cache,
+                cache,
+                *[per_head for _ in scales],
+            ],
+            out_specs=[
+                pl.BlockSpec((None, None, num_query_rows, head_dim), lambda *i: (*of_split(*i), 0)),
+                pl.BlockSpec((None, None, num_query_rows), of_split),
+                pl.BlockSpec((None, None, num_query_rows), of_split),
+            ],
+            out_shape=[
+                jax.ShapeDtypeStruct((*partial_rows, head_dim), out_dtype),
+                jax.ShapeDtypeStruct(partial_rows, jnp.float32),
+                jax.ShapeDtypeStruct(partial_rows, jnp.float32),
+            ],
+            compiler_params=plgpu.CompilerParams(num_warps=tiles.num_warps, num_stages=tiles.num_stages),
+            interpret=interpret,
+            name=f"ragged_attention_{form}",
+        )(lengths, num_queries, walk_end, queries, k_cache, v_cache, *scales)
+
+    if form == "split":
+        launches = [launch(row, 1) for row in range(batch)]
+        out, row_max, row_sum = (jnp.concatenate(parts, axis=1) for parts in zip(*launches, strict=True))
+    else:
+        out, row_max, row_sum = launch(0, batch)
+    out = out[0] if tiles.num_splits == 1 else combine_splits(out, row_max, row_sum)
+    return out.reshape(q.shape).astype(q.dtype)
+
+
+def _kernel(
+    length_ref,
+    num_queries_ref,
+    walk_end_ref,
+    q_ref,
+    k_ref,
+    v_ref,
+    *refs,
+    num_tokens,
+    num_heads,
+    num_kv_heads,
+    window,
+    scale,
+    tiles,
+    is_padded,
+):
+    """One kv head of one row: `q_ref [T * N, H]`, `k_ref [S, H]`, `v_ref [S, H]`, `scale refs [S]`."""
+    *scale_refs, out_ref, max_ref, sum_ref = refs
+    block_m, block_k = tiles.block_m, tiles.block_k
+    capacity, head_dim = k_ref.shape
+    group = num_heads // num_kv_heads
+    length, num_queries, walk_end = length_ref[()], num_queries_ref[()], walk_end_ref[()]
+    total = jnp.minimum(length + num_queries, capacity)
+
+    # Which (token, query head) each row of this tile is, and where it stands in [T * N, H].
+    row = pl.program_id(1) * block_m + jnp.arange(block_m)
+    token = lax.div(row, jnp.int32(group))
+    kv_head = lax.rem(pl.program_id(0), jnp.int32(num_kv_heads))
+    query_index = token * num_heads + kv_head * group + lax.rem(row, jnp.int32(group))
+    is_row = token < num_tokens
+    query_position = length + token
+
+    # Triton's arrays have power-of-two sides: a head size of 80 is one of 64 and one of 16, with nothing
+    # padded.
+    parts = _power_of_two_parts(head_dim)
+
+    def tile_at(start, width):
+        index = jnp.broadcast_to(query_index[:, None], (block_m, width))
+        column = jnp.broadcast_to(start + jnp.arange(width)[None, :], (block_m, width))
+        return (index, column), jnp.broadcast_to(is_row[:, None], (block_m, width))
+
+    queries = []
+    for start, width in parts:
+        index, mask = tile_at(start, width)
+        queries.append(plgpu.load(q_ref.at[index], mask=mask, other=0.0))
+    precision = lax.Precision.HIGHEST if q_ref.dtype == jnp.float32 else None
+
+    first_block = 0
+    if window is not None:
+        first_block = lax.div(jnp.maximum(length - (window - 1), 0), jnp.int32(block_k))
+    end_block = lax.div(walk_end + (block_k - 1), jnp.int32(block_k))
+    # The row's own blocks are shared out, not the capacity's: no split of a short row is idle while another
+    # walks far.
+    blocks_per_split = lax.div(end_block - first_block + (tiles.num_splits - 1), jnp.int32(tiles.num_splits))
+    lower = first_block + pl.program_id(2) * blocks_per_split
+    upper = jnp.minimum(lower + blocks_per_split, end_block)
+
+    def walk(block, carry):
+        accumulators, row_max, row_sum = carry
+        start = block * block_k
+        position = start + jnp.arange(block_k)
+        is_walked, is_written = position < walk_end, position < total
+
+        scores = jnp.zeros((block_m, block_k), jnp.float32)
+        for (column, width), query in zip(parts, queries, strict=True):
+            mask = jnp.broadcast_to(is_walked[:, None], (block_k, width))
+            keys = plgpu.load(k_ref.at[pl.ds(start, block_k), pl.ds(column, width)], mask=mask, other=0)
+            scores += plgpu.dot(query, keys.astype(query.dtype), trans_b=True, precision=precision)
+        if scale_refs:
+            scores *= plgpu.load(scale_refs[0].at[pl.ds(start, block_k)], mask=is_walked, other=0.0)[None, :]
+        visible = position[None, :] <= query_position[:, None]
+        if window is not None:
+            visible &= position[None, :] > query_position[:, None] - window
+        scores = jnp.where(visible, scores * scale, _MASKED)
+
+        new_max = jnp.maximum(row_max, scores.max(axis=1))
+        weights = jnp.exp2(scores - new_max[:, None])
+        decay = jnp.exp2(row_max - new_max)
+        row_sum = row_sum * decay + weights.sum(axis=1)
+        if scale_refs:
+            # Bits past the row's end are not numbers one may multiply by.
+            weights *= plgpu.load(scale_refs[1].at[pl.ds(start, block_k)], mask=is_written, other=0.0)[
+                None, :
+            ]
+        weights = weights.astype(q_ref.dtype)
+        new_accumulators = []
+        for (column, width), accumulator in zip(parts, accumulators, strict=True):
+            mask = jnp.broadcast_to(is_walked[:, None], (block_k, width))
+            values = plgpu.load(v_ref.at[pl.ds(start, block_k), pl.ds(column, width)], mask=mask, other=0)
+            if is_padded:
+                values = jnp.where(is_written[:, None], values, jnp.zeros_like(values))
+            product = plgpu.dot(weights, values.astype(weights.dtype), precision=precision)
+            new_accumulators.append(accumulator * decay[:, None] + product)
+        return tuple(new_accumulators), new_max, row_sum
+
+    carry = (
+        tuple(jnp.zeros((block_m, width), jnp.float32) for _, width in parts),
+        jnp.full((block_m,), _MASKED, jnp.float32),
+        jnp.zeros((block_m,), jnp.float32),
+    )
+    accumulators, row_max, row_sum = lax.fori_loop(lower, upper, walk, carry)
+
+    # A row that saw nothing in this split (masked throughout, or past `num_queries`) summed ones: every real
+    # row has its own position in some split, whose maximum makes this split's weight 2^-1e30 = 0.
+    is_real = token < num_queries
+    divisor = jnp.where(row_sum == 0.0, 1.0, row_sum) if tiles.num_splits == 1 else jnp.ones_like(row_sum)
+    for (start, width), accumulator in zip(parts, accumulators, strict=True):
+        out = jnp.where(is_real[:, None], accumulator / divisor[:, None], 0.0)
+        index, mask = tile_at(start, width)
+        plgpu.store(out_ref.at[index], out.astype(out_ref.dtype), mask=mask)
+    plgpu.store(max_ref.at[query_index], row_max, mask=is_row)
+    plgpu.store(sum_ref.at[query_index], row_sum, mask=is_row)
+
+
+def _power_of_two_parts(size: int) -> list[tuple[int, int]]:
+    """Cuts `size` into (start, width) with powers of two for widths, widest first."""
+    parts, start = [], 0
+    while start < size:
+        width = 1 << ((size - start).bit_length() - 1)
+        parts.append((start, width))
+        start += width
+    return parts
+
+
+def _silence_deprecation() -> None:
+    """Hides jax's notice that the Triton dialect will go, which the module docstring already says.
+
+    jax warns when the surrounding function is lowered, long after this call, so the filter has to outlive it.
+    """
+    warnings.filterwarnings(
+        "ignore", message="The Pallas Triton backend is deprecated", category=DeprecationWarning
+    )

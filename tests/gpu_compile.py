@@ -1,0 +1,171 @@
+"""Compiles a function for an NVIDIA GPU on a machine that has none.
+
+XLA's CUDA plug-in compiles from a description of the device alone. What it proves: the code lowers, fits the
+card's registers and shared memory, and `memory_analysis()` bounds its temporaries. What it cannot: speed and
+numerics.
+
+Needs jax's own CUDA plug-in and PJRT packages of jax's version, and a `ptxas` (`nvidia-cuda-nvcc` with
+`nvidia-nvvm`, or an installed CUDA toolkit). Spills are errors through a compiler option of the one
+compilation, not through `XLA_FLAGS`, so nothing else in the process is disturbed.
+"""
+
+import functools
+import importlib.metadata
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import topologies
+
+
+class Gpu(NamedTuple):
+    """The figures of a data sheet that XLA compiles for; sizes in bytes, bandwidth in bytes per second."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    feature_extension: str
+    num_cores: int
+    fpus_per_core: int
+    shared_memory_per_core: int
+    shared_memory_per_block_optin: int
+    memory_bandwidth: int
+    l2_cache_size: int
+    clock_rate_ghz: float
+    device_memory_size: int
+
+    def target_config(self) -> str:
+        """The text form of XLA's `GpuTargetConfigProto`.
+
+        The driver, runtime and toolkit versions matter: without them XLA keeps loops and library calls out of
+        CUDA graphs.
+        """
+        major, minor = self.compute_capability
+        return f"""
+gpu_device_info {{
+  cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {self.feature_extension} }}
+  threads_per_block_limit: 1024  threads_per_warp: 32  threads_per_core_limit: 2048
+  block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
+  thread_dim_limit_x: 1024  thread_dim_limit_y: 1024  thread_dim_limit_z: 64
+  shared_memory_per_block: 49152
+  shared_memory_per_core: {self.shared_memory_per_core}
+  shared_memory_per_block_optin: {self.shared_memory_per_block_optin}
+  registers_per_core_limit: 65536  registers_per_block_limit: 65536
+  core_count: {self.num_cores}  fpus_per_core: {self.fpus_per_core}  clock_rate_ghz: {self.clock_rate_ghz}
+  memory_bandwidth: {self.memory_bandwidth}  l2_cache_size: {self.l2_cache_size}
+  device_memory_size: {self.device_memory_size}
+  driver_version: "13.0.0"  runtime_version: "13.0.0"  compile_time_toolkit_version: "13.0.0"
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+device_description_str: "{self.name}"
+"""
+
+
+H200 = Gpu(
+    name="NVIDIA H200",
+    compute_capability=(9, 0),
+    feature_extension="ACCELERATED_FEATURES",
+    num_cores=132,
+    fpus_per_core=128,
+    shared_memory_per_core=233_472,
+    shared_memory_per_block_optin=232_448,
+    memory_bandwidth=4_800_000_000_000,
+    l2_cache_size=52_428_800,
+    clock_rate_ghz=1.98,
+    device_memory_size=151_397_597_184,
+)
+A100 = Gpu(
+    name="NVIDIA A100-SXM4-80GB",
+    compute_capability=(8, 0),
+    feature_extension="NONE",
+    num_cores=108,
+    fpus_per_core=64,
+    shared_memory_per_core=167_936,
+    shared_memory_per_block_optin=166_912,
+    memory_bandwidth=2_039_040_000_000,
+    l2_cache_size=41_943_040,
+    clock_rate_ghz=1.41,
+    device_memory_size=85_100_068_864,
+)
+GPUS = {"H200": H200, "A100": A100}
+"""The cards that the project compiles for, by the name that `compile_for` takes."""
+
+
+def why_not() -> str | None:
+    """The reason why this installation cannot compile for a GPU, or None where it can."""
+    wanted = importlib.metadata.version("jax")
+    for package in ("jax-cuda13-plugin", "jax-cuda13-pjrt"):
+        try:
+            found = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return f"{package} is not installed (extra gpu-compile)"
+        if found != wanted:
+            return f"{package} is {found}; jax is {wanted}"
+    return None
+
+
+needs_gpu_compiler = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+"""Mark for tests that call `compile_for`."""
+
+
+@functools.cache
+def _mesh(device: str) -> jax.sharding.Mesh:
+    topology = topologies.get_topology_desc(
+        platform="cuda", target_config=GPUS[device].target_config(), topology="1x1x1"
+    )
+    return topologies.make_mesh(topo=topology, mesh_shape=(1,), axis_names=("x",))
+
+
+def compile_for(
+    function: Callable[..., Any],
+    *args: Any,
+    device: str = "H200",
+    compiler_options: dict[str, Any] | None = None,
+    **jit_options: Any,
+) -> jax.stages.Compiled:
+    """Compiles `function` for `device` to machine code; a register spill is an error.
+
+    Args:
+        function: A pure function; not yet jitted.
+        *args: Its arguments: pytrees of arrays, of scalars or of `jax.ShapeDtypeStruct`s.
+        device: A key of `GPUS`.
+        compiler_options: More options for XLA, by flag name without the dashes.
+        **jit_options: Passed to `jax.jit`, such as `donate_argnums`.
+
+    Returns:
+        The compiled object: `memory_analysis()` has temporary and aliased (donated) bytes, `as_text()` the
+        optimised HLO.
+    """
+    mesh = _mesh(device)
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def spec(leaf):
+        leaf = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(jnp.asarray(leaf))
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    specs = jax.tree.map(spec, args)
+    options = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True, **(compiler_options or {})}
+    with jax.set_mesh(mesh):
+        lowered = jax.jit(function, **jit_options).trace(*specs).lower(lowering_platforms=("cuda",))
+        return lowered.compile(compiler_options=options)
+
+
+def lower_for(function: Callable[..., Any], *args: Any, device: str = "H200") -> jax.stages.Lowered:
+    """Lowers `function` for CUDA, which needs no plug-in: proves that every kernel of it has a lowering.
+
+    Args:
+        function: A pure function; not yet jitted.
+        *args: Its arguments, as for `compile_for`.
+        device: A key of `GPUS`; kernels may choose tiles by it.
+
+    Returns:
+        The lowered object.
+    """
+    abstract_device = jax.sharding.AbstractDevice(
+        device_kind=GPUS[device].name, num_cores=GPUS[device].num_cores, platform="gpu"
+    )
+    mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=abstract_device)
+    with jax.sharding.use_abstract_mesh(mesh):
+        return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",))

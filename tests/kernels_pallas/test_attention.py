@@ -1,0 +1,244 @@
+"""Numbers of ragged attention: every implementation, form and spec against the reference, interpreted."""
+
+import dataclasses
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels_pallas import quantize_kv, ragged_attention, reference
+from kernels_pallas.arg_specs import ATTENTION_SPECS, AttentionSpec, attention_arguments
+from kernels_pallas.attention.triton import ragged_attention_triton
+from kernels_pallas.tuning import AttentionTiles
+from tests.kernels_pallas.closeness import assert_close
+
+SPEC_BY_NAME = {spec.name: spec for spec in ATTENTION_SPECS}
+# One of each kind of float: the other forms differ from `ragged` only in where a walk ends.
+FORM_SPECS = ("smollm2_135m", "phi2_f32", "llama3_8b_int8", "mistral_7b")
+# A cache position past a row's end can hold any bits.
+POISON = {"k_cache": jnp.nan, "v_cache": jnp.nan, "k_scale": jnp.nan, "v_scale": jnp.nan}
+
+
+def poisoned(arguments):
+    """The arguments with NaN (127 in an INT8 cache) at every position past each row's last real query."""
+    total = arguments["lengths"] + arguments["num_queries"]
+    result = dict(arguments)
+    for name in POISON.keys() & arguments.keys():
+        values = arguments[name]
+        is_past = jnp.arange(values.shape[2]) >= total[:, None, None]
+        poison = 127 if values.dtype == jnp.int8 else jnp.nan
+        result[name] = jnp.where(is_past.reshape(is_past.shape + (1,) * (values.ndim - 3)), poison, values)
+    return result
+
+
+def check(spec: AttentionSpec, **options):
+    arguments = attention_arguments(spec)
+    expected = reference.ragged_attention(**arguments, window=spec.window)
+
+    @jax.jit
+    def run(arguments):
+        return ragged_attention(**arguments, window=spec.window, **options)
+
+    out = run(poisoned(arguments))
+    assert out.dtype == arguments["q"].dtype
+    assert_close(out, expected)
+
+
+@pytest.mark.parametrize("name", SPEC_BY_NAME)
+def test_triton_equals_reference(name):
+    check(SPEC_BY_NAME[name].reduced(), implementation="triton", interpret=True)
+
+
+@pytest.mark.parametrize("form", ["pad", "split"])
+@pytest.mark.parametrize("name", FORM_SPECS)
+def test_triton_forms_equal_reference(name, form):
+    check(SPEC_BY_NAME[name].reduced(), implementation="triton", form=form, interpret=True)
+
+
+@pytest.mark.parametrize("form", ["pad", "split", "ragged"])
+@pytest.mark.parametrize("num_splits, block_m", [(2, 16), (5, 64)])
+@pytest.mark.parametrize("name", ["phi2_f32", "mistral_7b"])
+def test_splits_of_a_walk_merge(name, form, num_splits, block_m):
+    """Several programs share a row, some of them with nothing to walk; several tiles share a kv head."""
+    spec = SPEC_BY_NAME[name].reduced()
+    arguments = attention_arguments(spec)
+    expected = reference.ragged_attention(**arguments, window=spec.window)
+    out = ragged_attention_triton(
+        **poisoned(arguments),
+        form=form,
+        window=spec.window,
+        scale=spec.head_dim**-0.5,
+        tiles=AttentionTiles(block_m, 16, num_splits, 4, 2),
+        interpret=True,
+    )
+    assert_close(out, expected)
+
+
+@pytest.mark.parametrize("name", SPEC_BY_NAME)
+def test_xla_equals_reference(name):
+    check(SPEC_BY_NAME[name].reduced(), implementation="xla")
+
+
+@pytest.mark.parametrize("num_tokens", [64, 256])
+def test_prefill_chunk_falls_through_to_xla(num_tokens):
+    spec = AttentionSpec("prefill", 2, num_tokens, 4, 2, 32, 300, "float32")
+    check(spec)
+    with pytest.raises(NotImplementedError, match="query tokens"):
+        check(spec, implementation="triton", interpret=True)
+
+
+@pytest.mark.parametrize("implementation", ["triton", "xla"])
+@pytest.mark.parametrize("lengths", [[-3, 10**6, 4, 0], [2**31 - 1, -(2**31), 4, 0]])
+def test_garbage_rows_leave_their_neighbours_alone(implementation, lengths):
+    spec = AttentionSpec("garbage", 4, 3, 4, 2, 32, 48, "float32")
+    arguments = attention_arguments(spec, lengths=np.array([0, 0, 4, 0], np.int32))
+    arguments["num_queries"] = jnp.array([3, 3, 3, 2], jnp.int32)
+    expected = reference.ragged_attention(**arguments)
+    arguments = poisoned(arguments) | {"lengths": jnp.asarray(lengths, jnp.int32)}
+    out = ragged_attention(**arguments, implementation=implementation, interpret=True)
+    assert_close(out[2:], expected[2:])
+
+
+@pytest.mark.parametrize("implementation", ["triton", "xla"])
+def test_row_near_its_capacity_uses_fewer_queries(implementation):
+    """A row with room for 2 of the 5 tokens: the others' positions lie outside its cache."""
+    spec = AttentionSpec("full", 1, 5, 4, 2, 32, 48, "float32")
+    arguments = attention_arguments(spec, lengths=np.array([46], np.int32))
+    arguments["num_queries"] = jnp.array([2], jnp.int32)
+    out = ragged_attention(**arguments, implementation=implementation, interpret=True)
+    assert_close(out, reference.ragged_attention(**arguments))
+    assert not out[:, 2:].any()
+
+
+@st.composite
+def attention_specs(draw):
+    num_kv_heads = draw(st.integers(1, 3))
+    num_tokens = draw(st.integers(1, 33))
+    return AttentionSpec(
+        "drawn",
+        batch=draw(st.integers(1, 3)),
+        num_tokens=num_tokens,
+        num_heads=num_kv_heads * draw(st.sampled_from([1, 2, 4, 7, 12])),
+        num_kv_heads=num_kv_heads,
+        head_dim=draw(st.sampled_from([16, 48, 64])),
+        capacity=num_tokens + draw(st.integers(0, 100)),
+        dtype="float32",
+        window=draw(st.none() | st.integers(1, 50)),
+        is_quantized=draw(st.booleans()),
+    )
+
+
+@hypothesis.settings(max_examples=10, deadline=None)
+@hypothesis.given(spec=attention_specs(), data=st.data())
+def test_any_shape_and_length(spec, data):
+    lengths = data.draw(
+        st.lists(st.integers(0, spec.capacity - spec.num_tokens), min_size=spec.batch, max_size=spec.batch)
+    )
+    arguments = attention_arguments(spec, lengths=np.array(lengths, np.int32))
+    expected = reference.ragged_attention(**arguments, window=spec.window)
+    form = data.draw(st.sampled_from(["pad", "split", "ragged"]))
+    for implementation in ("triton", "xla"):
+        out = ragged_attention(
+            **poisoned(arguments),
+            window=spec.window,
+            form=form,
+            implementation=implementation,
+            interpret=True,
+        )
+        assert_close(out, expected)
+
+
+@pytest.mark.parametrize("implementation", ["triton", "xla"])
+def test_equals_a_numpy_loop(implementation):
+    """The reference against an independent loop in numpy, so that they cannot share a mistake."""
+    spec = AttentionSpec("tiny", 2, 3, 4, 2, 16, 20, "float32", window=4)
+    arguments = attention_arguments(spec)
+    q, k, v, lengths, num_queries = (np.asarray(arguments[n]) for n in spec.shapes())
+    expected = np.zeros_like(q)
+    for b in range(2):
+        for t in range(num_queries[b]):
+            last = lengths[b] + t
+            seen = slice(max(0, last - 3), last + 1)
+            for n in range(4):
+                scores = k[b, n // 2, seen] @ q[b, t, n] / 4.0
+                weights = np.exp(scores - scores.max())
+                expected[b, t, n] = weights @ v[b, n // 2, seen] / weights.sum()
+    np.testing.assert_allclose(reference.ragged_attention(**arguments, window=4), expected, atol=1e-6)
+    out = ragged_attention(**arguments, window=4, implementation=implementation, interpret=True)
+    np.testing.assert_allclose(out, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("implementation", ["triton", "xla"])
+def test_runs_under_jit_in_a_while_loop(implementation):
+    spec = AttentionSpec("loop", 2, 2, 4, 2, 32, 48, "float32")
+    arguments = attention_arguments(spec, lengths=np.array([0, 5], np.int32))
+    del arguments["num_queries"]
+
+    @jax.jit
+    def run(arguments):
+        def body(carry):
+            step, lengths, total = carry
+            out = ragged_attention(
+                **arguments | {"lengths": lengths}, implementation=implementation, interpret=True
+            )
+            return step + 1, lengths + 2, total + out
+
+        start = (0, arguments["lengths"], jnp.zeros_like(arguments["q"]))
+        return jax.lax.while_loop(lambda carry: carry[0] < 3, body, start)[2]
+
+    expected = sum(
+        reference.ragged_attention(**arguments | {"lengths": arguments["lengths"] + 2 * step})
+        for step in range(3)
+    )
+    assert_close(run(arguments), expected)
+
+
+def test_quantize_kv_rounds_to_half_a_step():
+    values = jax.random.normal(jax.random.key(0), (2, 3, 5, 16)).at[0, 0, 0].set(0.0)
+    quantized, scale = quantize_kv(values)
+    assert quantized.dtype == jnp.int8 and scale.shape == (2, 3, 5)
+    error = jnp.abs(quantized * scale[..., None] - values)
+    assert (error <= scale[..., None] * 0.5001).all()
+    assert not quantized[0, 0, 0].any()
+
+
+def arguments_of(**changes):
+    spec = AttentionSpec("errors", 2, 3, 4, 2, 16, 20, "float32")
+    return attention_arguments(spec) | changes
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"q": jnp.zeros((2, 3, 4))}, r"q has shape .* expected \[B, T, N, H\]"),
+        ({"q": jnp.zeros((2, 3, 5, 16))}, "q has 5 heads; expected a multiple of k_cache's 2"),
+        ({"q": jnp.zeros((2, 21, 4, 16))}, "21 new tokens"),
+        ({"q": jnp.zeros((2, 3, 4, 16), jnp.int32)}, "q has dtype int32"),
+        ({"k_cache": jnp.zeros((2, 2, 20, 8))}, "k_cache has shape"),
+        ({"v_cache": jnp.zeros((2, 2, 19, 16))}, "v_cache has shape"),
+        (
+            {"k_cache": jnp.zeros((2, 2, 20, 16), jnp.int8), "v_cache": jnp.zeros((2, 2, 20, 16), jnp.int8)},
+            "int8",
+        ),
+        ({"k_scale": jnp.zeros((2, 2, 20))}, "go together"),
+        ({"lengths": jnp.zeros((3,), jnp.int32)}, "lengths has shape"),
+        ({"lengths": jnp.zeros((2,))}, "lengths has dtype float32"),
+        ({"num_queries": jnp.zeros((2, 1), jnp.int32)}, "num_queries has shape"),
+        ({"form": "paged"}, "form is 'paged'"),
+        ({"window": 0}, "window is 0"),
+        ({"implementation": "cuda"}, "implementation is 'cuda'"),
+    ],
+)
+def test_mistakes_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        ragged_attention(**arguments_of(**changes))
+
+
+def test_unsuitable_head_size_is_left_to_the_next():
+    spec = AttentionSpec("odd", 1, 2, 2, 1, 20, 16, "float32")
+    with pytest.raises(NotImplementedError, match="head size"):
+        check(spec, implementation="triton", interpret=True)
+    check(dataclasses.replace(spec))
