@@ -215,6 +215,10 @@ def _kernel(
         visible = position[None, :] <= query_position[:, None]
         if window is not None:
             visible &= position[None, :] > query_position[:, None] - window
+        if is_padded:
+            # Loaded like a padded batch's, but unwritten: the queries past `num_queries` must not see NaN
+            # either.
+            visible &= is_written[None, :]
         scores = jnp.where(visible, scores * scale, _MASKED)
 
         new_max = jnp.maximum(row_max, scores.max(axis=1))
