@@ -3,7 +3,7 @@
 from bass_jax.checkpoint.detokenizer import IncrementalDecoder
 from bass_jax.checkpoint.load import load_model, load_tokenizer
 from bass_jax.checkpoint.pair import load_target_and_draft
-from bass_jax.checkpoint.save import convert, save_model
+from bass_jax.checkpoint.save import convert, save_hugging_face, save_model
 from bass_jax.checkpoint.tokenizer import Tokenizer
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "load_model",
     "load_target_and_draft",
     "load_tokenizer",
+    "save_hugging_face",
     "save_model",
 ]

@@ -21,7 +21,8 @@ def read_gguf_tokenizer(source: Any) -> Tokenizer:
     Raises:
         ValueError: if the file has no tokenizer, or one of another kind.
     """
-    from tokenizers import AddedToken, Tokenizer as Backend
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as Backend
     from tokenizers.decoders import ByteLevel as ByteLevelDecoder
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence

@@ -38,7 +38,7 @@ class HuggingFaceDirectory:
                 handle = safe_open(str(file), framework="np")
             except (SafetensorError, OSError) as error:
                 raise ValueError(f"{file}: not readable as safetensors: {error}") from None
-            for name in handle.keys():  # noqa: SIM118: not a dict
+            for name in handle.keys():  # noqa: SIM118 (not a dict)
                 if name in self._tensors:
                     raise ValueError(f"{file}: tensor {name!r} is in another shard too")
                 self._tensors[name] = (file, handle)

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from bass_jax.checkpoint import config_file, manifest as manifest_file
+from bass_jax.checkpoint import config_file
+from bass_jax.checkpoint import manifest as manifest_file
 from bass_jax.checkpoint.assemble import Progress, assemble
 from bass_jax.checkpoint.manifest import Manifest, read_json, read_manifest
-from bass_jax.checkpoint.tokenizer import TOKENIZER_FILES, Tokenizer, read_tokenizer
+from bass_jax.checkpoint.tokenizer import Tokenizer, has_tokenizer_files, read_tokenizer
 from bass_jax.checkpoint.trees import flatten, unflatten
 from bass_jax.config import ModelConfig
 from bass_jax.models import Model, abstract_params
@@ -53,7 +54,18 @@ def load_model(
         return _load_ours(path, dtype, mesh, rules, embedding)
     if embedding is not None:
         raise ValueError(f"{path}: embedding: only a checkpoint of ours can do without its own")
-    source = open_source(path)
+    return read_model(open_source(path), dtype=dtype, mesh=mesh, rules=rules, progress=progress)
+
+
+def read_model(
+    source: Any,
+    *,
+    dtype: str | None = None,
+    mesh: Mesh | None = None,
+    rules: dict[str, str] | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """`load_model` from an open checkpoint of another format; see `open_source`."""
     config = read_model_config(source)
     config = dataclasses.replace(config, dtype=dtype or config.dtype)
     shardings = None if mesh is None else param_shardings(config, mesh, rules)
@@ -67,20 +79,12 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
         ValueError: naming the file, if there is none or it cannot be read.
     """
     path = resolve(path)
-    if path.is_dir():
-        return read_tokenizer(path)
-    if (path.parent / "tokenizer.json").is_file():
-        return read_tokenizer(path.parent)
+    directory = path if path.is_dir() else path.parent
+    if path.is_dir() or has_tokenizer_files(directory):
+        return read_tokenizer(directory)
     from bass_jax.checkpoint.gguf_tokenizer import read_gguf_tokenizer
 
     return read_gguf_tokenizer(open_source(path))
-
-
-def has_tokenizer(path: Path) -> bool:
-    """Whether there is something that `load_tokenizer` would read."""
-    if path.is_dir():
-        return any((path / name).is_file() for name in TOKENIZER_FILES)
-    return open_source(path).field("tokenizer.ggml.model") is not None
 
 
 def resolve(path: str | PathLike[str]) -> Path:

@@ -1,5 +1,6 @@
 """Writes checkpoints of ours: Orbax arrays, ``config.json``, tokenizer and manifest."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -7,12 +8,17 @@ from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 
-from bass_jax.checkpoint import config_file, manifest as manifest_file
+import numpy as np
+
+from bass_jax.checkpoint import config_file
+from bass_jax.checkpoint import manifest as manifest_file
 from bass_jax.checkpoint.assemble import Progress
-from bass_jax.checkpoint.load import has_tokenizer, load_model, load_tokenizer, resolve
+from bass_jax.checkpoint.load import load_model, load_tokenizer, open_source, read_model, resolve
 from bass_jax.checkpoint.manifest import Manifest, sha256
-from bass_jax.checkpoint.tokenizer import Tokenizer
+from bass_jax.checkpoint.tokenizer import Tokenizer, has_tokenizer_files
+from bass_jax.checkpoint.trees import flatten
 from bass_jax.models import Model
+from bass_jax.models.families import FAMILIES
 
 
 def save_model(
@@ -61,6 +67,37 @@ def save_model(
         ).write(partial)
 
 
+def save_hugging_face(
+    directory: str | PathLike[str], model: Model, *, tokenizer: Tokenizer | None = None
+) -> None:
+    """Writes ``config.json``, ``model.safetensors`` and the tokenizer as Hugging Face libraries read them.
+
+    Args:
+        directory: must not exist, or be empty.
+        model: in its own dtype; bit-equal when read back.
+        tokenizer: stored with the model.
+
+    Raises:
+        ValueError: if the model is one that only we have (a projected embedding or a trimmed head).
+    """
+    from safetensors.numpy import save_file
+
+    config = model.config
+    if config.embedding_width is not None or config.output_vocab_size is not None:
+        raise ValueError(f"{directory}: Hugging Face has no projected embeddings and no trimmed heads")
+    family = FAMILIES[config.family]
+    params, tensors = flatten(model.params), {}
+    for path, rule in family.rules(config).items():
+        parts = rule.split(np.asarray(params[path]))
+        tensors |= {name: np.ascontiguousarray(part) for name, part in zip(rule.sources, parts, strict=True)}
+    with replaced(Path(directory)) as partial:
+        text = json.dumps(family.write_config(config) | {"dtype": config.dtype}, indent=2)
+        (partial / "config.json").write_text(text + "\n")
+        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+        if tokenizer is not None:
+            tokenizer.save(partial)
+
+
 def convert(
     source: str | PathLike[str],
     destination: str | PathLike[str],
@@ -85,12 +122,23 @@ def convert(
     """
     path = resolve(source)
     check_replaceable(Path(destination))
-    model = load_model(path, dtype=dtype, progress=progress)
-    tokenizer = load_tokenizer(path) if has_tokenizer(path) else None
+    model, tokenizer = _load_both(path, dtype, progress)
     save_model(
         destination, model, tokenizer=tokenizer, source=source_name or str(source), license=license,
         source_sha256=sha256(path) if path.is_file() else None,
     )  # fmt: skip
+
+
+def _load_both(path: Path, dtype: str | None, progress: Progress | None) -> tuple[Model, Tokenizer | None]:
+    if path.is_dir() or has_tokenizer_files(path.parent):
+        model = load_model(path, dtype=dtype, progress=progress)
+        return model, load_tokenizer(path) if path.is_file() or has_tokenizer_files(path) else None
+    from bass_jax.checkpoint.gguf_tokenizer import read_gguf_tokenizer
+
+    source = open_source(path)  # Once: reading a GGUF file's metadata takes seconds.
+    model = read_model(source, dtype=dtype, progress=progress)
+    has_tokenizer = source.field("tokenizer.ggml.model") is not None
+    return model, read_gguf_tokenizer(source) if has_tokenizer else None
 
 
 def check_replaceable(directory: Path) -> None:

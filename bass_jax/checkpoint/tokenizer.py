@@ -40,7 +40,7 @@ class Tokenizer:
         self._backend.no_padding()
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the token ids of `text`, ``[n]`` int32, with the tokens that the model expects around it."""
+        """Returns the token ids of `text`, ``[n]`` int32, with those that the model expects around it."""
         return np.asarray(self._backend.encode(text).ids, np.int32)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -167,6 +167,11 @@ def check_ids(ids: Sequence[int] | np.ndarray) -> list[int]:
     return plain
 
 
+def has_tokenizer_files(directory: Path) -> bool:
+    """Whether `read_tokenizer` would find something to read."""
+    return any((directory / name).is_file() for name in TOKENIZER_FILES)
+
+
 def read_tokenizer(directory: Path) -> Tokenizer:
     """Reads the tokenizer files of a checkpoint directory.
 
@@ -175,7 +180,7 @@ def read_tokenizer(directory: Path) -> Tokenizer:
     """
     transformers = import_transformers()
     path = directory / "tokenizer.json"
-    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+    if not has_tokenizer_files(directory):
         raise ValueError(f"{directory}: no tokenizer: expected one of {', '.join(TOKENIZER_FILES)}")
     try:
         if path.is_file():

@@ -91,7 +91,6 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.is_tied,
         "attention_bias": config.has_attention_bias,
         "mlp_bias": config.has_mlp_bias,
-        "torch_dtype": config.dtype,
     }
 
 
