@@ -1,0 +1,42 @@
+"""Batched speculative decoding for JAX: pure, jitted, exact, replaceable in every part."""
+
+from bass_jax import drafters
+from bass_jax.config import ModelConfig, SpecConfig
+from bass_jax.generate import Generation, generate, generate_on_device, stream
+from bass_jax.metrics import Summary, per_token_latency, summarize
+from bass_jax.models import Model, init_model
+from bass_jax.pair import Pair, load_pair
+from bass_jax.sampling import AcceptanceRule, Law, Sampling, Verdict, register_rule
+from bass_jax.state import FinishReason, SpecState, StepInfo, output_tokens, prefill
+from bass_jax.step import decode_step, speculate_step
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AcceptanceRule",
+    "FinishReason",
+    "Generation",
+    "Law",
+    "Model",
+    "ModelConfig",
+    "Pair",
+    "Sampling",
+    "SpecConfig",
+    "SpecState",
+    "StepInfo",
+    "Summary",
+    "Verdict",
+    "decode_step",
+    "drafters",
+    "generate",
+    "generate_on_device",
+    "init_model",
+    "load_pair",
+    "output_tokens",
+    "per_token_latency",
+    "prefill",
+    "register_rule",
+    "speculate_step",
+    "stream",
+    "summarize",
+]

@@ -53,10 +53,16 @@ class Model:
         """
         return forward(self.config, self.params, tokens, positions, cache)
 
-    def extend(self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache) -> KVCache:
-        """Writes `tokens` into the cache without scoring the vocabulary: a prefill's chunk."""
+    def features(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache
+    ) -> tuple[Float[Array, "B T D"], KVCache]:
+        """`forward` without the head: what a prefill needs, or a pass of which few positions are scored."""
         variables = {"params": self.params}
-        return decoder(self.config).apply(variables, tokens, positions, cache, method="features")[1]
+        return decoder(self.config).apply(variables, tokens, positions, cache, method="features")
+
+    def logits(self, features: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
+        """Scores the vocabulary, float32."""
+        return decoder(self.config).apply({"params": self.params}, features, method="logits")
 
 
 def forward(config: ModelConfig, params: Params, tokens, positions, cache):
@@ -76,7 +82,9 @@ def abstract_params(config: ModelConfig) -> Params:
 
 def _traced_init(config, key, transform):
     tokens = jnp.zeros((1, 1), jnp.int32)
-    cache = kv.allocate(config.num_layers, 1, config.num_kv_heads, 8, config.head_dim, jnp.dtype(config.dtype))
+    cache = kv.allocate(
+        config.num_layers, 1, config.num_kv_heads, 8, config.head_dim, jnp.dtype(config.dtype)
+    )
     return transform(lambda key: decoder(config).init(key, tokens, tokens, cache)["params"])(key)
 
 

@@ -1,0 +1,63 @@
+"""The drafter's protocol: three pure functions over a state of its own."""
+
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from bass_jax.sampling.controls import SamplingControls
+from bass_jax.typing import Array
+
+
+class DraftContext(NamedTuple):
+    """What a drafter may see of a step."""
+
+    tokens: Array  # [B, C] int32, committed tokens; what lies past a row's length means nothing
+    lengths: Array  # [B] int32, committed tokens of each row, at least 1
+    num_wanted: Array  # [B] int32, drafts that a row can use, 0 to G; 0 for finished rows
+    controls: SamplingControls  # per row; a drafter that samples draws from its own law so warped
+    keys: Array  # [B] key, the row's stream for this step's drafts; consumed
+
+
+class Proposal(NamedTuple):
+    """Drafts of one step."""
+
+    tokens: Array  # [B, G] int32
+    num_drafted: Array  # [B] int32, at most num_wanted
+    probs: Array | None  # [B, G, V] float32, the very law each draft was drawn from; None: deterministic
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Proposes tokens; a frozen pytree, so that it passes through `jax.jit` as an argument.
+
+    Whatever it proposes, a lossless rule keeps the target's law, provided that ``probs`` is the law that the
+    drafts were drawn from, or None if they do not depend on ``context.keys``.
+    """
+
+    def init(self, tokens: Array, lengths: Array) -> Any:
+        """Reads the prompts.
+
+        Args:
+            tokens: ``[B, C]`` int32, right-padded; C is the capacity that the rows may grow to.
+            lengths: ``[B]`` int32.
+
+        Returns:
+            The drafter's state: a pytree of arrays with B first in every one, or None.
+        """
+        ...
+
+    def propose(
+        self, state: Any, context: DraftContext, draft_len: int, *, is_sampled: bool
+    ) -> tuple[Proposal, Any]:
+        """Drafts up to `draft_len` (static, at least 1) tokens per row.
+
+        Args:
+            state: from `init` or the last `commit`.
+            context: the rows as they stand.
+            draft_len: G.
+            is_sampled: static; the rule reads the draft's law. If False, propose the most probable tokens
+                and return ``probs=None``.
+        """
+        ...
+
+    def commit(self, state: Any, lengths: Array) -> Any:
+        """Takes note that each row's first ``lengths[b]`` tokens are now committed; the rest is void."""
+        ...

@@ -1,0 +1,281 @@
+"""Loops over steps: a whole batch, a stream, a loop that stays on the device."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bass_jax.config import SpecConfig
+from bass_jax.executables import EXECUTABLES, STEPS
+from bass_jax.metrics import PerTokenLatency, Summary, per_token_latency, summarize
+from bass_jax.pair import Pair
+from bass_jax.sampling import Sampling
+from bass_jax.state import FinishReason, SpecState, StepInfo, prefill
+from bass_jax.step import speculate_step
+from bass_jax.stops import StopStrings
+from bass_jax.typing import Array, Key
+
+
+@dataclasses.dataclass(frozen=True)
+class Timings:
+    """Seconds of one run on the host's clock; compilation is in none but its own.
+
+    Attributes:
+        prefill: reading the prompts.
+        decode: all steps.
+        compile: making executables.
+        num_compiled: executables made.
+        steps: each step.
+    """
+
+    prefill: float
+    decode: float
+    compile: float
+    num_compiled: int
+    steps: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """What a batch came to; row ``i`` answers prompt ``i // num_samples``.
+
+    Attributes:
+        tokens: per row ``[num]`` int32, a stop token included.
+        texts: per row, without special tokens and cut before a stop string; None without a tokenizer.
+        logprobs: per row ``[num]`` float32, of each token under the target's raw law.
+        finish_reasons: per row ``"stop"``, ``"length"`` or ``"not_finite"``.
+        summary: acceptance, block efficiency and counts.
+        latency: per-token latency, seconds.
+        timings: wall time.
+        infos: one per step, on the host.
+    """
+
+    tokens: list[np.ndarray]
+    texts: list[str] | None
+    logprobs: list[np.ndarray]
+    finish_reasons: list[str]
+    summary: Summary
+    latency: PerTokenLatency
+    timings: Timings
+    infos: list[StepInfo]
+
+    @property
+    def mean_logprobs(self) -> np.ndarray:
+        """``[rows]`` float64: mean log-probability per token, by which BASS ranks the samples of a prompt."""
+        return np.array([row.mean() if row.size else np.nan for row in self.logprobs])
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Emitted tokens of all rows over decode time."""
+        return self.summary.num_emitted / self.timings.decode
+
+
+class StreamEvent(NamedTuple):
+    """What one row emitted in one step."""
+
+    row: int
+    tokens: np.ndarray  # [num] int32
+    text: str  # whole characters only; "" without a tokenizer
+    finish_reason: str | None  # None while the row runs
+
+
+def generate(
+    pair: Pair,
+    prompts: Sequence[str] | Sequence[Sequence[int]],
+    spec: SpecConfig | None = None,
+    *,
+    sampling: Sampling | None = None,
+    max_new_tokens: int | Sequence[int] = 128,
+    num_samples: int = 1,
+    key: Key[Array, ""] | None = None,
+    seeds: Sequence[int] | None = None,
+    stop_tokens: Sequence[int] | None = None,
+    stop_strings: Sequence[str] = (),
+    step: str = "speculate",
+    on_step: Callable[[StepInfo], None] | None = None,
+) -> Generation:
+    """Decodes a batch to its end; one executable per bucket.
+
+    Args:
+        pair: target and drafter.
+        prompts: texts (the pair's tokenizer encodes them as they are) or token ids.
+        spec: default ``SpecConfig()``. Where every row is greedy, the token rule is run as the greedy rule,
+            which is the same thing without the noise.
+        sampling: default greedy.
+        max_new_tokens: limit per row, or one for all.
+        num_samples: rows per prompt.
+        key: source of the rows' noise; default ``jax.random.key(0)``.
+        seeds: a seed per row instead.
+        stop_tokens: default those of the pair's tokenizer.
+        stop_strings: a row ends with the token that completes one of these; needs a tokenizer.
+        step: ``"speculate"``, or ``"decode"`` for regular decoding, the baseline.
+        on_step: called with each step's info, on the host.
+
+    Raises:
+        ValueError: as `bass_jax.prefill` does; if `step` is unknown; if texts come without a tokenizer.
+    """
+    run = _Run(pair, prompts, spec, sampling, max_new_tokens, num_samples, key, seeds, stop_tokens,
+               stop_strings, step)  # fmt: skip
+    for info in run:
+        if on_step is not None:
+            on_step(info)
+    return run.result()
+
+
+def stream(
+    pair: Pair, prompts: Sequence[str] | Sequence[Sequence[int]], spec: SpecConfig | None = None, **options
+) -> Iterator[StreamEvent]:
+    """Yields the tokens of every row as they are accepted; `options` are those of `generate`.
+
+    A row's texts, joined, are its text in `generate`'s result.
+    """
+    on_step = options.pop("on_step", None)
+    names = (
+        "sampling",
+        "max_new_tokens",
+        "num_samples",
+        "key",
+        "seeds",
+        "stop_tokens",
+        "stop_strings",
+        "step",
+    )
+    if unknown := sorted(set(options) - set(names)):
+        raise ValueError(f"unknown option {unknown[0]!r}: expected one of {names}")
+    defaults = {"max_new_tokens": 128, "num_samples": 1, "stop_strings": (), "step": "speculate"}
+    run = _Run(pair, prompts, spec, *({**defaults, **options}.get(name) for name in names))
+    for info in run:
+        if on_step is not None:
+            on_step(info)
+        yield from run.events
+
+
+@functools.partial(jax.jit, static_argnames=("max_steps",), donate_argnames="state")
+def generate_on_device(
+    pair: Pair, state: SpecState, spec: SpecConfig, *, max_steps: int
+) -> tuple[SpecState, StepInfo]:
+    """Runs `bass_jax.speculate_step` until all rows are done, without returning to the host.
+
+    Jitted, the state donated.
+
+    Args:
+        pair: target and drafter.
+        state: from `bass_jax.prefill`; consumed.
+        spec: static; the draft length stays what the state asks for.
+        max_steps: static bound on the steps; ``max_new_tokens`` is always enough.
+
+    Returns:
+        ``(state, infos)`` with ``[max_steps]`` in front of every field of the infos; steps that were not
+        needed have no active row.
+    """
+    empty = jax.eval_shape(speculate_step, pair, state, spec)[1]
+    infos = jax.tree.map(lambda leaf: jnp.zeros((max_steps, *leaf.shape), leaf.dtype), empty)
+
+    def is_running(carry):
+        index, state, _ = carry
+        return (index < max_steps) & ~state.done.all()
+
+    def advance(carry):
+        index, state, infos = carry
+        state, info = speculate_step(pair, state, spec)
+        write = functools.partial(jax.lax.dynamic_update_index_in_dim, index=index, axis=0)
+        return index + 1, state, jax.tree.map(lambda all_, one: write(all_, one), infos, info)
+
+    _, state, infos = jax.lax.while_loop(is_running, advance, (jnp.int32(0), state, infos))
+    return state, infos
+
+
+class _Run:
+    """One batch in flight: iterating it takes the steps."""
+
+    def __init__(self, pair, prompts, spec, sampling, max_new_tokens, num_samples, key, seeds, stop_tokens,
+                 stop_strings, step):  # fmt: skip
+        if step not in STEPS:
+            raise ValueError(f"step={step!r}: expected one of {sorted(STEPS)}")
+        self.pair = pair
+        self.step = STEPS[step]
+        self.spec = spec = spec or SpecConfig()
+        sampling = sampling or Sampling()
+        if spec.acceptance == "token" and sampling.is_greedy:
+            self.spec = dataclasses.replace(spec, acceptance="greedy")
+        if len(prompts) and isinstance(prompts[0], str):
+            if pair.tokenizer is None:
+                raise ValueError("prompts are texts: expected token ids, because the pair has no tokenizer")
+            prompts = pair.tokenizer.encode_batch(prompts)
+        self.num_rows = len(prompts) * num_samples
+        self.stops = StopStrings(pair.tokenizer, stop_strings, self.num_rows)
+        compiled = EXECUTABLES.compile_seconds
+        self._num_compiled = EXECUTABLES.num_compiled
+        start = time.perf_counter()
+        self.state = prefill(
+            pair, prompts, spec, key=key, seeds=seeds, sampling=sampling, max_new_tokens=max_new_tokens,
+            num_samples=num_samples, stop_tokens=stop_tokens,
+        )  # fmt: skip
+        jax.block_until_ready(self.state)
+        self.prefill_seconds = time.perf_counter() - start
+        self._execute = EXECUTABLES.get(self.step, pair, self.state, self.spec)
+        self.compile_seconds = EXECUTABLES.compile_seconds - compiled
+        self.infos: list[StepInfo] = []
+        self.step_seconds: list[float] = []
+        self.tokens: list[list[np.ndarray]] = [[] for _ in range(self.num_rows)]
+        self.logprobs: list[list[np.ndarray]] = [[] for _ in range(self.num_rows)]
+        self.finish = np.zeros(self.num_rows, np.int32)
+        self.events: list[StreamEvent] = []
+
+    def __iter__(self) -> Iterator[StepInfo]:
+        while (self.finish == FinishReason.RUNNING).any():
+            start = time.perf_counter()
+            self.state, info = self._execute(self.pair, self.state)
+            info = jax.device_get(info)
+            self.step_seconds.append(time.perf_counter() - start)
+            yield self._record(info)
+
+    def _record(self, info: StepInfo) -> StepInfo:
+        """Keeps what the rows emitted, cut at a stop string, and says so to the device."""
+        info = info._replace(**{name: np.array(getattr(info, name)) for name in ("num_emitted", "finish")})
+        self.events = []
+        is_cut = False
+        for row in np.flatnonzero(info.is_active[: self.num_rows]):
+            num = info.num_emitted[row]
+            is_finished = info.finish[row] != FinishReason.RUNNING
+            num_kept, text = self.stops.push(row, info.tokens[row, :num], is_finished)
+            if self.stops.is_hit[row]:
+                is_cut |= not is_finished or num_kept < num
+                info.num_emitted[row], info.finish[row] = num_kept, FinishReason.STOP
+            self.tokens[row].append(info.tokens[row, :num_kept])
+            self.logprobs[row].append(info.logprobs[row, :num_kept])
+            self.finish[row] = info.finish[row]
+            reason = None if self.finish[row] == FinishReason.RUNNING else _reason(self.finish[row])
+            self.events.append(StreamEvent(int(row), self.tokens[row][-1], text, reason))
+        if is_cut:
+            self.state = self.state._replace(finish=jnp.asarray(info.finish))
+        self.infos.append(info)
+        return info
+
+    def result(self) -> Generation:
+        tokens = [np.concatenate(parts) if parts else np.zeros(0, np.int32) for parts in self.tokens]
+        return Generation(
+            tokens=tokens,
+            texts=None if self.pair.tokenizer is None else self.stops.texts,
+            logprobs=[np.concatenate(parts) if parts else np.zeros(0, np.float32) for parts in self.logprobs],
+            finish_reasons=[_reason(finish) for finish in self.finish],
+            summary=summarize(self.infos),
+            latency=per_token_latency(self.infos, self.step_seconds),
+            timings=Timings(
+                prefill=self.prefill_seconds,
+                decode=sum(self.step_seconds),
+                compile=self.compile_seconds,
+                num_compiled=EXECUTABLES.num_compiled - self._num_compiled,
+                steps=tuple(self.step_seconds),
+            ),
+            infos=self.infos,
+        )
+
+
+def _reason(finish: int) -> str:
+    return FinishReason(int(finish)).name.lower()

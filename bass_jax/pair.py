@@ -1,0 +1,64 @@
+"""A target with its drafter and their tokenizer."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bass_jax.drafters import Drafter, ModelDrafter, NgramDrafter
+from bass_jax.models.model import Model
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """What `bass_jax.speculate_step` decodes with; passes through `jax.jit` as an argument.
+
+    Attributes:
+        target: the model whose distribution is kept.
+        drafter: any `bass_jax.drafters.Drafter`.
+        tokenizer: of both; hashed by its content, so that equal tokenizers share executables. None when the
+            caller handles tokens alone.
+    """
+
+    target: Model
+    drafter: Drafter
+    tokenizer: Any = dataclasses.field(default=None, metadata={"static": True})
+
+    def with_drafter(self, drafter: Drafter) -> "Pair":
+        """Returns the same target with another drafter."""
+        return dataclasses.replace(self, drafter=drafter)
+
+
+def load_pair(path: str | Path, *, drafter: str | Drafter | None = None, dtype: str | None = None):
+    """Loads a target, its drafter and their tokenizer.
+
+    Args:
+        path: of a pair (a directory whose ``manifest.json`` names target and draft), or of anything
+            `bass_jax.checkpoint.load_model` takes, which then is a target without a draft.
+        drafter: ``"model"`` (the pair's own draft), ``"ngram"``, a path of another draft, or a `Drafter`.
+            Default the pair's draft where it has one, else ``"ngram"``.
+        dtype: of parameters and activations; default as stored.
+
+    Returns:
+        ``(pair, tokenizer)``.
+
+    Raises:
+        ValueError: naming what is missing or does not match, and the command that mends it.
+    """
+    from bass_jax import checkpoint
+
+    target, draft, tokenizer = checkpoint.load_target_and_draft(path, dtype=dtype)
+    if drafter is None:
+        drafter = "ngram" if draft is None else "model"
+    if drafter == "model":
+        if draft is None:
+            raise ValueError(f"drafter='model': {path} has no draft; expected 'ngram' or the path of a draft")
+        drafter = ModelDrafter(draft, target.config.vocab_size)
+    elif drafter == "ngram":
+        drafter = NgramDrafter()
+    elif isinstance(drafter, str | Path):
+        other = checkpoint.load_draft(drafter, target, tokenizer)
+        drafter = ModelDrafter(other, target.config.vocab_size)
+    return Pair(target, drafter, tokenizer), tokenizer

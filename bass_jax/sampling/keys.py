@@ -1,0 +1,53 @@
+"""Random numbers belong to a row: its own key, a counter, a role.
+
+A row's noise never depends on its neighbours, its slot or the batch. Rejection rules count the row's
+steps, because what they draw depends on later drafts and must not be met again in the next step; regular
+decoding counts absolute positions, so that another way of reaching a position meets the same noise.
+"""
+
+import enum
+
+import jax
+import jax.numpy as jnp
+
+from bass_jax.typing import Array, Float, Int, Key
+
+
+class Role(enum.IntEnum):
+    """What a draw is for; two roles never share a stream."""
+
+    DRAFT = 0
+    ACCEPT = 1
+    RESIDUAL = 2
+    POSITION = 3
+
+
+def row_keys(key: Key[Array, ""], num_rows: int) -> Key[Array, "B"]:
+    """Derives a key per row from one; `key` is consumed."""
+    return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(num_rows, dtype=jnp.uint32))
+
+
+def seed_keys(seeds: Int[Array, "B"]) -> Key[Array, "B"]:
+    """Makes each row's key from its own seed alone."""
+    return jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+
+
+def draw_keys(keys: Key[Array, "B"], counters: Int[Array, "B"], role: Role) -> Key[Array, "B"]:
+    """Returns each row's key for one draw of `role` at its counter (a step or a position)."""
+    counted = jax.vmap(jax.random.fold_in)(keys, counters.astype(jnp.uint32))
+    return jax.vmap(lambda key: jax.random.fold_in(key, int(role)))(counted)
+
+
+def indexed(keys: Key[Array, "B"], index: int | Int[Array, ""]) -> Key[Array, "B"]:
+    """Returns each row's key for the `index`-th draw inside one step."""
+    return jax.vmap(lambda key: jax.random.fold_in(key, index))(keys)
+
+
+def gumbel(keys: Key[Array, "B"], vocab_size: int) -> Float[Array, "B V"]:
+    """Draws one Gumbel vector per row, float32."""
+    return jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,), jnp.float32))(keys)
+
+
+def uniform(keys: Key[Array, "B"], num: int) -> Float[Array, "B num"]:
+    """Draws from (0, 1]: zero never comes, so that a draft of probability zero is never accepted."""
+    return 1.0 - jax.vmap(lambda key: jax.random.uniform(key, (num,), jnp.float32))(keys)

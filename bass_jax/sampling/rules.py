@@ -1,0 +1,103 @@
+"""Acceptance rules: which drafts stand, and which token follows them.
+
+A rule is one pure function behind `AcceptanceRule`; `template.py` beside this file is the one to copy.
+"""
+
+import dataclasses
+import importlib
+from typing import Literal, NamedTuple, Protocol
+
+from bass_jax.sampling.law import Law
+from bass_jax.typing import Array
+
+
+class RuleKeys(NamedTuple):
+    """Independent streams of one step, one key per row."""
+
+    accept: Array  # [B] key
+    residual: Array  # [B] key
+
+
+class Verdict(NamedTuple):
+    """A rule's decision."""
+
+    num_accepted: Array  # [B] int32, leading drafts that stand, at most num_drafted
+    next_token: Array  # [B] int32, the residual token, or the bonus token after a full acceptance
+
+
+class Judge(Protocol):
+    """The function of a rule; row by row, nothing crosses rows."""
+
+    def __call__(
+        self, draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys
+    ) -> Verdict:
+        """Judges each row's drafts.
+
+        Args:
+            draft_tokens: ``[B, G]`` int32.
+            num_drafted: ``[B]`` int32; drafts past it are padding and never stand.
+            draft_probs: ``[B, G, V]`` float32, the law that each draft was drawn from; None if the drafter
+                is deterministic, which is a one-hot law.
+            target: the target's law over ``[B, G + 1]`` positions, each given the drafts before it.
+            keys: the row's noise; consumed.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class AcceptanceRule:
+    """A rule with what a user must know of it on its face.
+
+    Attributes:
+        name: as in `SpecConfig.acceptance`.
+        judge: the function.
+        lossless: the emitted tokens follow the target's law exactly.
+        noise: ``"none"``, ``"step"`` (keyed by the row's step) or ``"position"`` (keyed by position).
+        source: where the rule comes from.
+    """
+
+    name: str
+    judge: Judge
+    lossless: bool
+    noise: Literal["none", "step", "position"]
+    source: str
+
+
+_REGISTRY: dict[str, AcceptanceRule] = {}
+
+
+def register_rule(rule: AcceptanceRule) -> AcceptanceRule:
+    """Adds `rule` under its name.
+
+    Raises:
+        ValueError: if the name is taken.
+    """
+    if rule.name in _REGISTRY:
+        raise ValueError(f"acceptance={rule.name!r}: a rule of this name is registered already")
+    _REGISTRY[rule.name] = rule
+    return rule
+
+
+def registered_rules() -> dict[str, AcceptanceRule]:
+    """Returns all registered rules by name."""
+    return dict(_REGISTRY)
+
+
+def find_rule(name: str) -> AcceptanceRule:
+    """Returns the registered rule `name`, or the one that ``"module:attribute"`` names.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    if ":" not in name:
+        raise ValueError(f"acceptance={name!r}: expected one of {sorted(_REGISTRY)} or 'module:attribute'")
+    module, attribute = name.split(":", 1)
+    try:
+        rule = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"acceptance={name!r}: {error}") from None
+    if not isinstance(rule, AcceptanceRule):
+        raise ValueError(f"acceptance={name!r}: expected an AcceptanceRule, not {type(rule).__name__}")
+    return rule

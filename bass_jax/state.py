@@ -1,0 +1,198 @@
+"""What the next step needs, and what only the analyst needs; prefill makes the first state."""
+
+import enum
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bass_jax import cache as kv
+from bass_jax.cache import KVCache
+from bass_jax.config import SpecConfig, batch_bucket, capacity_bucket
+from bass_jax.models.extend import extend_cache
+from bass_jax.pair import Pair
+from bass_jax.sampling import Sampling, SamplingControls
+from bass_jax.sampling.keys import row_keys, seed_keys
+from bass_jax.typing import Array, Key
+
+
+class FinishReason(enum.IntEnum):
+    """Why a row emits no more."""
+
+    RUNNING = 0
+    STOP = 1  # a stop token or a stop string
+    LENGTH = 2  # its token limit
+    NOT_FINITE = 3  # the target's logits held NaN or infinity: nothing was emitted from them
+    FILLER = 4  # never a request: it pads the batch to its bucket
+
+
+class SpecState(NamedTuple):
+    """The rows of a batch; row ``b`` has committed ``tokens[b, :lengths[b]]``.
+
+    The target's cache holds all but the last committed token, which the next pass reads first.
+    """
+
+    tokens: Array  # [B, C] int32, prompt and output, right-padded
+    lengths: Array  # [B] int32, committed tokens
+    prompt_lengths: Array  # [B] int32
+    limits: Array  # [B] int32, `lengths` never exceeds it
+    finish: Array  # [B] int32, `FinishReason`
+    keys: Array  # [B] key, the row's own
+    num_steps: Array  # [B] int32, steps the row took part in; counts the noise of rejection rules
+    draft_lens: Array  # [B] int32, drafts wanted per step, at most the bucket's
+    controls: SamplingControls  # per row
+    stop_tokens: Array  # [B, E] int32, padded with -1
+    target_cache: KVCache  # capacity C
+    drafter: Any  # the drafter's own state
+
+    @property
+    def done(self) -> Array:
+        """``[B]`` bool: the row emits no more."""
+        return self.finish != FinishReason.RUNNING
+
+
+class StepInfo(NamedTuple):
+    """What one step did; T is 1 for a regular step, else the bucket's ``G + 1``."""
+
+    is_active: Array  # [B] bool, the row took part
+    tokens: Array  # [B, T] int32, emitted tokens, then -1
+    num_emitted: Array  # [B] int32
+    num_accepted: Array  # [B] int32, drafts that the rule accepted, before a stop cuts the row
+    num_drafted: Array  # [B] int32
+    logprobs: Array  # [B, T] float32, of emitted tokens under the target's raw law; 0 past them
+    finish: Array  # [B] int32, `FinishReason` after the step
+
+
+def prefill(
+    pair: Pair,
+    prompts: Sequence[Sequence[int] | np.ndarray],
+    spec: SpecConfig,
+    *,
+    key: Key[Array, ""] | None = None,
+    seeds: Sequence[int] | None = None,
+    sampling: Sampling | None = None,
+    max_new_tokens: int | Sequence[int] = 128,
+    num_samples: int = 1,
+    stop_tokens: Sequence[int] | None = None,
+) -> SpecState:
+    """Reads ragged prompts into the caches of a new state.
+
+    The batch is padded to its bucket with rows that are done from the start; prompts and capacity are padded
+    to powers of two. Prompts are read once each, and their caches replicated over their samples.
+
+    Args:
+        pair: target and drafter.
+        prompts: one sequence of token ids per prompt, of any lengths.
+        spec: what the steps will run with.
+        key: row i draws from ``fold_in(key, i)``; default ``jax.random.key(0)``.
+        seeds: a seed per row instead: what a row draws then depends on its own seed alone.
+        sampling: per row or one for all; default greedy.
+        max_new_tokens: limit on emitted tokens, per row or one for all.
+        num_samples: rows per prompt; rows of a prompt are neighbours.
+        stop_tokens: a row ends with the first of these that it emits; default those of the pair's tokenizer.
+
+    Returns:
+        A state whose first ``len(prompts) * num_samples`` rows are the requests.
+
+    Raises:
+        ValueError: if the batch or a prompt is empty, a token is outside the vocabulary, a prompt with its
+            new tokens exceeds the target's context, or a per-row argument has another number of rows.
+    """
+    rows = _check_prompts(pair, prompts, num_samples)
+    num_rows = len(rows) * num_samples
+    limits = np.broadcast_to(np.asarray(max_new_tokens, np.int32), (num_rows,))
+    if np.asarray(max_new_tokens).ndim and np.size(max_new_tokens) != num_rows:
+        raise ValueError(f"max_new_tokens has {np.size(max_new_tokens)} values: expected 1 or {num_rows}")
+    if (limits < 1).any():
+        raise ValueError(f"max_new_tokens={limits.min()}: expected at least 1")
+    prompt_lengths = np.repeat([len(row) for row in rows], num_samples).astype(np.int32)
+    limits = prompt_lengths + limits
+    context = pair.target.config.context
+    if limits.max() > context:
+        row = int(limits.argmax())
+        raise ValueError(
+            f"prompts[{row // num_samples}] has {prompt_lengths[row]} tokens and may grow to {limits[row]}: "
+            f"the target's context is {context}"
+        )
+    if seeds is not None and len(seeds) != num_rows:
+        raise ValueError(f"seeds has {len(seeds)} values: expected {num_rows}, one per row")
+    if stop_tokens is None:
+        stop_tokens = () if pair.tokenizer is None else pair.tokenizer.stop_ids
+
+    # Filler rows hold one token, like the shortest prompt there can be.
+    num_filler = batch_bucket(num_rows) - num_rows
+    prompt_filler = batch_bucket(len(rows)) - len(rows)
+    capacity = capacity_bucket(int(limits.max()))
+    padded = np.zeros((len(rows) + prompt_filler, capacity), np.int32)
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = row
+    read_lengths = np.ones(len(padded), np.int32)
+    read_lengths[: len(rows)] = [len(row) for row in rows]
+    source = np.concatenate([np.repeat(np.arange(len(rows)), num_samples), np.zeros(num_filler, np.int64)])
+    keys = row_keys(jax.random.key(0) if key is None else key, num_rows + num_filler)
+    if seeds is not None:
+        keys = seed_keys(jnp.asarray([*seeds, *[0] * num_filler], jnp.uint32))
+
+    def fill(values, value):
+        return jnp.asarray(np.concatenate([values, np.full(num_filler, value, values.dtype)]))
+
+    controls = (sampling or Sampling()).controls(num_rows)
+    target_cache, drafter = _read_prompts(pair, jnp.asarray(padded), jnp.asarray(read_lengths))
+    source = jnp.asarray(source, jnp.int32)
+    if len(source) != len(padded) or num_samples > 1:
+        target_cache, drafter = _replicate((target_cache, drafter), source)
+    return SpecState(
+        tokens=jnp.asarray(padded)[source],
+        lengths=fill(prompt_lengths, 1),
+        prompt_lengths=fill(prompt_lengths, 1),
+        limits=fill(limits.astype(np.int32), 1),
+        finish=fill(np.full(num_rows, FinishReason.RUNNING, np.int32), FinishReason.FILLER),
+        keys=keys,
+        num_steps=jnp.zeros(len(source), jnp.int32),
+        draft_lens=jnp.full(len(source), spec.draft_len, jnp.int32),
+        controls=SamplingControls(*(fill(control, 0) for control in controls)),
+        stop_tokens=jnp.tile(jnp.asarray([*stop_tokens] or [-1], jnp.int32), (len(source), 1)),
+        target_cache=target_cache,
+        drafter=drafter,
+    )
+
+
+@jax.jit
+def _read_prompts(pair: Pair, tokens: Array, lengths: Array) -> tuple[KVCache, Any]:
+    """Fills both caches with all but the last token of each prompt."""
+    cache = pair.target.init_cache(tokens.shape[0], tokens.shape[1])
+    return extend_cache(pair.target, tokens, lengths - 1, cache), pair.drafter.init(tokens, lengths)
+
+
+@jax.jit
+def _replicate(tree: Any, rows: Array) -> Any:
+    """Takes rows of every array; each has the batch first."""
+    return kv.gather_rows(tree, rows)
+
+
+def _check_prompts(pair: Pair, prompts, num_samples: int) -> list[np.ndarray]:
+    if num_samples < 1:
+        raise ValueError(f"num_samples={num_samples}: expected at least 1")
+    if isinstance(prompts, str) or any(isinstance(prompt, str) for prompt in prompts):
+        raise ValueError("prompts: expected token ids, not text; see tokenizer.encode_batch")
+    if len(prompts) == 0:
+        raise ValueError("prompts: the batch is empty; expected at least one prompt")
+    rows = [np.asarray(prompt) for prompt in prompts]
+    vocab_size = pair.target.config.vocab_size
+    for i, row in enumerate(rows):
+        if row.size == 0:
+            raise ValueError(f"prompts[{i}] is empty: expected at least one token")
+        if row.ndim != 1 or not np.issubdtype(row.dtype, np.integer):
+            raise ValueError(f"prompts[{i}]: expected a sequence of token ids")
+        if row.min() < 0 or row.max() >= vocab_size:
+            wrong = row.min() if row.min() < 0 else row.max()
+            raise ValueError(f"prompts[{i}] has token {wrong}: the vocabulary has {vocab_size} tokens")
+    return rows
+
+
+def output_tokens(state: SpecState, row: int) -> np.ndarray:
+    """Returns what `row` has emitted, its stop token included: ``[num]`` int32."""
+    start, end = int(state.prompt_lengths[row]), int(state.lengths[row])
+    return np.asarray(state.tokens[row, start:end])

@@ -1,0 +1,155 @@
+"""One step of a batch: speculative, and regular as its baseline; both pure, neither jitted here."""
+
+import jax
+import jax.numpy as jnp
+
+from bass_jax.config import SpecConfig
+from bass_jax.drafters import DraftContext, Proposal
+from bass_jax.pair import Pair
+from bass_jax.sampling import RuleKeys, draw, find_rule, make_law
+from bass_jax.sampling.keys import Role, draw_keys, gumbel
+from bass_jax.sampling.law import log_normalizer
+from bass_jax.state import FinishReason, SpecState, StepInfo
+from bass_jax.typing import Array, Float, Int
+
+
+def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
+    """Drafts, verifies, accepts and commits: every running row emits 1 to ``G + 1`` tokens.
+
+    Pure; jit it with the state donated, ``jax.jit(speculate_step, donate_argnames="state")``, and the caches
+    are updated in place. One executable serves a bucket of draft length, batch and capacity.
+
+    Args:
+        pair: target and drafter.
+        state: from `bass_jax.prefill` or the step before.
+        spec: static.
+
+    Returns:
+        ``(state, info)``.
+
+    Raises:
+        ValueError: when traced, if `spec` names an unknown rule.
+
+    Source: Qian et al. 2024 (BASS, arXiv 2404.15778), section 3: ragged batched speculation.
+    """
+    rule = find_rule(spec.acceptance)
+    is_active = ~state.done
+    # A step emits one token more than it accepts: what the limit leaves no room for is not drafted.
+    room = state.limits - state.lengths - 1
+    num_wanted = jnp.clip(jnp.minimum(state.draft_lens, room), 0, spec.draft_len)
+    num_wanted = jnp.where(is_active, num_wanted, 0)
+
+    with jax.named_scope("draft"):
+        proposal, drafter = _propose(pair, state, spec, num_wanted, is_sampled=rule.noise != "none")
+    with jax.named_scope("verify"):
+        inputs = jnp.concatenate([_last_tokens(state)[:, None], proposal.tokens], axis=1)
+        logits, target_cache = _verify(pair, state, inputs, jnp.where(is_active, proposal.num_drafted + 1, 0))
+    with jax.named_scope("accept"):
+        law = make_law(logits, state.controls)
+        keys = RuleKeys(*(_step_keys(state, role) for role in (Role.ACCEPT, Role.RESIDUAL)))
+        verdict = rule.judge(proposal.tokens, proposal.num_drafted, proposal.probs, law, keys)
+    with jax.named_scope("commit"):
+        slots = jnp.arange(inputs.shape[1])
+        drafts = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
+        is_draft = slots < verdict.num_accepted[:, None]
+        tokens = jnp.where(is_draft, drafts, verdict.next_token[:, None])
+        state = state._replace(target_cache=target_cache)
+        state, info = _commit(state, tokens, proposal.num_drafted, verdict.num_accepted, logits)
+        return state._replace(drafter=pair.drafter.commit(drafter, state.lengths)), info
+
+
+def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
+    """Regular decoding: every running row emits one token, drawn from the target's law.
+
+    Same signature, caches and info as `speculate_step`; the drafter is not asked, and catches up when it is.
+    The noise is that of the row's absolute position.
+    """
+    del spec
+    is_active = ~state.done
+    logits, target_cache = _verify(pair, state, _last_tokens(state)[:, None], is_active.astype(jnp.int32))
+    law = make_law(logits, state.controls)
+    keys = draw_keys(state.keys, state.lengths, Role.POSITION)
+    tokens = draw(law.probs[:, 0], gumbel(keys, logits.shape[-1]))[:, None]
+    none = jnp.zeros_like(state.lengths)
+    return _commit(state._replace(target_cache=target_cache), tokens, none, none, logits)
+
+
+def _propose(
+    pair: Pair, state: SpecState, spec: SpecConfig, num_wanted: Int[Array, "B"], *, is_sampled: bool
+) -> tuple[Proposal, Array]:
+    if spec.bucket == 0:
+        empty = jnp.zeros((state.lengths.shape[0], 0), jnp.int32)
+        return Proposal(empty, jnp.zeros_like(state.lengths), probs=None), state.drafter
+    keys = _step_keys(state, Role.DRAFT)
+    context = DraftContext(state.tokens, state.lengths, num_wanted, state.controls, keys)
+    proposal, drafter = pair.drafter.propose(state.drafter, context, spec.bucket, is_sampled=is_sampled)
+    # A drafter's word is not taken for it: more drafts than wanted would overrun the row's limit.
+    num_drafted = jnp.clip(proposal.num_drafted, 0, num_wanted)
+    return proposal._replace(num_drafted=num_drafted), drafter
+
+
+def _verify(pair: Pair, state: SpecState, inputs: Int[Array, "B T"], num_inputs: Int[Array, "B"]):
+    """Scores `inputs`, which follow the cached prefix; those past `num_inputs` write nothing."""
+    slots = jnp.arange(inputs.shape[1])
+    positions = state.lengths[:, None] - 1 + slots
+    is_real = slots < num_inputs[:, None]
+    positions = jnp.where(is_real, positions, state.target_cache.capacity)
+    return pair.target.forward(inputs, positions, state.target_cache)
+
+
+def _commit(
+    state: SpecState,
+    tokens: Int[Array, "B T"],
+    num_drafted: Int[Array, "B"],
+    num_accepted: Int[Array, "B"],
+    logits: Float[Array, "B T V"],
+) -> tuple[SpecState, StepInfo]:
+    """Appends ``num_accepted + 1`` tokens per running row, cut after the first stop token and at the limit."""
+    is_active = ~state.done
+    slots = jnp.arange(tokens.shape[1])
+    normalizer = log_normalizer(logits)
+    is_scored = slots <= num_drafted[:, None]
+    is_broken = is_active & ~jnp.where(is_scored, jnp.isfinite(normalizer), True).all(axis=1)
+
+    is_stop = (tokens[..., None] == state.stop_tokens[:, None]).any(axis=-1)
+    until_stop = jnp.where(is_stop, slots + 1, tokens.shape[1] + 1).min(axis=1)
+    room = state.limits - state.lengths
+    num_emitted = jnp.minimum(jnp.minimum(num_accepted + 1, until_stop), room)
+    num_emitted = jnp.where(is_active & ~is_broken, num_emitted, 0).astype(jnp.int32)
+    is_emitted = slots < num_emitted[:, None]
+    lengths = state.lengths + num_emitted
+
+    finish = jnp.where(lengths >= state.limits, FinishReason.LENGTH, FinishReason.RUNNING)
+    finish = jnp.where((is_stop & is_emitted).any(axis=1), FinishReason.STOP, finish)
+    finish = jnp.where(is_broken, FinishReason.NOT_FINITE, finish)
+    finish = jnp.where(is_active, finish, state.finish).astype(jnp.int32)
+
+    capacity = state.tokens.shape[1]
+    rows = jnp.arange(tokens.shape[0])[:, None]
+    # Distinct slots past the end are dropped.
+    columns = jnp.where(is_emitted, state.lengths[:, None] + slots, capacity + slots)
+    chosen = jnp.take_along_axis(logits, tokens[..., None], axis=2)[..., 0] - normalizer
+    info = StepInfo(
+        is_active=is_active,
+        tokens=jnp.where(is_emitted, tokens, -1),
+        num_emitted=num_emitted,
+        num_accepted=jnp.where(is_active, num_accepted, 0),
+        num_drafted=jnp.where(is_active, num_drafted, 0),
+        logprobs=jnp.where(is_emitted, chosen, 0.0),
+        finish=finish,
+    )
+    state = state._replace(
+        tokens=state.tokens.at[rows, columns].set(tokens, mode="drop", unique_indices=True),
+        lengths=lengths,
+        finish=finish,
+        num_steps=state.num_steps + is_active,
+    )
+    return state, info
+
+
+def _last_tokens(state: SpecState) -> Int[Array, "B"]:
+    return jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)[:, 0]
+
+
+def _step_keys(state: SpecState, role: Role) -> Array:
+    return draw_keys(state.keys, state.num_steps, role)
