@@ -5,7 +5,7 @@ holes and no padding in front, so its valid slots are a prefix, and rolling back
 lowering the row's length: nothing is moved or cleared, because no query reads past its own position.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +29,7 @@ class KVCache(NamedTuple):
         return self.keys[0].shape[2]
 
 
-def allocate(
-    num_layers: int, batch: int, num_kv_heads: int, capacity: int, head_dim: int, dtype: jnp.dtype
-) -> KVCache:
+def allocate(num_layers: int, batch: int, num_kv_heads: int, capacity: int, head_dim: int, dtype: jnp.dtype) -> KVCache:
     """Makes a zeroed cache.
 
     Zeroed and not uninitialised: a masked probability of 0 times an uninitialised NaN is NaN.
@@ -60,6 +58,9 @@ def append(
     return layer.at[rows, heads, slots].set(update, mode="drop", unique_indices=True)
 
 
-def gather_rows(cache: KVCache, rows: Int[Array, "B"]) -> KVCache:
-    """Takes `rows` of every layer: replicates a prompt over its samples, or compacts a batch."""
-    return jax.tree.map(lambda layer: jnp.take(layer, rows, axis=0), cache)
+def gather_rows(tree: Any, rows: Int[Array, "rows"]) -> Any:
+    """Takes `rows` of every array of a cache, or of any state with rows first.
+
+    Replicates a prompt over its samples, or compacts a batch.
+    """
+    return jax.tree.map(lambda array: jnp.take(array, rows, axis=0), tree)

@@ -131,9 +131,7 @@ class ModelConfig:
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r}: expected a positive integer")
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_kv_heads={self.num_kv_heads}: expected a divisor of num_heads={self.num_heads}"
-            )
+            raise ValueError(f"num_kv_heads={self.num_kv_heads}: expected a divisor of num_heads={self.num_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim}: expected an even number, for rotary positions")
         if self.dtype not in ("float32", "bfloat16"):

@@ -11,14 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from bass_jax.config import SpecConfig
-from bass_jax.executables import EXECUTABLES, STEPS
+from bass_jax.executables import EXECUTABLES
 from bass_jax.metrics import PerTokenLatency, Summary, per_token_latency, summarize
 from bass_jax.pair import Pair
 from bass_jax.sampling import Sampling
 from bass_jax.state import FinishReason, SpecState, StepInfo, prefill
-from bass_jax.step import speculate_step
+from bass_jax.step import decode_step, speculate_step
 from bass_jax.stops import StopStrings
 from bass_jax.typing import Array, Key
+
+STEPS = {"speculate": speculate_step, "decode": decode_step}
+"""By the name that `generate` takes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,9 +159,7 @@ def stream(
 
 
 @functools.partial(jax.jit, static_argnames=("max_steps",), donate_argnames="state")
-def generate_on_device(
-    pair: Pair, state: SpecState, spec: SpecConfig, *, max_steps: int
-) -> tuple[SpecState, StepInfo]:
+def generate_on_device(pair: Pair, state: SpecState, spec: SpecConfig, *, max_steps: int) -> tuple[SpecState, StepInfo]:
     """Runs `bass_jax.speculate_step` until all rows are done, without returning to the host.
 
     Jitted, the state donated.
@@ -217,8 +218,9 @@ class _Run:
             num_samples=num_samples, stop_tokens=stop_tokens,
         )  # fmt: skip
         jax.block_until_ready(self.state)
-        self.prefill_seconds = time.perf_counter() - start
-        self._execute = EXECUTABLES.get(self.step, pair, self.state, self.spec)
+        compiled_seconds = EXECUTABLES.compile_seconds - compiled
+        self.prefill_seconds = time.perf_counter() - start - compiled_seconds
+        self._execute = EXECUTABLES.get(self.step, pair, self.state, self.spec, donate_argnums=(1,))
         self.compile_seconds = EXECUTABLES.compile_seconds - compiled
         self.infos: list[StepInfo] = []
         self.step_seconds: list[float] = []
@@ -230,7 +232,7 @@ class _Run:
     def __iter__(self) -> Iterator[StepInfo]:
         while (self.finish == FinishReason.RUNNING).any():
             start = time.perf_counter()
-            self.state, info = self._execute(self.pair, self.state)
+            self.state, info = self._execute(self.pair, self.state, self.spec)
             info = jax.device_get(info)
             self.step_seconds.append(time.perf_counter() - start)
             yield self._record(info)

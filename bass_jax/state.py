@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bass_jax import cache as kv
 from bass_jax.cache import KVCache
 from bass_jax.config import SpecConfig, batch_bucket, capacity_bucket
+from bass_jax.executables import EXECUTABLES
 from bass_jax.models.extend import extend_cache
 from bass_jax.pair import Pair
 from bass_jax.sampling import Sampling, SamplingControls
@@ -118,6 +118,8 @@ def prefill(
         )
     if seeds is not None and len(seeds) != num_rows:
         raise ValueError(f"seeds has {len(seeds)} values: expected {num_rows}, one per row")
+    if seeds is not None and not all(0 <= seed < 2**32 for seed in seeds):
+        raise ValueError("seeds: expected whole numbers from 0 to 2**32 - 1")
     if stop_tokens is None:
         stop_tokens = () if pair.tokenizer is None else pair.tokenizer.stop_ids
 
@@ -130,46 +132,45 @@ def prefill(
         padded[i, : len(row)] = row
     read_lengths = np.ones(len(padded), np.int32)
     read_lengths[: len(rows)] = [len(row) for row in rows]
-    source = np.concatenate([np.repeat(np.arange(len(rows)), num_samples), np.zeros(num_filler, np.int64)])
-    keys = row_keys(jax.random.key(0) if key is None else key, num_rows + num_filler)
-    if seeds is not None:
-        keys = seed_keys(jnp.asarray([*seeds, *[0] * num_filler], jnp.uint32))
+    source = np.concatenate([np.repeat(np.arange(len(rows)), num_samples), np.zeros(num_filler, int)]).astype(np.int32)
+    if seeds is None:
+        key = jax.random.key(0) if key is None else key
+        indices = np.arange(len(source), dtype=np.uint32)
+        keys = EXECUTABLES.get(row_keys, key, indices)(key, indices)
+    else:
+        indices = np.asarray([*seeds, *[0] * num_filler], np.uint32)
+        keys = EXECUTABLES.get(seed_keys, indices)(indices)
 
     def fill(values, value):
-        return jnp.asarray(np.concatenate([values, np.full(num_filler, value, values.dtype)]))
+        return np.concatenate([values, np.full(num_filler, value, values.dtype)])
 
     controls = (sampling or Sampling()).controls(num_rows)
-    target_cache, drafter = _read_prompts(pair, jnp.asarray(padded), jnp.asarray(read_lengths))
-    source = jnp.asarray(source, jnp.int32)
+    read = EXECUTABLES.get(_read_prompts, pair, padded, read_lengths)
+    caches = read(pair, padded, read_lengths)
     if len(source) != len(padded) or num_samples > 1:
-        target_cache, drafter = _replicate((target_cache, drafter), source)
-    return SpecState(
-        tokens=jnp.asarray(padded)[source],
+        caches = EXECUTABLES.get(kv.gather_rows, caches, source)(caches, source)
+    target_cache, drafter = caches
+    state = SpecState(
+        tokens=padded[source],
         lengths=fill(prompt_lengths, 1),
         prompt_lengths=fill(prompt_lengths, 1),
         limits=fill(limits.astype(np.int32), 1),
         finish=fill(np.full(num_rows, FinishReason.RUNNING, np.int32), FinishReason.FILLER),
         keys=keys,
-        num_steps=jnp.zeros(len(source), jnp.int32),
-        draft_lens=jnp.full(len(source), spec.draft_len, jnp.int32),
+        num_steps=np.zeros(len(source), np.int32),
+        draft_lens=np.full(len(source), spec.draft_len, np.int32),
         controls=SamplingControls(*(fill(control, 0) for control in controls)),
-        stop_tokens=jnp.tile(jnp.asarray([*stop_tokens] or [-1], jnp.int32), (len(source), 1)),
+        stop_tokens=np.tile(np.asarray([*stop_tokens] or [-1], np.int32), (len(source), 1)),
         target_cache=target_cache,
         drafter=drafter,
     )
+    return jax.device_put(state)
 
 
-@jax.jit
 def _read_prompts(pair: Pair, tokens: Array, lengths: Array) -> tuple[KVCache, Any]:
     """Fills both caches with all but the last token of each prompt."""
     cache = pair.target.init_cache(tokens.shape[0], tokens.shape[1])
     return extend_cache(pair.target, tokens, lengths - 1, cache), pair.drafter.init(tokens, lengths)
-
-
-@jax.jit
-def _replicate(tree: Any, rows: Array) -> Any:
-    """Takes rows of every array; each has the batch first."""
-    return kv.gather_rows(tree, rows)
 
 
 def _check_prompts(pair: Pair, prompts, num_samples: int) -> list[np.ndarray]:

@@ -31,9 +31,7 @@ class StopStrings:
         if "" in strings:
             raise ValueError("stop_strings: expected no empty string")
         self._strings = tuple(strings)
-        self._decoders = (
-            [] if tokenizer is None else [tokenizer.incremental_decoder() for _ in range(num_rows)]
-        )
+        self._decoders = [] if tokenizer is None else [tokenizer.incremental_decoder() for _ in range(num_rows)]
         self._held = [""] * num_rows
         self._parts: list[list[str]] = [[] for _ in range(num_rows)]
         self.is_hit = np.zeros(num_rows, bool)
@@ -59,9 +57,7 @@ class StopStrings:
             return len(tokens), ""
         decoder = self._decoders[row]
         if not self._strings:
-            return len(tokens), self._emit(
-                row, decoder.push(tokens) + (decoder.flush() if is_finished else "")
-            )
+            return len(tokens), self._emit(row, decoder.push(tokens) + (decoder.flush() if is_finished else ""))
         for i in range(len(tokens)):
             self._held[row] += decoder.push(tokens[i : i + 1])
             starts = [start for string in self._strings if (start := self._held[row].find(string)) >= 0]

@@ -55,9 +55,7 @@ class Attention(nn.Module):
         qkv = _tensor(self, "qkv", (D, K, R + 2, H), ("embed", "kv_heads", None, None))
         projected = jnp.einsum("btd,dkrh->btkrh", x, qkv)
         if config.has_attention_bias:
-            projected += _tensor(
-                self, "qkv_bias", (K, R + 2, H), ("kv_heads", None, None), nn.initializers.zeros
-            )
+            projected += _tensor(self, "qkv_bias", (K, R + 2, H), ("kv_heads", None, None), nn.initializers.zeros)
         rotated = rotary.rotate(projected[:, :, :, : R + 1], *angles)
         keys = append(keys, rotated[:, :, :, R], positions)
         values = append(values, projected[:, :, :, R + 1], positions)
@@ -126,13 +124,12 @@ class Decoder(nn.Module):
     config: ModelConfig
 
     def setup(self):
+        """Declares the tensors outside the layers, and the layers."""
         config = self.config
         E = config.embedding_width or config.width
         self.embedding = _tensor(self, "embedding", (E, config.vocab_size), ("embed", "vocab"))
         if config.embedding_width is not None:
-            self.embedding_projection = _tensor(
-                self, "embedding_projection", (E, config.width), (None, "embed")
-            )
+            self.embedding_projection = _tensor(self, "embedding_projection", (E, config.width), (None, "embed"))
         self.layers = [Layer(config, name=f"layer_{i}") for i in range(config.num_layers)]
         self.final_norm = _tensor(self, "final_norm", (config.width,), ("embed",), nn.initializers.ones)
         if not config.is_tied:

@@ -11,9 +11,7 @@ CHUNK = 256
 """Tokens per row and pass: bounds the scores of attention to ``[B, N, 256, S]``."""
 
 
-def extend_cache(
-    model: Model, tokens: Int[Array, "B C"], num_tokens: Int[Array, "B"], cache: KVCache
-) -> KVCache:
+def extend_cache(model: Model, tokens: Int[Array, "B C"], num_tokens: Int[Array, "B"], cache: KVCache) -> KVCache:
     """Writes each row's first `num_tokens` tokens into an empty `cache`.
 
     Args:

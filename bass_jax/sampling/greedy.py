@@ -14,9 +14,7 @@ def leading_run(is_accepted: Bool[Array, "B G"], num_drafted: Int[Array, "B"]) -
     return jnp.cumprod((is_accepted & is_real).astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
 
 
-def judge(
-    draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys
-) -> Verdict:
+def judge(draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys) -> Verdict:
     """Compares drafts with the target's mode; temperature and noise play no part."""
     del draft_probs, keys
     num_accepted = leading_run(draft_tokens == target.mode[:, :-1], num_drafted)

@@ -22,14 +22,14 @@ class Role(enum.IntEnum):
     POSITION = 3
 
 
-def row_keys(key: Key[Array, ""], num_rows: int) -> Key[Array, "B"]:
-    """Derives a key per row from one; `key` is consumed."""
-    return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(num_rows, dtype=jnp.uint32))
+def row_keys(key: Key[Array, ""], rows: Int[Array, "B"]) -> Key[Array, "B"]:
+    """Derives the key of each of `rows` from one; `key` is consumed."""
+    return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
 
 
 def seed_keys(seeds: Int[Array, "B"]) -> Key[Array, "B"]:
     """Makes each row's key from its own seed alone."""
-    return jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+    return jax.vmap(jax.random.key)(seeds)
 
 
 def draw_keys(keys: Key[Array, "B"], counters: Int[Array, "B"], role: Role) -> Key[Array, "B"]:

@@ -12,15 +12,11 @@ from bass_jax.sampling.rules import AcceptanceRule, RuleKeys, Verdict
 from bass_jax.typing import Array
 
 
-def judge(
-    draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys
-) -> Verdict:
+def judge(draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys) -> Verdict:
     """Accepts no draft; the next token comes from the target's law at the first position."""
     del draft_tokens, draft_probs
     probs = target.probs[:, 0]
     return Verdict(jnp.zeros_like(num_drafted), draw(probs, gumbel(keys.residual, probs.shape[-1])))
 
 
-REJECT_ALL = AcceptanceRule(
-    name="reject_all", judge=judge, lossless=True, noise="step", source="a template; no paper"
-)
+REJECT_ALL = AcceptanceRule(name="reject_all", judge=judge, lossless=True, noise="step", source="a template; no paper")

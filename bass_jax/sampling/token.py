@@ -10,9 +10,7 @@ from bass_jax.sampling.rules import AcceptanceRule, RuleKeys, Verdict, register_
 from bass_jax.typing import Array
 
 
-def judge(
-    draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys
-) -> Verdict:
+def judge(draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys) -> Verdict:
     """Accepts by ratio and draws the next token from ``max(target - draft, 0)``, or the target itself.
 
     A draft of target probability 0 never stands, whatever rounding does to the ratio. A residual that is
