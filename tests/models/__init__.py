@@ -1,0 +1,1 @@
+"""Models: logits, sharding, families."""

@@ -1,4 +1,4 @@
-"""Logits equal those of `transformers` on the same weights: prefill, decoding, verification, ragged batches."""
+"""Logits equal those of `transformers`: prefill, decoding, verification, ragged batches."""
 
 import jax
 import numpy as np

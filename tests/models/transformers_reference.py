@@ -2,8 +2,8 @@
 
     python transformers_reference.py cases.json directory
 
-``cases.json`` lists cases: ``{"name", "config": {"model_type", …}, "prompts": [[ids], …], "seed", "tied_vocab"}``
-for a random model of that configuration, or ``{"name", "gguf": path, "prompts", "continuation"}``. For each,
+``cases.json`` lists cases: ``{"name", "config": {"model_type", …}, "prompts": [[ids], …], "seed"}`` for a random
+model of that configuration, or ``{"name", "gguf": path, "prompts", "num_new"}``. For each,
 ``directory/name/`` gets the checkpoint (random models) and ``directory/name.npz`` gets, for prompt ``i``,
 ``logits_i`` ``[n, V]`` of every position, read without padding, and ``greedy_i``, the greedy continuation.
 """

@@ -1,0 +1,34 @@
+"""A model and a tokenizer of a few kilobytes."""
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from bass_jax.checkpoint.tokenizer import Tokenizer, import_transformers
+from bass_jax.config import ModelConfig
+from tests.checkpoint.slow_bpe import byte_names
+
+VOCAB = 264
+
+
+def small_config(**changes) -> ModelConfig:
+    options = {
+        "vocab_size": VOCAB, "width": 16, "num_layers": 2, "num_heads": 4, "num_kv_heads": 4, "head_dim": 4,
+        "mlp_width": 32, "context": 128, "is_tied": True,
+    }  # fmt: skip
+    return ModelConfig(**(options | changes))
+
+
+def small_tokenizer(merge: str = "t h") -> Tokenizer:
+    """Bytes, one merge and two special tokens."""
+    names = [*byte_names(), merge.replace(" ", "")]
+    backend = Backend(BPE({name: id for id, name in enumerate(names)}, [tuple(merge.split(" "))]))
+    backend.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.decoder = ByteLevelDecoder()
+    backend.add_special_tokens([AddedToken(token, special=True) for token in ("<end>", "<pad>")])
+    fast = import_transformers().PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<end>", pad_token="<pad>", clean_up_tokenization_spaces=False
+    )
+    return Tokenizer(fast)

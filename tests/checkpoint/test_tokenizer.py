@@ -1,0 +1,189 @@
+"""SmolLM2's tokenizer is exact, and what comes out in pieces is what comes out whole."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bass_jax.checkpoint import Tokenizer, load_tokenizer
+from tests.checkpoint.slow_bpe import SlowBpe
+from tests.checkpoint.small import small_tokenizer
+
+DEFAULT_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+ALPHABET = list(
+    "aAzZeEtT019.,;:!?'\"()[]{}<>|/\\_-+*=#@$%^&~` \n\t\réñüßøçαβжщ東京日本語한국어🙂👩‍👩‍👧é²½Ⅳ٣ﷺ\u00a0\u200b\u3000"
+)
+WORDS = [
+    "the", " of", "def ", "return", "import numpy as np\n", "    ", "\n\n", "don't", "IT'S", "we'll", "12345", "3.14",
+    "<|im_end|>", "<|im_start|>user\n", "<|im", "|>", "naïve café", "東京", "🙂", "x²", "  ", "\r\n", "e.g.", "http",
+    "<repo_name>", " 7 ", "Ⅳ", "１２", "\t", "…", "—", "“quoted”",
+]  # fmt: skip
+
+
+def random_texts(count: int) -> list[str]:
+    draw = np.random.default_rng(0)
+    texts = ["", " ", "\n", "a", "<|im_end|>", "123", "  leading", "trailing  "]
+    while len(texts) < count:
+        pieces = WORDS if len(texts) % 2 else ALPHABET
+        texts.append("".join(draw.choice(pieces, draw.integers(1, 60))))
+    return texts
+
+
+@pytest.fixture(scope="module")
+def slow(smollm2_file) -> SlowBpe:
+    tokens, merges = (smollm2_file.field(f"tokenizer.ggml.{name}") for name in ("tokens", "merges"))
+    return SlowBpe(tokens, merges, num_special=17)
+
+
+def test_encodes_as_an_independent_bpe(smollm2, slow):
+    sources = sorted(Path(__file__).parents[2].glob("bass_jax/*.py"))
+    texts = [*random_texts(400), *(path.read_text()[:1500] for path in sources)]
+    for text, ids in zip(texts, smollm2.encode_batch(texts), strict=True):
+        assert ids.dtype == np.int32
+        assert ids.tolist() == slow.encode(text)
+        np.testing.assert_array_equal(ids, smollm2.encode(text))
+
+
+def test_decodes_to_the_very_text(smollm2):
+    for text in random_texts(400):
+        assert smollm2.decode(smollm2.encode(text), skip_special=False) == text
+
+
+def test_chat_template(smollm2):
+    expected = (
+        f"<|im_start|>system\n{DEFAULT_SYSTEM}<|im_end|>\n<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n"
+    )
+    np.testing.assert_array_equal(smollm2.encode_chat("Hi there"), smollm2.encode(expected))
+    user = {"role": "user", "content": "Hi there"}
+    np.testing.assert_array_equal(smollm2.encode_chat(user), smollm2.encode(expected))
+    conversation = [
+        {"role": "system", "content": "Be brief."}, user, {"role": "assistant", "content": "Yes?"},
+        {"role": "user", "content": "2+2"},
+    ]  # fmt: skip
+    expected = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\nYes?"
+        "<|im_end|>\n<|im_start|>user\n2+2<|im_end|>\n<|im_start|>assistant\n"
+    )
+    np.testing.assert_array_equal(smollm2.encode_chat(conversation), smollm2.encode(expected))
+
+
+def test_specials_of_smollm2(smollm2):
+    assert smollm2.stop_ids == (2,)
+    assert smollm2.vocab_size == 49152
+    assert smollm2.special_ids == frozenset(range(17))
+    assert smollm2.encode("<|im_end|>").tolist() == [2]
+    assert smollm2.decode([2, 1, 28120]) == smollm2.decode([28120])
+    assert smollm2.encode("no bos")[0] != 1
+
+
+def test_survives_being_stored(smollm2, tmp_path):
+    smollm2.save(tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert again == smollm2 and hash(again) == hash(smollm2)
+    assert again.stop_ids == smollm2.stop_ids and again.special_ids == smollm2.special_ids
+    texts = random_texts(100)
+    for a, b in zip(again.encode_batch(texts), smollm2.encode_batch(texts), strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert again.decode(a, skip_special=False) == smollm2.decode(b, skip_special=False)
+    np.testing.assert_array_equal(again.encode_chat("Hi"), smollm2.encode_chat("Hi"))
+
+
+def test_a_stored_truncation_is_not_obeyed(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert len(load_tokenizer(tmp_path).encode("a long text")) == 11
+
+
+def test_fingerprint_is_of_the_content(tokenizer, smollm2):
+    assert tokenizer == small_tokenizer() and hash(tokenizer) == hash(small_tokenizer())
+    other = small_tokenizer(merge="i n")
+    assert other != tokenizer and tokenizer != smollm2 and tokenizer != "tokenizer"
+
+
+def test_refuses_what_is_no_input(tokenizer):
+    with pytest.raises(ValueError, match="texts: expected a sequence"):
+        tokenizer.encode_batch("one string")
+    with pytest.raises(ValueError, match="token id -1 is negative"):
+        tokenizer.decode([3, -1])
+    with pytest.raises(ValueError, match="no chat template"):
+        tokenizer.encode_chat("hello")
+    assert tokenizer.decode([10**6]) == ""
+
+
+def test_a_template_that_refuses_says_so(tokenizer):
+    from bass_jax.checkpoint.tokenizer import import_transformers
+
+    fast = import_transformers().PreTrainedTokenizerFast(tokenizer_object=tokenizer._backend, eos_token="<end>")
+    fast.chat_template = "{{ raise_exception('only one turn') }}"
+    with pytest.raises(ValueError, match="refuses the conversation: only one turn"):
+        Tokenizer(fast).encode_chat("hello")
+
+
+def pieces(ids: list[int], cuts: list[int]) -> list[list[int]]:
+    edges = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
+    return [ids[a:b] for a, b in itertools.pairwise(edges)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    ids=st.lists(st.integers(0, 49151) | st.integers(0, 300) | st.integers(49152, 49300), max_size=40),
+    cuts=st.lists(st.integers(0, 40), max_size=20),
+    skip_special=st.booleans(),
+)
+def test_pushed_text_is_the_decoded_text_for_any_ids(smollm2, ids, cuts, skip_special):
+    decoder = smollm2.incremental_decoder(skip_special)
+    texts = [decoder.push(piece) for piece in pieces(ids, cuts)]
+    assert "".join(texts) + decoder.flush() == smollm2.decode(ids, skip_special)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=30), cuts=st.lists(st.integers(0, 100), max_size=30))
+def test_no_character_is_split(smollm2, text, cuts):
+    # The vocabulary lacks the bytes of some planes that no character is assigned in.
+    text = "".join(character for character in text if smollm2.decode(smollm2.encode(character), False) == character)
+    decoder = smollm2.incremental_decoder(skip_special=False)
+    texts = [decoder.push(piece) for piece in pieces(smollm2.encode(text).tolist(), cuts)]
+    assert decoder.flush() == ""
+    assert "".join(texts) == text
+    assert "\ufffd" in text or not any("\ufffd" in piece for piece in texts)
+
+
+def test_text_comes_as_soon_as_it_is_whole(smollm2):
+    decoder = smollm2.incremental_decoder()
+    ids = smollm2.encode("🙂").tolist()
+    assert len(ids) > 1
+    assert [decoder.push([id]) for id in ids] == [""] * (len(ids) - 1) + ["🙂"]
+    assert decoder.push(smollm2.encode(" yes")) == " yes"
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=20), cuts=st.lists(st.integers(0, 60), max_size=10))
+def test_a_tokenizer_that_falls_back_to_bytes(sentencepiece_like, text, cuts):
+    ids = sentencepiece_like.encode(text).tolist()
+    decoder = sentencepiece_like.incremental_decoder()
+    texts = [decoder.push(piece) for piece in pieces(ids, cuts)]
+    assert "".join(texts) + decoder.flush() == sentencepiece_like.decode(ids)
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_like() -> Tokenizer:
+    """Llama 2's kind: "▁" for spaces, a token per byte for what the vocabulary lacks."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, normalizers
+    from tokenizers.models import BPE
+
+    from bass_jax.checkpoint.tokenizer import import_transformers
+
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghijklmnopqrstuvwxyz"]
+    backend = Backend(BPE({name: i for i, name in enumerate(names)}, [], unk_token="<unk>", byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return Tokenizer(import_transformers().PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>"))
