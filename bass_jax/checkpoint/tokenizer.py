@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bass_jax.checkpoint.detokenizer import IncrementalDecoder, byte_table
+from bass_jax.checkpoint.manifest import one_line
 
 Message = Mapping[str, str]
 """One turn of a chat: ``{"role": "system" | "user" | "assistant", "content": text}``."""
@@ -87,7 +88,7 @@ class Tokenizer:
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
             )
         except TemplateError as error:
-            raise ValueError(f"encode_chat: the chat template refuses the conversation: {error}") from None
+            raise ValueError(f"encode_chat: the chat template refuses the conversation: {one_line(error)}") from None
 
     def decode(self, ids: Sequence[int] | np.ndarray, skip_special: bool = True) -> str:
         """Returns the text of `ids`; bytes that are not UTF-8 become U+FFFD.
@@ -111,6 +112,11 @@ class Tokenizer:
         return () if self._fast.eos_token_id is None else (int(self._fast.eos_token_id),)
 
     @property
+    def has_chat_template(self) -> bool:
+        """Whether `encode_chat` can be used."""
+        return self._fast.chat_template is not None
+
+    @property
     def vocab_size(self) -> int:
         """One more than the largest token id."""
         return max(self.vocabulary.values()) + 1
@@ -123,9 +129,7 @@ class Tokenizer:
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:
         """Tokens that `decode` leaves out."""
-        return frozenset(
-            id for id, token in self._backend.get_added_tokens_decoder().items() if token.special
-        )
+        return frozenset(id for id, token in self._backend.get_added_tokens_decoder().items() if token.special)
 
     @functools.cached_property
     def bytes_of_ids(self) -> dict[int, bytes] | None:
@@ -189,8 +193,7 @@ def read_tokenizer(directory: Path) -> Tokenizer:
             )
         return Tokenizer(transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True))
     except Exception as error:  # The libraries raise whatever they meet, bare Exception included.
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{path}: not a readable tokenizer: {reason}") from None
+        raise ValueError(f"{path}: not a readable tokenizer: {one_line(error)}") from None
 
 
 def import_transformers() -> Any:
