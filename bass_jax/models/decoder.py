@@ -57,8 +57,11 @@ class Attention(nn.Module):
         if config.has_attention_bias:
             projected += _tensor(self, "qkv_bias", (K, R + 2, H), ("kv_heads", None, None), nn.initializers.zeros)
         rotated = rotary.rotate(projected[:, :, :, : R + 1], *angles)
-        keys = append(keys, rotated[:, :, :, R], positions)
-        values = append(values, projected[:, :, :, R + 1], positions)
+        new_keys, new_values = rotated[:, :, :, R], projected[:, :, :, R + 1]
+        if keys is None:  # A whole sequence, of which nothing was read before.
+            keys, values = new_keys.swapaxes(1, 2), new_values.swapaxes(1, 2)
+        else:
+            keys, values = append(keys, new_keys, positions), append(values, new_values, positions)
 
         is_real = positions < keys.shape[2]
         num_queries = is_real.sum(axis=1, dtype=jnp.int32)
@@ -137,9 +140,13 @@ class Decoder(nn.Module):
             self.head = _tensor(self, "head", (config.width, O), ("embed", "vocab"))
 
     def features(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache | None
     ) -> tuple[Float[Array, "B T D"], KVCache]:
-        """Runs embedding, layers and final norm; prefill needs no more than this."""
+        """Runs embedding, layers and final norm; prefill needs no more than this.
+
+        Without a cache, the tokens are whole sequences from position 0 on, and nothing is scattered: the
+        pass to differentiate.
+        """
         config = self.config
         # Out-of-range ids (padding of -1) read column 0 and are never used.
         columns = jnp.clip(tokens, 0, config.vocab_size - 1)
@@ -148,7 +155,9 @@ class Decoder(nn.Module):
             x = jnp.einsum("bte,ed->btd", x, self.embedding_projection)
         angles = rotary.angles(positions, rotary.frequencies(config))
         keys, values = [], []
-        for layer, k, v in zip(self.layers, cache.keys, cache.values, strict=True):
+        nothing = (None,) * config.num_layers
+        cached = (nothing, nothing) if cache is None else (cache.keys, cache.values)
+        for layer, k, v in zip(self.layers, *cached, strict=True):
             x, k, v = layer(x, positions, angles, k, v)
             keys.append(k)
             values.append(v)
