@@ -78,6 +78,15 @@ class Generation:
         return self.summary.num_emitted / self.timings.decode
 
 
+class RowResult(NamedTuple):
+    """One row as it stands."""
+
+    tokens: np.ndarray  # [num] int32
+    text: str | None  # None without a tokenizer
+    logprobs: np.ndarray  # [num] float32
+    finish_reason: str  # "running" while it runs
+
+
 class StreamEvent(NamedTuple):
     """What one row emitted in one step."""
 
@@ -122,8 +131,10 @@ def generate(
     Raises:
         ValueError: as `bass_jax.prefill` does; if `step` is unknown; if texts come without a tokenizer.
     """
-    run = _Run(pair, prompts, spec, sampling, max_new_tokens, num_samples, key, seeds, stop_tokens,
-               stop_strings, step)  # fmt: skip
+    run = Run(
+        pair, prompts, spec, sampling=sampling, max_new_tokens=max_new_tokens, num_samples=num_samples, key=key,
+        seeds=seeds, stop_tokens=stop_tokens, stop_strings=stop_strings, step=step,
+    )  # fmt: skip
     for info in run:
         if on_step is not None:
             on_step(info)
@@ -133,28 +144,12 @@ def generate(
 def stream(
     pair: Pair, prompts: Sequence[str] | Sequence[Sequence[int]], spec: SpecConfig | None = None, **options
 ) -> Iterator[StreamEvent]:
-    """Yields the tokens of every row as they are accepted; `options` are those of `generate`.
+    """Yields the tokens of every row as they are accepted; `options` are those of `generate` but `on_step`.
 
     A row's texts, joined, are its text in `generate`'s result.
     """
-    on_step = options.pop("on_step", None)
-    names = (
-        "sampling",
-        "max_new_tokens",
-        "num_samples",
-        "key",
-        "seeds",
-        "stop_tokens",
-        "stop_strings",
-        "step",
-    )
-    if unknown := sorted(set(options) - set(names)):
-        raise ValueError(f"unknown option {unknown[0]!r}: expected one of {names}")
-    defaults = {"max_new_tokens": 128, "num_samples": 1, "stop_strings": (), "step": "speculate"}
-    run = _Run(pair, prompts, spec, *({**defaults, **options}.get(name) for name in names))
-    for info in run:
-        if on_step is not None:
-            on_step(info)
+    run = Run(pair, prompts, spec, **options)
+    for _ in run:
         yield from run.events
 
 
@@ -191,25 +186,48 @@ def generate_on_device(pair: Pair, state: SpecState, spec: SpecConfig, *, max_st
     return state, infos
 
 
-class _Run:
-    """One batch in flight: iterating it takes the steps."""
+class Run:
+    """One batch in flight: iterating it takes the steps; `generate` and `stream` are loops over it.
 
-    def __init__(self, pair, prompts, spec, sampling, max_new_tokens, num_samples, key, seeds, stop_tokens,
-                 stop_strings, step):  # fmt: skip
+    Attributes:
+        num_rows: requests; rows of the state past them are fillers.
+        state: as it stands.
+        events: what the last step emitted, per row that took part in it.
+        infos: one per step so far, on the host.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        spec: SpecConfig | None = None,
+        *,
+        sampling: Sampling | None = None,
+        max_new_tokens: int | Sequence[int] = 128,
+        num_samples: int = 1,
+        key: Key[Array, ""] | None = None,
+        seeds: Sequence[int] | None = None,
+        stop_tokens: Sequence[int] | None = None,
+        stop_strings: Sequence[str] = (),
+        step: str = "speculate",
+    ):
+        """Reads the prompts and compiles the step; arguments and errors are those of `generate`."""
         if step not in STEPS:
             raise ValueError(f"step={step!r}: expected one of {sorted(STEPS)}")
         self.pair = pair
         self.step = STEPS[step]
-        self.spec = spec = spec or SpecConfig()
+        spec = spec or SpecConfig()
+        # The state carries the length itself, so that lengths of one bucket share an executable.
+        self.spec = dataclasses.replace(spec, draft_len=spec.bucket) if step == "speculate" else SpecConfig(0)
         sampling = sampling or Sampling()
-        if spec.acceptance == "token" and sampling.is_greedy:
-            self.spec = dataclasses.replace(spec, acceptance="greedy")
+        if self.spec.acceptance == "token" and sampling.is_greedy:
+            self.spec = dataclasses.replace(self.spec, acceptance="greedy")
         if len(prompts) and isinstance(prompts[0], str):
             if pair.tokenizer is None:
                 raise ValueError("prompts are texts: expected token ids, because the pair has no tokenizer")
             prompts = pair.tokenizer.encode_batch(prompts)
         self.num_rows = len(prompts) * num_samples
-        self.stops = StopStrings(pair.tokenizer, stop_strings, self.num_rows)
+        self._stops = StopStrings(pair.tokenizer, stop_strings, self.num_rows)
         compiled = EXECUTABLES.compile_seconds
         self._num_compiled = EXECUTABLES.num_compiled
         start = time.perf_counter()
@@ -224,13 +242,13 @@ class _Run:
         self.compile_seconds = EXECUTABLES.compile_seconds - compiled
         self.infos: list[StepInfo] = []
         self.step_seconds: list[float] = []
-        self.tokens: list[list[np.ndarray]] = [[] for _ in range(self.num_rows)]
-        self.logprobs: list[list[np.ndarray]] = [[] for _ in range(self.num_rows)]
-        self.finish = np.zeros(self.num_rows, np.int32)
+        self._tokens: list[list[np.ndarray]] = [[] for _ in range(self.num_rows)]
+        self._logprobs: list[list[np.ndarray]] = [[] for _ in range(self.num_rows)]
+        self._finish = np.zeros(self.num_rows, np.int32)
         self.events: list[StreamEvent] = []
 
     def __iter__(self) -> Iterator[StepInfo]:
-        while (self.finish == FinishReason.RUNNING).any():
+        while (self._finish == FinishReason.RUNNING).any():
             start = time.perf_counter()
             self.state, info = self._execute(self.pair, self.state, self.spec)
             info = jax.device_get(info)
@@ -242,30 +260,41 @@ class _Run:
         info = info._replace(**{name: np.array(getattr(info, name)) for name in ("num_emitted", "finish")})
         self.events = []
         is_cut = False
-        for row in np.flatnonzero(info.is_active[: self.num_rows]):
+        for row in np.flatnonzero(info.is_active[: self.num_rows]).tolist():
             num = info.num_emitted[row]
-            is_finished = info.finish[row] != FinishReason.RUNNING
-            num_kept, text = self.stops.push(row, info.tokens[row, :num], is_finished)
-            if self.stops.is_hit[row]:
+            is_finished = bool(info.finish[row] != FinishReason.RUNNING)
+            num_kept, text = self._stops.push(row, info.tokens[row, :num], is_finished)
+            if self._stops.is_hit[row]:
                 is_cut |= not is_finished or num_kept < num
                 info.num_emitted[row], info.finish[row] = num_kept, FinishReason.STOP
-            self.tokens[row].append(info.tokens[row, :num_kept])
-            self.logprobs[row].append(info.logprobs[row, :num_kept])
-            self.finish[row] = info.finish[row]
-            reason = None if self.finish[row] == FinishReason.RUNNING else _reason(self.finish[row])
-            self.events.append(StreamEvent(int(row), self.tokens[row][-1], text, reason))
+            self._tokens[row].append(info.tokens[row, :num_kept])
+            self._logprobs[row].append(info.logprobs[row, :num_kept])
+            self._finish[row] = info.finish[row]
+            reason = None if self._finish[row] == FinishReason.RUNNING else _reason(self._finish[row])
+            self.events.append(StreamEvent(row, self._tokens[row][-1], text, reason))
         if is_cut:
             self.state = self.state._replace(finish=jnp.asarray(info.finish))
         self.infos.append(info)
         return info
 
+    def row(self, row: int) -> RowResult:
+        """Returns what `row` has come to so far."""
+        tokens, logprobs = self._tokens[row], self._logprobs[row]
+        return RowResult(
+            tokens=np.concatenate(tokens) if tokens else np.zeros(0, np.int32),
+            text=self._stops.texts[row] if self.pair.tokenizer is not None else None,
+            logprobs=np.concatenate(logprobs) if logprobs else np.zeros(0, np.float32),
+            finish_reason=_reason(self._finish[row]),
+        )
+
     def result(self) -> Generation:
-        tokens = [np.concatenate(parts) if parts else np.zeros(0, np.int32) for parts in self.tokens]
+        """Returns what the batch came to; call it when the iteration has ended."""
+        rows = [self.row(index) for index in range(self.num_rows)]
         return Generation(
-            tokens=tokens,
-            texts=None if self.pair.tokenizer is None else self.stops.texts,
-            logprobs=[np.concatenate(parts) if parts else np.zeros(0, np.float32) for parts in self.logprobs],
-            finish_reasons=[_reason(finish) for finish in self.finish],
+            tokens=[row.tokens for row in rows],
+            texts=None if self.pair.tokenizer is None else [row.text or "" for row in rows],
+            logprobs=[row.logprobs for row in rows],
+            finish_reasons=[row.finish_reason for row in rows],
             summary=summarize(self.infos),
             latency=per_token_latency(self.infos, self.step_seconds),
             timings=Timings(
@@ -279,5 +308,5 @@ class _Run:
         )
 
 
-def _reason(finish: int) -> str:
+def _reason(finish: int | np.integer) -> str:
     return FinishReason(int(finish)).name.lower()

@@ -1,0 +1,65 @@
+"""The command ``bass-jax``; each subcommand lives in `bass_jax.commands`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from bass_jax.commands import convert, generate
+
+COMMANDS = {
+    "generate": (generate, "decode a batch of prompts, with speculation"),
+    "convert": (convert, "make a checkpoint of ours from any other"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage in front."""
+
+    def error(self, message: str):
+        print(f"{self.prog}: {message}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Declares all subcommands."""
+    top = _Parser(
+        prog="bass-jax",
+        description="Batched speculative decoding for JAX.",
+        epilog=generate.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    for name, (module, summary) in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=summary[0].upper() + summary[1:] + ".",
+            epilog=module.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        module.add_arguments(command)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a subcommand; a caller's mistake is one line on standard error and exit code 2."""
+    options = parser().parse_args(arguments)
+    try:
+        return COMMANDS[options.command][0].run(options)
+    except ValueError as error:
+        print(f"bass-jax {options.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"bass-jax {options.command}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe has left; its end must not be flushed again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+if __name__ == "__main__":
+    sys.exit(main())

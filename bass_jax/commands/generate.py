@@ -1,0 +1,191 @@
+"""``bass-jax generate``: a batch of prompts, with speculation, and with regular decoding beside it."""
+
+import argparse
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from bass_jax.commands.prompts import read_prompts
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bass_jax.generate import Generation
+
+EXAMPLES = r"""examples:
+  bass-jax generate "Write a haiku about rain." "What is 17 + 25?"
+  bass-jax generate --file configs/demo_prompts.txt --baseline
+  bass-jax generate --file HumanEval.jsonl.gz --limit 16 --batch 8 --output samples.jsonl \
+      --template 'Complete the following Python function:\n```python\n{prompt}```'
+  bass-jax generate "Tell me a joke." --samples 8 --temperature 0.8 --top-p 0.95 --seed 7
+  bass-jax generate "def fibonacci(n):" --raw --draft ngram --draft-len 6
+  echo "Name three rivers." | bass-jax generate --draft-len 2 --quiet"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
+    parser.add_argument("prompts", nargs="*", help="prompts; '-' reads standard input, one per line")
+    parser.add_argument("--pair", default="checkpoints/quickstart", help="target and draft (default: %(default)s)")
+    source = parser.add_argument_group("prompts")
+    source.add_argument("--file", type=Path, help="text with one prompt per line, or a .jsonl(.gz) data set")
+    source.add_argument("--field", default="prompt", help="key of the prompt in a JSONL line (default: %(default)s)")
+    source.add_argument("--limit", type=int, help="take only the first so many prompts")
+    source.add_argument("--template", default="{prompt}", help=r"what is asked around {prompt}; \n is a new line")
+    source.add_argument("--raw", action="store_true", help="continue the text itself: no chat template")
+    batch = parser.add_argument_group("batch")
+    batch.add_argument("--batch", type=int, help="prompts decoded together (default: all, at most 64 rows)")
+    batch.add_argument("--samples", type=int, default=1, help="answers per prompt (default: %(default)s)")
+    batch.add_argument("--max-new-tokens", type=int, default=128, help="limit per answer (default: %(default)s)")
+    spec = parser.add_argument_group("speculation")
+    spec.add_argument("--draft", help="'model' (the pair's own), 'ngram', or the path of a draft (default: the pair's)")
+    spec.add_argument("--draft-len", type=int, default=4, help="draft tokens per step (default: %(default)s)")
+    spec.add_argument("--acceptance", default="token", help="acceptance rule (default: %(default)s)")
+    spec.add_argument("--baseline", action="store_true", help="also decode regularly, compare, print the speed-up")
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
+    sampling.add_argument("--top-k", type=int, default=0, help="0 is off (default: %(default)s)")
+    sampling.add_argument("--top-p", type=float, default=1.0, help="1 is off (default: %(default)s)")
+    sampling.add_argument("--min-p", type=float, default=0.0, help="0 is off (default: %(default)s)")
+    sampling.add_argument("--seed", type=int, default=0, help="row i of the run draws from seed + i")
+    sampling.add_argument("--stop", action="append", default=[], help="stop string; may be repeated")
+    output = parser.add_argument_group("output")
+    output.add_argument("--output", type=Path, help="JSONL: a line per answer, written as soon as it is finished")
+    output.add_argument("--quiet", action="store_true", help="no progress, no live text, no table: the texts alone")
+    output.add_argument("--no-text", action="store_true", help="the table alone")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Decodes and prints; returns the exit code."""
+    _check(options)
+    template = options.template.replace("\\n", "\n")
+    prompts = read_prompts(options.prompts, options.file, options.field, template)[: options.limit]
+
+    from rich.console import Console
+
+    import bass_jax as bass
+    from bass_jax.sampling import find_rule
+
+    spec = bass.SpecConfig(draft_len=options.draft_len, acceptance=options.acceptance)
+    rule = find_rule(spec.acceptance)
+    sampling = bass.Sampling(options.temperature, options.top_k, options.top_p, options.min_p)
+    pair, tokenizer = bass.load_pair(options.pair, drafter=options.draft)
+    is_chat = not options.raw and tokenizer.has_chat_template
+    encoded = [tokenizer.encode_chat(prompt) if is_chat else tokenizer.encode(prompt) for prompt in prompts]
+
+    notes = Console(stderr=True)
+    with _opened(options.output) as sink:
+        names = ("speculate", "decode") if options.baseline else ("speculate",)
+        runs = [
+            (name, _decode_all(options, pair, prompts, encoded, spec, sampling, name, sink, notes)) for name in names
+        ]
+    _report(options, Console(), prompts, runs, is_lossless=rule.lossless, is_greedy=sampling.is_greedy)
+    return 0
+
+
+def _decode_all(options, pair, prompts, encoded, spec, sampling, step, sink, notes) -> "list[Generation]":
+    """Decodes batch by batch, showing rows as they grow and writing each as soon as it is finished."""
+    from bass_jax.commands.display import LiveRows, progress_bar
+    from bass_jax.generate import Run
+
+    size = options.batch or max(1, min(len(encoded), 64 // options.samples))
+    batches, total = [], len(encoded) * options.samples
+    with progress_bar(notes, is_quiet=options.quiet) as progress:
+        task = progress.add_task(step, total=total, note="")
+        for start in range(0, len(encoded), size):
+            first_row = start * options.samples
+            batch = encoded[start : start + size]
+            num_rows = len(batch) * options.samples
+            decoding = Run(
+                pair, batch, spec, sampling=sampling, max_new_tokens=options.max_new_tokens,
+                num_samples=options.samples, seeds=range(options.seed + first_row, options.seed + first_row + num_rows),
+                stop_strings=options.stop, step=step,
+            )  # fmt: skip
+            is_live = notes.is_terminal and not options.quiet and num_rows <= 16
+            with LiveRows(progress, num_rows) if is_live else contextlib.nullcontext() as live:
+                for _ in decoding:
+                    progress.update(task, note=_note(decoding))
+                    for event in decoding.events:
+                        is_finished = event.finish_reason is not None
+                        if live is not None:
+                            live.push(event.row, event.text, is_finished)
+                        if is_finished:
+                            progress.advance(task)
+                            if sink is not None:
+                                _write(sink, step, options, prompts, first_row, event.row, decoding)
+            batches.append(decoding.result())
+    return batches
+
+
+def _note(decoding) -> str:
+    seconds = sum(decoding.step_seconds)
+    num_emitted = sum(int(info.num_emitted.sum()) for info in decoding.infos)
+    num_drafted = sum(int(info.num_drafted.sum()) for info in decoding.infos)
+    num_accepted = sum(int(info.num_accepted.sum()) for info in decoding.infos)
+    accepted = f", {num_accepted / num_drafted:.0%} accepted" if num_drafted else ""
+    return f"{num_emitted / seconds:.1f} tokens/s{accepted}"
+
+
+def _write(sink: IO[str], step: str, options, prompts: Sequence[str], first_row: int, row: int, decoding) -> None:
+    """Writes one finished row; flushed, so that a killed run leaves whole lines."""
+    index = (first_row + row) // options.samples
+    answer = decoding.row(row)
+    record: dict[str, Any] = {
+        "prompt_index": index,
+        "sample": (first_row + row) % options.samples,
+        "step": step,
+        "seed": options.seed + first_row + row,
+        "prompt": prompts[index],
+        "text": answer.text,
+        "tokens": answer.tokens.tolist(),
+        "finish_reason": answer.finish_reason,
+        "mean_logprob": float(answer.logprobs.mean()) if len(answer.logprobs) else None,
+        "seconds": round(sum(decoding.step_seconds), 4),
+    }
+    sink.write(json.dumps(record, ensure_ascii=False) + "\n")
+    sink.flush()
+
+
+def _report(options, out: "Console", prompts, runs, *, is_lossless: bool, is_greedy: bool) -> None:
+    """Prints texts, table and whether greedy outputs agree."""
+    from bass_jax.commands.display import print_texts, results_table
+
+    if not options.no_text:
+        texts = [text for batch in runs[0][1] for text in batch.texts]
+        print_texts(out, prompts, texts, options.samples, is_plain=options.quiet)
+    if options.quiet:
+        return
+    out.print(results_table(runs))
+    if not is_lossless:
+        out.print(f"acceptance={options.acceptance!r} is lossy: the texts do not follow the target's law.")
+    reasons = [reason for _, batches in runs for batch in batches for reason in batch.finish_reasons]
+    if num_broken := reasons.count("not_finite"):
+        out.print(f"{num_broken} rows ended early: the target's logits held NaN or infinity.")
+    if len(runs) == 2 and is_greedy and is_lossless:
+        pairs = list(zip(*([row.tolist() for batch in batches for row in batch.tokens] for _, batches in runs)))
+        num_equal = sum(speculated == decoded for speculated, decoded in pairs)
+        verdict = "identical" if num_equal == len(pairs) else "NOT identical"
+        out.print(f"Greedy outputs with and without speculation: {num_equal} of {len(pairs)} rows compared {verdict}.")
+
+
+@contextlib.contextmanager
+def _opened(path: Path | None) -> Iterator[IO[str] | None]:
+    if path is None:
+        yield None
+        return
+    try:
+        sink = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"--output {path}: cannot be written: {error.strerror}") from None
+    with sink:
+        yield sink
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in ("batch", "samples", "max_new_tokens", "limit"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: expected at least 1")
+    if options.seed < 0:
+        raise ValueError(f"--seed {options.seed}: expected at least 0")

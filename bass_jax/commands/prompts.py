@@ -1,0 +1,64 @@
+"""Prompts from arguments, a text file, standard input or a JSONL data set."""
+
+import gzip
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+
+def read_prompts(arguments: Sequence[str], file: Path | None, field: str, template: str) -> list[str]:
+    """Collects the prompts of a command line.
+
+    Args:
+        arguments: prompts themselves; ``"-"`` reads standard input, one prompt per line.
+        file: ``.jsonl`` or ``.jsonl.gz`` with the prompt under `field`, else a text file with one per line.
+        field: key of the prompt in a JSONL line; a list's first element is taken (``turns``).
+        template: what is asked, with ``{prompt}`` where the prompt goes.
+
+    Raises:
+        ValueError: naming file and line, if there are no prompts or one cannot be read.
+    """
+    prompts = list(arguments)
+    if file is not None:
+        prompts += list(_read_jsonl(file, field) if ".jsonl" in file.name else _read_lines(file))
+    if "-" in prompts or (not prompts and not sys.stdin.isatty()):
+        piped = [line.rstrip("\n") for line in sys.stdin if line.strip()]
+        prompts = [prompt for prompt in prompts if prompt != "-"] + piped
+    if not prompts:
+        raise ValueError("no prompts: give some as arguments, with --file, or on standard input")
+    if "{prompt}" not in template:
+        raise ValueError(f"--template {template!r}: expected {{prompt}} in it")
+    for index, prompt in enumerate(prompts):
+        if not prompt.strip():
+            raise ValueError(f"prompt {index} is empty")
+    return [template.replace("{prompt}", prompt) for prompt in prompts]
+
+
+def _read_lines(file: Path) -> Iterator[str]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: cannot be read: {error}") from None
+    return (line for line in text.splitlines() if line.strip())
+
+
+def _read_jsonl(file: Path, field: str) -> Iterator[str]:
+    opener = gzip.open if file.suffix == ".gz" else open
+    try:
+        with opener(file, "rt", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    value = json.loads(line)[field]
+                except json.JSONDecodeError as error:
+                    raise ValueError(f"{file}:{number}: not JSON: {error}") from None
+                except (KeyError, TypeError):
+                    raise ValueError(f"{file}:{number}: no field {field!r}") from None
+                value = value[0] if isinstance(value, list) and value else value
+                if not isinstance(value, str):
+                    raise ValueError(f"{file}:{number}: {field!r} is not text")
+                yield value
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: cannot be read: {error}") from None
