@@ -1,7 +1,7 @@
 """Builds parameters from a checkpoint's tensors, one tensor at a time."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ Progress = Callable[[int, int], None]
 """Called with (tensors done, tensors in all)."""
 
 
+@runtime_checkable
 class TensorSource(Protocol):
     """A checkpoint under Hugging Face's tensor names."""
 
@@ -31,11 +32,15 @@ class TensorSource(Protocol):
         """One tensor."""
         ...
 
+    def num_elements(self) -> int:
+        """Elements of all tensors."""
+        ...
+
 
 def assemble(
     source: TensorSource,
     config: ModelConfig,
-    shardings: Params | None = None,
+    shardings: Params = None,
     progress: Progress | None = None,
 ) -> Params:
     """Reads every tensor of `config`'s family from `source` into our layout.
@@ -49,6 +54,7 @@ def assemble(
     Raises:
         ValueError: naming file and tensor, if one is missing, extra or misshapen.
     """
+    _check_size(source, config)
     rules = FAMILIES[config.family].rules(config)
     present, wanted = set(source.names()), {name for rule in rules.values() for name in rule.sources}
     if missing := sorted(wanted - present):
@@ -66,6 +72,17 @@ def assemble(
         if progress is not None:
             progress(done + 1, len(shapes))
     return unflatten(params)
+
+
+def _check_size(source: TensorSource, config: ModelConfig) -> None:
+    """Refuses a configuration far off the tensors before anything of its size is made."""
+    K, N, H, D, F = config.num_kv_heads, config.num_heads, config.head_dim, config.width, config.mlp_width
+    wanted = config.vocab_size * D + config.num_layers * D * (2 * (N + K) * H + 2 * F)
+    if wanted > 2 * source.num_elements():
+        raise ValueError(
+            f"{source.path}: the configuration asks for at least {wanted} parameters, "
+            f"the tensors have {source.num_elements()}"
+        )
 
 
 def _build(source: TensorSource, path: str, rule: Rule, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Reads Hugging Face directories: ``config.json`` and safetensors, one file or an index with shards."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from bass_jax.checkpoint.manifest import read_json
+from bass_jax.checkpoint.manifest import one_line, read_json
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -37,7 +38,7 @@ class HuggingFaceDirectory:
             try:
                 handle = safe_open(str(file), framework="np")
             except (SafetensorError, OSError) as error:
-                raise ValueError(f"{file}: not readable as safetensors: {error}") from None
+                raise ValueError(f"{file}: not readable as safetensors: {one_line(error)}") from None
             for name in handle.keys():  # noqa: SIM118 (not a dict)
                 if name in self._tensors:
                     raise ValueError(f"{file}: tensor {name!r} is in another shard too")
@@ -49,9 +50,11 @@ class HuggingFaceDirectory:
         """Names of all tensors, without what says nothing: a tied head, precomputed rotary frequencies."""
         is_tied = self.config.get("tie_word_embeddings")
         dropped = {"lm_head.weight"} if is_tied else set()
-        return [
-            name for name in self._tensors if name not in dropped and not name.endswith("rotary_emb.inv_freq")
-        ]
+        return [name for name in self._tensors if name not in dropped and not name.endswith("rotary_emb.inv_freq")]
+
+    def num_elements(self) -> int:
+        """Elements of all tensors."""
+        return sum(math.prod(handle.get_slice(name).get_shape()) for name, (_, handle) in self._tensors.items())
 
     def read(self, name: str) -> np.ndarray:
         """Reads one tensor in its stored dtype.
@@ -79,4 +82,6 @@ def _weight_files(path: Path) -> list[Path]:
         return files
     if (path / _SINGLE).is_file():
         return [path / _SINGLE]
+    if pickled := sorted(path.glob("pytorch_model*.bin")):
+        raise ValueError(f"{pickled[0]}: pickled weights can run code and are not read; convert them to safetensors")
     raise ValueError(f"{path}: no weights: expected {_SINGLE} or {_INDEX}")

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from bass_jax.checkpoint import config_file
 from bass_jax.checkpoint import manifest as manifest_file
 from bass_jax.checkpoint.assemble import Progress, assemble
-from bass_jax.checkpoint.manifest import Manifest, read_json, read_manifest
+from bass_jax.checkpoint.manifest import Manifest, one_line, read_json, read_manifest
 from bass_jax.checkpoint.tokenizer import Tokenizer, has_tokenizer_files, read_tokenizer
 from bass_jax.checkpoint.trees import flatten, unflatten
 from bass_jax.config import ModelConfig
@@ -103,9 +103,8 @@ def resolve(path: str | PathLike[str]) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(str(path), allow_patterns=_HUB_FILES))
     except Exception as error:  # Network, authentication and naming errors of many kinds.
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
-            f"{path}: no such file or directory, and not to be had as a Hub id: {reason}"
+            f"{path}: no such file or directory, and not to be had as a Hub id: {one_line(error)}"
         ) from None
 
 
@@ -173,9 +172,7 @@ def _load_ours(path, dtype, mesh, rules, embedding) -> Model:
     if manifest.shares_embedding:
         wanted = expected.pop("embedding")
         if embedding is None:
-            raise ValueError(
-                f"{path}: stored without its embedding, which is its target's; load it as a pair"
-            )
+            raise ValueError(f"{path}: stored without its embedding, which is its target's; load it as a pair")
         if embedding.shape != wanted.shape or embedding.dtype != wanted.dtype:
             raise ValueError(
                 f"{path}: embedding: expected {wanted.dtype} {list(wanted.shape)}, "

@@ -36,18 +36,19 @@ class Manifest:
     def write(self, directory: Path) -> None:
         """Hashes what `directory` holds and writes the manifest into it."""
         files = [path for path in directory.rglob("*") if path.is_file() and path.name != NAME]
-        hashes = {str(path.relative_to(directory)): sha256(path) for path in sorted(files)}
-        content = {"format": FORMAT, "version": VERSION} | dataclasses.asdict(
-            dataclasses.replace(self, files=hashes)
-        )
+        hashes = {path.relative_to(directory).as_posix(): sha256(path) for path in sorted(files)}
+        content = {"format": FORMAT, "version": VERSION} | dataclasses.asdict(dataclasses.replace(self, files=hashes))
         (directory / NAME).write_text(json.dumps(content, indent=2) + "\n")
 
     def verify(self, directory: Path) -> None:
         """Hashes every file.
 
         Raises:
-            ValueError: naming a file that is missing or not what was written.
+            ValueError: naming a file that is missing, not what was written, or an array's that is not listed.
         """
+        for path in sorted((directory / "params").rglob("*")):
+            if path.is_file() and path.relative_to(directory).as_posix() not in self.files:
+                raise ValueError(f"{path}: not in {NAME}")
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda item: _verify_file(directory / item[0], item[1]), self.files.items()))
 
@@ -89,7 +90,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not readable as JSON: {error}") from None
+        raise ValueError(f"{path}: not readable as JSON: {one_line(error)}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a JSON object")
     return content
@@ -99,6 +100,12 @@ def sha256(path: Path) -> str:
     """Returns the hexadecimal SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def one_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, or its kind if it has none."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _verify_file(path: Path, expected: str) -> None:

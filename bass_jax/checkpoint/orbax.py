@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
+from bass_jax.checkpoint.manifest import one_line
 from bass_jax.checkpoint.trees import flatten
 
 _SUBDIRECTORY = "params"
@@ -40,7 +41,7 @@ def read_arrays(directory: Path, expected: Any) -> Any:
             metadata = checkpointer.metadata(path)
             stored = flatten(metadata.item_metadata.tree)
         except Exception as error:  # Orbax and TensorStore raise what they meet.
-            raise ValueError(f"{path}: not a readable Orbax checkpoint: {_first_line(error)}") from None
+            raise ValueError(f"{path}: not a readable Orbax checkpoint: {one_line(error)}") from None
         wanted = flatten(expected)
         if missing := sorted(wanted.keys() - stored.keys()):
             raise ValueError(f"{path}: missing tensor {missing[0]!r} ({len(missing)} missing)")
@@ -50,21 +51,13 @@ def read_arrays(directory: Path, expected: Any) -> Any:
             _check(path, name, stored[name], leaf)
         restore_args = ocp.checkpoint_utils.construct_restore_args(expected)
         try:
-            return checkpointer.restore(
-                path, args=ocp.args.PyTreeRestore(expected, restore_args=restore_args)
-            )
+            return checkpointer.restore(path, args=ocp.args.PyTreeRestore(expected, restore_args=restore_args))
         except Exception as error:
-            raise ValueError(f"{path}: damaged: {_first_line(error)}") from None
+            raise ValueError(f"{path}: damaged: {one_line(error)}") from None
 
 
 def _check(path: Path, name: str, stored: Any, leaf: jax.ShapeDtypeStruct) -> None:
     if tuple(stored.shape) != tuple(leaf.shape):
-        raise ValueError(
-            f"{path}: tensor {name!r} has the shape {tuple(stored.shape)}; expected {leaf.shape}"
-        )
+        raise ValueError(f"{path}: tensor {name!r} has the shape {tuple(stored.shape)}; expected {leaf.shape}")
     if jnp.issubdtype(stored.dtype, jnp.floating) != jnp.issubdtype(leaf.dtype, jnp.floating):
         raise ValueError(f"{path}: tensor {name!r} has the dtype {stored.dtype}; expected {leaf.dtype}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

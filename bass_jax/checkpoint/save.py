@@ -67,9 +67,7 @@ def save_model(
         ).write(partial)
 
 
-def save_hugging_face(
-    directory: str | PathLike[str], model: Model, *, tokenizer: Tokenizer | None = None
-) -> None:
+def save_hugging_face(directory: str | PathLike[str], model: Model, *, tokenizer: Tokenizer | None = None) -> None:
     """Writes ``config.json``, ``model.safetensors`` and the tokenizer as Hugging Face libraries read them.
 
     Args:

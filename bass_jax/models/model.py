@@ -81,9 +81,14 @@ def abstract_params(config: ModelConfig) -> Params:
 
 
 def _traced_init(config, key, transform):
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    cache = kv.allocate(config.num_layers, 1, config.num_kv_heads, 8, config.head_dim, jnp.dtype(config.dtype))
-    return transform(lambda key: decoder(config).init(key, tokens, tokens, cache)["params"])(key)
+    def init(key):
+        # Made inside, where an abstract pass allocates nothing.
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        dtype = jnp.dtype(config.dtype)
+        cache = kv.allocate(config.num_layers, 1, config.num_kv_heads, 8, config.head_dim, dtype)
+        return decoder(config).init(key, tokens, tokens, cache)["params"]
+
+    return transform(init)(key)
 
 
 def init_model(config: ModelConfig, key: Key[Array, ""]) -> Model:

@@ -11,8 +11,8 @@ from bass_jax.checkpoint import Tokenizer
 from bass_jax.checkpoint.gguf import GgufFile
 from bass_jax.checkpoint.gguf_tokenizer import read_gguf_tokenizer
 from bass_jax.config import ModelConfig
-from bass_jax.models import Model, init_model
-from tests.checkpoint.small import small_config, small_tokenizer
+from bass_jax.models import Model
+from tests.checkpoint.small import random_model, small_config, small_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +42,7 @@ def config() -> ModelConfig:
 
 @pytest.fixture(scope="session")
 def model(config) -> Model:
-    return init_model(config, jax.random.key(0))
+    return random_model(config)
 
 
 @pytest.fixture(scope="session")

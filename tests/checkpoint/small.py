@@ -1,5 +1,7 @@
 """A model and a tokenizer of a few kilobytes."""
 
+import jax.numpy as jnp
+import numpy as np
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -7,7 +9,9 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from bass_jax.checkpoint.tokenizer import Tokenizer, import_transformers
+from bass_jax.checkpoint.trees import flatten, unflatten
 from bass_jax.config import ModelConfig
+from bass_jax.models import Model, abstract_params
 from tests.checkpoint.slow_bpe import byte_names
 
 VOCAB = 264
@@ -19,6 +23,20 @@ def small_config(**changes) -> ModelConfig:
         "mlp_width": 32, "context": 128, "is_tied": True,
     }  # fmt: skip
     return ModelConfig(**(options | changes))
+
+
+def random_model(config: ModelConfig, seed: int = 0) -> Model:
+    """A model of random parameters, drawn by NumPy: compiling its initialiser would take seconds."""
+    draw = np.random.default_rng(seed)
+    params = {
+        name: jnp.asarray(0.3 * draw.standard_normal(boxed.value.shape), config.dtype)
+        for name, boxed in flatten(abstract_params(config)).items()
+    }
+    output_ids = None
+    if config.output_vocab_size is not None:
+        ids = draw.choice(config.vocab_size, config.output_vocab_size, replace=False)
+        output_ids = jnp.asarray(ids, jnp.int32)
+    return Model(unflatten(params), config, output_ids)
 
 
 def small_tokenizer(merge: str = "t h") -> Tokenizer:

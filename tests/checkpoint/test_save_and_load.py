@@ -1,0 +1,166 @@
+"""What is stored is what is loaded; nothing partial is ever left."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from bass_jax.checkpoint import convert, load_model, load_tokenizer, save, save_hugging_face, save_model
+from bass_jax.config import RopeScaling
+from bass_jax.models import Model
+from tests.checkpoint.gguf_writer import write_gguf
+from tests.checkpoint.slow_bpe import byte_names
+from tests.checkpoint.small import VOCAB, random_model, small_config
+
+CHANGES = {
+    "tied": {},
+    "untied": {"is_tied": False},
+    "biases": {"has_attention_bias": True, "has_mlp_bias": True},
+    "rope": {"rope_scaling": RopeScaling("llama3", 4.0, 1.0, 4.0, 32)},
+    "bfloat16": {"dtype": "bfloat16"},
+    "trimmed": {"is_tied": False, "embedding_width": 24, "output_vocab_size": 40},
+}
+
+
+def cast(model: Model, dtype: str) -> Model:
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), model.params)
+    return Model(params, dataclasses.replace(model.config, dtype=dtype), model.output_ids)
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+def test_ours_is_bit_equal(changes, tmp_path, same):
+    model = random_model(small_config(**changes), 1)
+    save_model(tmp_path / "model", model)
+    same(load_model(tmp_path / "model"), model)
+    same(load_model(str(tmp_path / "model"), dtype="bfloat16"), cast(model, "bfloat16"))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("name", ["tied", "untied", "biases", "rope", "bfloat16"])
+def test_hugging_face_is_bit_equal(name, tmp_path, same):
+    model = random_model(small_config(**CHANGES[name]), 1)
+    save_hugging_face(tmp_path / "model", model)
+    same(load_model(tmp_path / "model"), model)
+    same(load_model(tmp_path / "model", dtype="bfloat16"), cast(model, "bfloat16"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("F32", 0), ("F16", 2**-11), ("BF16", 2**-8), ("Q8_0", 2**-7), ("Q4_0", 2**-3), ("Q4_1", 2**-3)]
+)
+def test_gguf_is_what_was_written(kind, error, tmp_path):
+    changes = {"width": 64, "mlp_width": 64, "head_dim": 16, "num_kv_heads": 2, "is_tied": False}
+    model = random_model(small_config(**changes), 1)
+    write_gguf(tmp_path / "model.gguf", model, kind=kind)
+    found = load_model(tmp_path / "model.gguf")
+    assert found.config == model.config
+    assert jax.tree.structure(found) == jax.tree.structure(model)
+    for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(model.params), strict=True):
+        # A step of the quantisation: a share of the block's largest value, which is at most the tensor's.
+        np.testing.assert_allclose(a, b, rtol=0, atol=error * float(jnp.abs(b).max()))
+
+
+def test_convert_keeps_everything(tmp_path, tokenizer, model, same):
+    save_hugging_face(tmp_path / "source", model, tokenizer=tokenizer)
+    calls = []
+    convert(tmp_path / "source", tmp_path / "ours", license="MIT", progress=lambda *call: calls.append(call))
+    same(load_model(tmp_path / "ours"), model)
+    assert load_tokenizer(tmp_path / "ours") == tokenizer
+    num_tensors = len(jax.tree.leaves(model.params))
+    assert calls == [(i + 1, num_tensors) for i in range(num_tensors)]
+    manifest = json.loads((tmp_path / "ours" / "manifest.json").read_text())
+    assert manifest["source"] == str(tmp_path / "source") and manifest["license"] == "MIT"
+    assert manifest["tokenizer_fingerprint"] == tokenizer.fingerprint
+    convert(tmp_path / "ours", tmp_path / "again", dtype="bfloat16")
+    same(load_model(tmp_path / "again"), cast(model, "bfloat16"))
+
+
+def test_convert_builds_a_gguf_files_tokenizer(tmp_path, model, same):
+    tokens = ["<a>", "<b>", "<end>", *byte_names(), "th"]
+    tokens += [f"<unused{i}>" for i in range(VOCAB - len(tokens))]
+    write_gguf(tmp_path / "model.gguf", model, tokens=tokens)
+    convert(tmp_path / "model.gguf", tmp_path / "ours")
+    same(load_model(tmp_path / "ours"), model)
+    tokenizer = load_tokenizer(tmp_path / "ours")
+    assert tokenizer == load_tokenizer(tmp_path / "model.gguf")
+    assert tokenizer.encode("the<end>").tolist() == [tokens.index("th"), tokens.index("e"), 2]
+    assert tokenizer.stop_ids == (2,)
+    manifest = json.loads((tmp_path / "ours" / "manifest.json").read_text())
+    assert manifest["source_sha256"] is not None
+
+
+def test_a_draft_holds_its_targets_embedding(tmp_path, model, tokenizer):
+    config = small_config(is_tied=False, embedding_width=16, output_vocab_size=40, width=8)
+    draft = random_model(config, 2)
+    draft = Model(draft.params | {"embedding": model.params["embedding"]}, config, draft.output_ids)
+    save_model(tmp_path / "draft", draft, tokenizer=tokenizer, shares_embedding=True)
+    assert not (tmp_path / "draft" / "tokenizer.json").exists()
+    found = load_model(tmp_path / "draft", embedding=model.params["embedding"])
+    assert found.params["embedding"] is model.params["embedding"]
+    np.testing.assert_array_equal(found.output_ids, draft.output_ids)
+    with pytest.raises(ValueError, match="load it as a pair"):
+        load_model(tmp_path / "draft")
+    with pytest.raises(ValueError, match=r"expected float32 \[16, 264\], the target's is float32 \[3, 264\]"):
+        load_model(tmp_path / "draft", embedding=model.params["embedding"][:3])
+
+
+def test_a_mesh_places_every_array(tmp_path, model):
+    mesh = Mesh(np.array(jax.devices()[:2]), ("tp",))
+    save_model(tmp_path / "ours", model)
+    save_hugging_face(tmp_path / "theirs", model)
+    for path in ("ours", "theirs"):
+        found = load_model(tmp_path / path, mesh=mesh)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(model), strict=True):
+            assert a.sharding.mesh == mesh
+            np.testing.assert_array_equal(a, b)
+        assert found.params["embedding"].addressable_shards[0].data.shape == (16, VOCAB // 2)
+        assert found.params["layer_1"]["attention"]["qkv"].addressable_shards[0].data.shape == (16, 2, 3, 4)
+
+
+def test_saving_again_replaces(tmp_path, model, same):
+    save_model(tmp_path / "model", random_model(model.config, 9))
+    save_model(tmp_path / "model", model)
+    same(load_model(tmp_path / "model"), model)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_nothing_that_is_no_checkpoint_is_overwritten(tmp_path, model):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="exists and is not a checkpoint"):
+        save_model(tmp_path, model)
+    with pytest.raises(ValueError, match="exists and is not a checkpoint"):
+        save_hugging_face(tmp_path / "notes.txt", model)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_failure_leaves_what_was_there(tmp_path, model, same, monkeypatch):
+    save_model(tmp_path / "model", model)
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(save.config_file, "write_config", fail)
+    for name in ("model", "new"):
+        with pytest.raises(OSError, match="disk full"):
+            save_model(tmp_path / name, random_model(model.config, 9))
+    same(load_model(tmp_path / "model"), model)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_hub_ids_go_through_the_hub(tmp_path, model, same, monkeypatch):
+    import huggingface_hub
+
+    save_hugging_face(tmp_path / "model", model)
+    asked = []
+
+    def download(name, allow_patterns):
+        asked.append((name, allow_patterns))
+        return str(tmp_path / "model")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    same(load_model("someone/some-model"), model)
+    [(name, patterns)] = asked
+    assert name == "someone/some-model" and "*.safetensors" in patterns and "*.bin" not in patterns
