@@ -40,9 +40,10 @@ def make_law(logits: Float[Array, "B T V"], controls: SamplingControls) -> Law:
     logits = logits.astype(jnp.float32)
     mode = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     temperature, top_k, top_p, min_p = (control[:, None, None] for control in controls)
-    is_greedy = temperature <= 0
-    scaled = logits / jnp.where(is_greedy, 1.0, temperature)
-    scaled -= scaled.max(axis=-1, keepdims=True)
+    # Subnormal temperatures count as 0: devices flush them. The maximum is taken off first, since a logit over a
+    # tiny temperature overflows and inf - inf is NaN.
+    is_greedy = temperature < jnp.finfo(jnp.float32).tiny
+    scaled = (logits - logits.max(axis=-1, keepdims=True)) / jnp.where(is_greedy, 1.0, temperature)
     weights = jnp.exp(scaled)
     order = _ordered_bits(scaled)
 
@@ -78,7 +79,8 @@ def log_normalizer(logits: Float[Array, "... V"]) -> Float[Array, "..."]:
 
 def _ordered_bits(values: Float[Array, "..."]) -> Array:
     """Maps float32 to uint32 so that integers order as the floats do."""
-    bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
+    # -0 and 0 are equals.
+    bits = jax.lax.bitcast_convert_type(jnp.where(values == 0, 0.0, values), jnp.uint32)
     is_negative = bits >> 31 == 1
     return jnp.where(is_negative, ~bits, bits | jnp.uint32(1 << 31))
 
@@ -104,7 +106,8 @@ def _threshold(order: Array, weights: Array, needed: Array, is_wanted: Array) ->
 
     def halve(bounds):
         low, high = bounds
-        middle = low + (high - low + 1) // 2
+        # From above, so that no bounds overflow: a GPU's NaN orders as 2**32 - 1.
+        middle = high - (high - low) // 2
         is_enough = jnp.where(order >= middle, weights, 0.0).sum(axis=-1, keepdims=True) >= needed
         # Where the bounds have met, `middle` is both of them and neither moves.
         return jnp.where(is_enough, middle, low), jnp.where(is_enough | (low == high), high, middle - 1)
