@@ -1,5 +1,7 @@
 """One step of a batch: speculative, and regular as its baseline; both pure, neither jitted here."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -76,15 +78,18 @@ def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecSta
 
 def _propose(
     pair: Pair, state: SpecState, spec: SpecConfig, num_wanted: Int[Array, "B"], *, is_sampled: bool
-) -> tuple[Proposal, Array]:
+) -> tuple[Proposal, Any]:
     if spec.bucket == 0:
         empty = jnp.zeros((state.lengths.shape[0], 0), jnp.int32)
         return Proposal(empty, jnp.zeros_like(state.lengths), probs=None), state.drafter
     keys = _step_keys(state, Role.DRAFT)
     context = DraftContext(state.tokens, state.lengths, num_wanted, state.controls, keys)
     proposal, drafter = pair.drafter.propose(state.drafter, context, spec.bucket, is_sampled=is_sampled)
-    # A drafter's word is not taken for it: more drafts than wanted would overrun the row's limit.
-    num_drafted = jnp.clip(proposal.num_drafted, 0, num_wanted)
+    # A drafter's word is not taken for it: more drafts than wanted would overrun the row's limit, and an id outside
+    # the vocabulary (-1 as a placeholder) would be read as another token's.
+    is_token = (proposal.tokens >= 0) & (proposal.tokens < pair.target.config.vocab_size)
+    num_tokens = jnp.cumprod(is_token.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
+    num_drafted = jnp.clip(jnp.minimum(proposal.num_drafted, num_tokens), 0, num_wanted)
     return proposal._replace(num_drafted=num_drafted), drafter
 
 
@@ -108,14 +113,13 @@ def _commit(
     is_active = ~state.done
     slots = jnp.arange(tokens.shape[1])
     normalizer = log_normalizer(logits)
-    is_scored = slots <= num_drafted[:, None]
-    is_broken = is_active & ~jnp.where(is_scored, jnp.isfinite(normalizer), True).all(axis=1)
-
     is_stop = (tokens[..., None] == state.stop_tokens[:, None]).any(axis=-1)
     until_stop = jnp.where(is_stop, slots + 1, tokens.shape[1] + 1).min(axis=1)
-    room = state.limits - state.lengths
-    num_emitted = jnp.minimum(jnp.minimum(num_accepted + 1, until_stop), room)
-    num_emitted = jnp.where(is_active & ~is_broken, num_emitted, 0).astype(jnp.int32)
+    # A law that is not finite ends the row where it is drawn from: the tokens before it stand, as in regular decoding.
+    until_broken = jnp.where(jnp.isfinite(normalizer), tokens.shape[1] + 1, slots).min(axis=1)
+    num_due = jnp.minimum(jnp.minimum(num_accepted + 1, until_stop), state.limits - state.lengths)
+    is_broken = until_broken < num_due
+    num_emitted = jnp.where(is_active, jnp.minimum(num_due, until_broken), 0).astype(jnp.int32)
     is_emitted = slots < num_emitted[:, None]
     lengths = state.lengths + num_emitted
 
