@@ -160,7 +160,7 @@ def prefill(
         num_steps=np.zeros(len(source), np.int32),
         draft_lens=np.full(len(source), spec.draft_len, np.int32),
         controls=SamplingControls(*(fill(control, 0) for control in controls)),
-        stop_tokens=np.tile(np.asarray([*stop_tokens] or [-1], np.int32), (len(source), 1)),
+        stop_tokens=np.tile(_pad_stop_tokens(stop_tokens), (len(source), 1)),
         target_cache=target_cache,
         drafter=drafter,
     )
@@ -171,6 +171,12 @@ def _read_prompts(pair: Pair, tokens: Array, lengths: Array) -> tuple[KVCache, A
     """Fills both caches with all but the last token of each prompt."""
     cache = pair.target.init_cache(tokens.shape[0], tokens.shape[1])
     return extend_cache(pair.target, tokens, lengths - 1, cache), pair.drafter.init(tokens, lengths)
+
+
+def _pad_stop_tokens(stop_tokens: Sequence[int]) -> np.ndarray:
+    """Pads to a multiple of 4, so that another stop token seldom is another shape."""
+    padding = -len(stop_tokens) % 4 if len(stop_tokens) else 4
+    return np.asarray([*stop_tokens, *[-1] * padding], np.int32)
 
 
 def _check_prompts(pair: Pair, prompts, num_samples: int) -> list[np.ndarray]:

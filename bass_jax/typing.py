@@ -22,9 +22,9 @@
 from typing import Any
 
 from jax import Array
-from jaxtyping import Bool, Float, Int, Key
+from jaxtyping import Bool, Float, Int, Key, UInt
 
 type Params = Any
 """A nested dict of arrays, as Linen's ``init`` returns under ``"params"``."""
 
-__all__ = ["Array", "Bool", "Float", "Int", "Key", "Params"]
+__all__ = ["Array", "Bool", "Float", "Int", "Key", "Params", "UInt"]

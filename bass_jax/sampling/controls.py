@@ -9,7 +9,7 @@ import numpy as np
 
 from bass_jax.typing import Array
 
-Setting = float | Sequence[float] | np.ndarray
+Setting = float | int | Sequence[float | int] | np.ndarray
 """One value for all rows, or one per row."""
 
 

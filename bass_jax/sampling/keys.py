@@ -10,7 +10,7 @@ import enum
 import jax
 import jax.numpy as jnp
 
-from bass_jax.typing import Array, Float, Int, Key
+from bass_jax.typing import Array, Float, Int, Key, UInt
 
 
 class Role(enum.IntEnum):
@@ -22,12 +22,12 @@ class Role(enum.IntEnum):
     POSITION = 3
 
 
-def row_keys(key: Key[Array, ""], rows: Int[Array, "B"]) -> Key[Array, "B"]:
+def row_keys(key: Key[Array, ""], rows: UInt[Array, "B"]) -> Key[Array, "B"]:
     """Derives the key of each of `rows` from one; `key` is consumed."""
     return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
 
 
-def seed_keys(seeds: Int[Array, "B"]) -> Key[Array, "B"]:
+def seed_keys(seeds: UInt[Array, "B"]) -> Key[Array, "B"]:
     """Makes each row's key from its own seed alone."""
     return jax.vmap(jax.random.key)(seeds)
 

@@ -5,7 +5,7 @@ A rule is one pure function behind `AcceptanceRule`; `template.py` beside this f
 
 import dataclasses
 import importlib
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from bass_jax.sampling.law import Law
 from bass_jax.typing import Array
@@ -25,6 +25,7 @@ class Verdict(NamedTuple):
     next_token: Array  # [B] int32, the residual token, or the bonus token after a full acceptance
 
 
+@runtime_checkable
 class Judge(Protocol):
     """The function of a rule; row by row, nothing crosses rows."""
 
