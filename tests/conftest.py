@@ -1,0 +1,26 @@
+"""Set-up of every test: the device, checked annotations, the `gpu` marker."""
+
+import os
+import sys
+
+import jaxtyping
+import pytest
+
+# Before anything imports jax. Four CPU devices, so that meshes can be tested anywhere.
+if "--gpu" not in sys.argv:
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+
+jaxtyping.install_import_hook("bass_jax", "beartype.beartype")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--gpu", action="store_true", help="run on the NVIDIA GPU, the tests marked gpu included")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--gpu"):
+        skip = pytest.mark.skip(reason="needs an NVIDIA GPU: run pytest --gpu where there is one")
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(skip)

@@ -1,0 +1,73 @@
+"""Faults that other decoders shipped, planted on purpose: the statistic that finds none in ours must find these."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from bass_jax import step
+from bass_jax.drafters import Proposal
+from bass_jax.sampling import TOKEN, AcceptanceRule, draw
+from bass_jax.sampling.keys import Role, gumbel
+from tests.tiny import TableDrafter
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WrongLawDrafter(TableDrafter):
+    """Draws from its table, and says that it drew from a warmer one."""
+
+    def propose(self, state, context, draft_len, *, is_sampled):
+        proposal, state = super().propose(state, context, draft_len, is_sampled=is_sampled)
+        probs = jnp.sqrt(proposal.probs)
+        return proposal._replace(probs=probs / probs.sum(-1, keepdims=True)), state
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FirstKeyDrafter(TableDrafter):
+    """One draft a step, drawn with the step's key itself and not with one derived from it."""
+
+    def propose(self, state, context, draft_len, *, is_sampled):
+        token = jnp.take_along_axis(context.tokens, context.lengths[:, None] - 1, axis=1)[:, 0]
+        law = self.table[token]
+        drafts = draw(law, gumbel(context.keys, law.shape[-1]))[:, None]
+        return Proposal(jnp.tile(drafts, (1, draft_len)), jnp.minimum(context.num_wanted, 1), law[:, None]), state
+
+
+def shared_stream(role: Role):
+    """Key derivation under which a draft is drawn from the stream of `role`."""
+    sound = step._step_keys
+    return lambda state, wanted: sound(state, role if wanted == Role.DRAFT else wanted)
+
+
+def _residual_from_uniform(draft_tokens, num_drafted, draft_probs, target, keys):
+    verdict = TOKEN.judge(draft_tokens, num_drafted, draft_probs, target, keys)
+    uniform = draw(jnp.ones_like(target.probs[:, 0]), gumbel(keys.residual, target.probs.shape[-1]))
+    is_rejected = verdict.num_accepted < num_drafted
+    return verdict._replace(next_token=jnp.where(is_rejected, uniform, verdict.next_token))
+
+
+def _first_token_unchecked(draft_tokens, num_drafted, draft_probs, target, keys):
+    is_drafted = (num_drafted > 0)[:, None]
+    first = jax.nn.one_hot(draft_tokens[:, 0], target.probs.shape[-1])
+    probs = target.probs.at[:, 0].set(jnp.where(is_drafted, first, target.probs[:, 0]))
+    return TOKEN.judge(draft_tokens, num_drafted, draft_probs, target._replace(probs=probs), keys)
+
+
+def _off_by_one(draft_tokens, num_drafted, draft_probs, target, keys):
+    verdict = TOKEN.judge(draft_tokens, num_drafted, draft_probs, target, keys)
+    probs = target.probs[jnp.arange(len(num_drafted)), jnp.maximum(num_drafted - 1, 0)]
+    stale = draw(probs, gumbel(keys.residual, probs.shape[-1]))
+    is_full = (verdict.num_accepted == num_drafted) & (num_drafted > 0)
+    return verdict._replace(next_token=jnp.where(is_full, stale, verdict.next_token))
+
+
+def _faulty(name: str, judge) -> AcceptanceRule:
+    return dataclasses.replace(TOKEN, name=name, judge=judge)
+
+
+RESIDUAL_FROM_UNIFORM = _faulty("residual_from_uniform", _residual_from_uniform)
+FIRST_TOKEN_UNCHECKED = _faulty("first_token_unchecked", _first_token_unchecked)
+OFF_BY_ONE = _faulty("off_by_one", _off_by_one)
+"""The bonus token after a full acceptance comes from the law of the last draft's position."""

@@ -1,0 +1,102 @@
+"""Greedy speculation is greedy decoding, token for token, whatever drafts and however much.
+
+What breaking it means: text that depends on the draft; the row after a rejection, a roll-back or a full acceptance
+read something that was never committed.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bass_jax as bass
+from bass_jax.config import DRAFT_LEN_BUCKETS
+from bass_jax.drafters import NgramDrafter
+from bass_jax.drafters.template import RepeatDrafter
+from bass_jax.sampling import registered_rules
+from tests import tiny
+
+LIMITS = (40, 37, 40)
+RULES = sorted(name for name, rule in registered_rules().items() if rule.lossless)
+BETWEEN = (5, 7, 13, 25, 31)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny.model(1)
+
+
+@pytest.fixture(scope="module")
+def drafters(target):
+    return {
+        "perfect": tiny.model_drafter(target),
+        "often right": tiny.model_drafter(tiny.perturbed(target, 0.1)),
+        "bad": tiny.model_drafter(tiny.model(2)),
+        "trimmed vocabulary": tiny.model_drafter(tiny.trimmed((1, 3, 4, 5, 9))),
+        "shared embedding": tiny.model_drafter(tiny.shared_embedding(target)),
+        "ngram": NgramDrafter(),
+        "table": tiny.table_drafter(),
+        "repeat": RepeatDrafter(),
+    }
+
+
+@pytest.fixture(scope="module")
+def regular(target, drafters):
+    """What regular decoding says."""
+    pair = bass.Pair(target, drafters["ngram"])
+    return bass.generate(pair, tiny.PROMPTS, step="decode", max_new_tokens=LIMITS).tokens
+
+
+def speculate(target, drafter, spec):
+    return bass.generate(bass.Pair(target, drafter), tiny.PROMPTS, spec, max_new_tokens=LIMITS)
+
+
+def test_regular_decoding_takes_the_most_probable_token(target, regular):
+    """One pass over each finished text, without the loop and its caches, finds every token at the maximum."""
+    for prompt, output in zip(tiny.PROMPTS, regular, strict=True):
+        text = jnp.asarray([[*prompt, *output]], jnp.int32)
+        positions = jnp.arange(text.shape[1], dtype=jnp.int32)[None]
+        logits, _ = target.forward(text, positions, target.init_cache(1, 64))
+        expected = jnp.argmax(logits[0, len(prompt) - 1 : -1], axis=-1)
+        np.testing.assert_array_equal(output, expected)
+
+
+@pytest.mark.parametrize("draft_len", sorted({*DRAFT_LEN_BUCKETS, *BETWEEN}))
+@pytest.mark.parametrize("quality", ["perfect", "often right", "bad"])
+def test_every_draft_length(target, drafters, regular, quality, draft_len):
+    run = speculate(target, drafters[quality], bass.SpecConfig(draft_len, "greedy"))
+    assert [row.tolist() for row in run.tokens] == [row.tolist() for row in regular]
+    assert max(info.num_drafted.max() for info in run.infos) == min(draft_len, max(LIMITS) - 1)
+
+
+@pytest.mark.parametrize("draft_len", [1, 3, 7])
+@pytest.mark.parametrize("drafter", ["trimmed vocabulary", "shared embedding", "ngram", "table", "repeat"])
+def test_every_drafter(target, drafters, regular, drafter, draft_len):
+    run = speculate(target, drafters[drafter], bass.SpecConfig(draft_len, "greedy"))
+    assert [row.tolist() for row in run.tokens] == [row.tolist() for row in regular]
+
+
+@pytest.mark.parametrize("draft_len", [0, 1, 5])
+@pytest.mark.parametrize("drafter", ["often right", "trimmed vocabulary", "ngram", "table"])
+@pytest.mark.parametrize("rule", [name for name in RULES if name != "greedy"])
+def test_every_lossless_rule_at_temperature_0(target, drafters, regular, drafter, rule, draft_len):
+    """Temperature 0 is a one-hot law on both sides, not a ratio of softmaxes."""
+    pair = bass.Pair(target, drafters[drafter])
+    spec = bass.SpecConfig(draft_len, rule)
+    state = bass.prefill(pair, tiny.PROMPTS, spec, max_new_tokens=LIMITS)
+    state, _ = bass.generate_on_device(pair, state, spec, max_steps=max(LIMITS))
+    for row, expected in enumerate(regular):
+        np.testing.assert_array_equal(bass.output_tokens(state, row), expected)
+
+
+def test_draft_lengths_may_change_between_steps_and_rows(target, drafters, regular):
+    pair, spec = bass.Pair(target, drafters["often right"]), bass.SpecConfig(4, "greedy")
+    state = bass.prefill(pair, tiny.PROMPTS, spec, max_new_tokens=LIMITS)
+    step = jax.jit(bass.speculate_step)
+    random = np.random.default_rng(0)
+    while not state.done.all():
+        wanted = jnp.asarray(random.integers(0, 5, state.lengths.shape), jnp.int32)
+        state, info = step(pair, state._replace(draft_lens=wanted), spec)
+        assert (info.num_drafted <= wanted).all()
+    for row, expected in enumerate(regular):
+        np.testing.assert_array_equal(bass.output_tokens(state, row), expected)

@@ -1,0 +1,87 @@
+"""Tiny models whose laws are worth testing: random weights, scaled up until the logits spread."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import bass_jax as bass
+from bass_jax.drafters import DraftContext, ModelDrafter, Proposal
+from bass_jax.sampling import draw
+from bass_jax.sampling.keys import gumbel, indexed
+
+VOCAB = 11
+PROMPTS = ([7], [3, 1, 4, 1, 5, 9, 2, 6, 5], [5, 6, 7, 5, 6, 7, 5, 6])
+"""Ragged, one of length 1, one that repeats itself; three rows, so that a batch of four has a filler."""
+
+
+def config(vocab_size: int = VOCAB, **changes) -> bass.ModelConfig:
+    shape = {"width": 16, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "mlp_width": 24}
+    return bass.ModelConfig(vocab_size=vocab_size, context=256, **(shape | changes))
+
+
+def model(seed: int, scale: float = 8.0, vocab_size: int = VOCAB, **changes) -> bass.Model:
+    """Random weights; a scale of 8 gives peaked laws that depend on the whole prefix, 4 gives flat ones."""
+    made = bass.init_model(config(vocab_size, **changes), jax.random.key(seed))
+    return dataclasses.replace(made, params=jax.tree.map(lambda x: x * scale if x.ndim > 1 else x, made.params))
+
+
+def perturbed(original: bass.Model, amount: float, seed: int = 3) -> bass.Model:
+    """The same model with noise on every weight: a draft that is often right."""
+    leaves, structure = jax.tree.flatten(original.params)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    noisy = [leaf + amount * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
+    return dataclasses.replace(original, params=jax.tree.unflatten(structure, noisy))
+
+
+def shared_embedding(target: bass.Model) -> bass.Model:
+    """A narrower draft that reads the target's embedding through a projection and has its own head."""
+    draft = model(5, width=8, num_layers=1, is_tied=False, embedding_width=target.config.width)
+    return dataclasses.replace(draft, params=draft.params | {"embedding": target.params["embedding"]})
+
+
+def trimmed(output_ids: tuple[int, ...]) -> bass.Model:
+    """A draft that can propose `output_ids` alone."""
+    draft = model(6, num_layers=1, is_tied=False, output_vocab_size=len(output_ids))
+    return dataclasses.replace(draft, output_ids=jnp.asarray(output_ids, jnp.int32))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TableDrafter:
+    """A user's stochastic drafter: the next token's law is a table over the last token, ``[V, V]``.
+
+    A row drafts no more than its last token's parity allows, so that rows of a batch draft different numbers.
+    """
+
+    table: jax.Array
+
+    def init(self, tokens, lengths) -> Any:
+        return None
+
+    def propose(self, state, context: DraftContext, draft_len: int, *, is_sampled: bool):
+        token = jnp.take_along_axis(context.tokens, context.lengths[:, None] - 1, axis=1)[:, 0]
+        num_drafted = jnp.where(token % 2 == 0, context.num_wanted, jnp.minimum(context.num_wanted, 2))
+        tokens, laws = [], []
+        for step in range(draft_len):
+            law = self.table[token]
+            noise = gumbel(indexed(context.keys, step), law.shape[-1])
+            token = draw(law, noise) if is_sampled else jnp.argmax(law, axis=-1).astype(jnp.int32)
+            tokens.append(token)
+            laws.append(law)
+        return Proposal(jnp.stack(tokens, 1), num_drafted, jnp.stack(laws, 1) if is_sampled else None), state
+
+    def commit(self, state, lengths):
+        return state
+
+
+def table_drafter(vocab_size: int = VOCAB) -> TableDrafter:
+    """Laws far from any target's, one with a zero in it."""
+    table = jax.nn.softmax(1.5 * jax.random.normal(jax.random.key(8), (vocab_size, vocab_size)))
+    table = table.at[0, 0].set(0.0)
+    return TableDrafter(table / table.sum(axis=1, keepdims=True))
+
+
+def model_drafter(draft: bass.Model, vocab_size: int = VOCAB) -> ModelDrafter:
+    return ModelDrafter(draft, vocab_size)
