@@ -257,7 +257,8 @@ class Run:
 
     def _record(self, info: StepInfo) -> StepInfo:
         """Keeps what the rows emitted, cut at a stop string, and says so to the device."""
-        info = info._replace(**{name: np.array(getattr(info, name)) for name in ("num_emitted", "finish")})
+        writable = ("tokens", "num_emitted", "logprobs", "finish")
+        info = info._replace(**{name: np.array(getattr(info, name)) for name in writable})
         self.events = []
         is_cut = False
         for row in np.flatnonzero(info.is_active[: self.num_rows]).tolist():
@@ -267,6 +268,7 @@ class Run:
             if self._stops.is_hit[row]:
                 is_cut |= not is_finished or num_kept < num
                 info.num_emitted[row], info.finish[row] = num_kept, FinishReason.STOP
+                info.tokens[row, num_kept:], info.logprobs[row, num_kept:] = -1, 0.0
             self._tokens[row].append(info.tokens[row, :num_kept])
             self._logprobs[row].append(info.logprobs[row, :num_kept])
             self._finish[row] = info.finish[row]
