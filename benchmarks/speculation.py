@@ -1,0 +1,115 @@
+"""Wall time of speculation against regular decoding, over batch, drafter and draft length, in one run.
+
+    python benchmarks/speculation.py --file HumanEval.jsonl.gz \\
+        --template 'Complete the following Python function:\\n```python\\n{prompt}```'
+
+Every cell decodes the same prompts greedily with `decode_step` and with `speculate_step`, in turn, `--repeats`
+times; the table gives medians of tokens/s and of the pairwise ratios, and whether the tokens were the same.
+Compilation and prefill are outside the times. The last line is the table as JSON.
+"""
+
+import argparse
+import datetime
+import json
+import platform
+import statistics
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+import bass_jax as bass
+from bass_jax.commands.prompts import read_prompts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", default="checkpoints/quickstart")
+    parser.add_argument("--file", type=Path, required=True, help="JSONL with the prompts")
+    parser.add_argument("--field", default="prompt")
+    parser.add_argument("--template", default="{prompt}")
+    parser.add_argument("--num-prompts", type=int, default=8, help="prompts per cell; a multiple of the batches")
+    parser.add_argument("--batches", default="1,2,4,8")
+    parser.add_argument("--drafters", default="model,ngram")
+    parser.add_argument("--draft-lens", default="2,4")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+
+    prompts = read_prompts((), options.file, options.field, options.template.replace("\\n", "\n"))
+    cells = []
+    pairs = {name: bass.load_pair(options.pair, drafter=name) for name in options.drafters.split(",")}
+    tokenizer = next(iter(pairs.values()))[1]
+    encoded = [tokenizer.encode_chat(prompt) for prompt in prompts[: options.num_prompts]]
+    for batch in map(int, options.batches.split(",")):
+        for name, (pair, _) in pairs.items():
+            for draft_len in map(int, options.draft_lens.split(",")):
+                cells.append(measure(options, pair, name, encoded, batch, draft_len))
+                print(json.dumps(cells[-1]), flush=True)
+    print_table(cells)
+    record = {
+        "date": datetime.date.today().isoformat(),
+        "jax": jax.__version__,
+        "device": jax.devices()[0].device_kind,
+        "machine": platform.machine(),
+        "max_new_tokens": options.max_new_tokens,
+        "num_prompts": len(encoded),
+        "cells": cells,
+    }
+    print(json.dumps(record))
+
+
+def measure(options, pair, name, encoded, batch, draft_len) -> dict:
+    spec = bass.SpecConfig(draft_len=draft_len)
+    rates, baselines, ratios, is_same = [], [], [], True
+    for _ in range(options.repeats):
+        seconds = {"speculate": 0.0, "decode": 0.0}
+        num_emitted = num_passes = 0
+        for start in range(0, len(encoded), batch):
+            rows = encoded[start : start + batch]
+            runs = {
+                step: bass.generate(pair, rows, spec, max_new_tokens=options.max_new_tokens, step=step)
+                for step in seconds
+            }
+            for step, run in runs.items():
+                seconds[step] += run.timings.decode
+            num_emitted += runs["speculate"].summary.num_emitted
+            num_passes += runs["speculate"].summary.num_row_steps
+            is_same &= all(
+                (a == b).all() if len(a) == len(b) else False
+                for a, b in zip(runs["speculate"].tokens, runs["decode"].tokens, strict=True)
+            )
+        rates.append(num_emitted / seconds["speculate"])
+        baselines.append(num_emitted / seconds["decode"])
+        ratios.append(seconds["decode"] / seconds["speculate"])
+    return {
+        "batch": batch,
+        "drafter": name,
+        "draft_len": draft_len,
+        "block_efficiency": round(num_emitted / num_passes, 3),
+        "decode_tokens_per_s": round(statistics.median(baselines), 1),
+        "speculate_tokens_per_s": round(statistics.median(rates), 1),
+        "speed_up": round(statistics.median(ratios), 3),
+        "speed_up_range": [round(min(ratios), 3), round(max(ratios), 3)],
+        "is_identical": bool(is_same),
+    }
+
+
+def print_table(cells) -> None:
+    table = Table(title="greedy, medians")
+    for name in ("batch", "drafter", "draft length", "block efficiency", "decode tokens/s", "speculate tokens/s",
+                 "speed-up", "identical"):  # fmt: skip
+        table.add_column(name, justify="right")
+    for cell in cells:
+        low, high = cell["speed_up_range"]
+        table.add_row(
+            str(cell["batch"]), cell["drafter"], str(cell["draft_len"]), f"{cell['block_efficiency']:.2f}",
+            f"{cell['decode_tokens_per_s']:.1f}", f"{cell['speculate_tokens_per_s']:.1f}",
+            f"{cell['speed_up']:.2f}x ({low:.2f}-{high:.2f})", "yes" if cell["is_identical"] else "NO",
+        )  # fmt: skip
+    Console(width=130).print(table)
+
+
+if __name__ == "__main__":
+    main()
