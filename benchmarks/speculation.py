@@ -1,7 +1,7 @@
-"""Wall time of speculation against regular decoding, over batch, drafter and draft length, in one run.
+r"""Wall time of speculation against regular decoding, over batch, drafter and draft length, in one run.
 
-    python benchmarks/speculation.py --file HumanEval.jsonl.gz \\
-        --template 'Complete the following Python function:\\n```python\\n{prompt}```'
+    python benchmarks/speculation.py --file HumanEval.jsonl.gz \
+        --template 'Complete the following Python function:\n```python\n{prompt}```'
 
 Every cell decodes the same prompts greedily with `decode_step` and with `speculate_step`, in turn, `--repeats`
 times; the table gives medians of tokens/s and of the pairwise ratios, and whether the tokens were the same.

@@ -1,4 +1,4 @@
-"""A whole step compiled for an H200 without one: donated caches are updated in place, nothing of their size is copied."""
+"""A whole step compiled for an H200 without one: donated caches stay in place, nothing of their size is copied."""
 
 import dataclasses
 import re
