@@ -2,7 +2,7 @@
 
 from bass_jax.checkpoint.detokenizer import IncrementalDecoder
 from bass_jax.checkpoint.load import load_model, load_tokenizer
-from bass_jax.checkpoint.pair import load_target_and_draft
+from bass_jax.checkpoint.pair import load_draft, load_target_and_draft
 from bass_jax.checkpoint.save import convert, save_hugging_face, save_model
 from bass_jax.checkpoint.tokenizer import Tokenizer
 
@@ -10,6 +10,7 @@ __all__ = [
     "IncrementalDecoder",
     "Tokenizer",
     "convert",
+    "load_draft",
     "load_model",
     "load_target_and_draft",
     "load_tokenizer",

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from bass_jax.checkpoint.manifest import one_line
 from bass_jax.checkpoint.tokenizer import Tokenizer, import_transformers
 
 _CONTROL = 3
@@ -33,10 +34,14 @@ def read_gguf_tokenizer(source: Any) -> Tokenizer:
             f"{source.path}: tokenizer.ggml.model={kind!r}, tokenizer.ggml.pre={split!r}: expected 'gpt2' "
             "with 'smollm'; put the model's tokenizer.json beside the file"
         )
-    tokens = source.field("tokenizer.ggml.tokens")
-    merges = [tuple(merge.split(" ", 1)) for merge in source.field("tokenizer.ggml.merges")]
-    types = source.field("tokenizer.ggml.token_type")
-    backend = Backend(BPE({token: id for id, token in enumerate(tokens)}, merges))
+    tokens, merges, types = (_read_list(source, name) for name in ("tokens", "merges", "token_type"))
+    try:
+        pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+        backend = Backend(BPE({token: id for id, token in enumerate(tokens)}, pairs))
+    except Exception as error:  # The library raises Exception itself.
+        raise ValueError(f"{source.path}: not a readable tokenizer: {one_line(error)}") from None
+    if len(types) != len(tokens):
+        raise ValueError(f"{source.path}: tokenizer.ggml.token_type: {len(types)} for {len(tokens)} tokens")
     backend.pre_tokenizer = Sequence(
         [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
     )
@@ -48,6 +53,8 @@ def read_gguf_tokenizer(source: Any) -> Tokenizer:
 
     def named(role: str) -> str | None:
         id = source.field(f"tokenizer.ggml.{role}_token_id")
+        if id is not None and not (isinstance(id, int) and 0 <= id < len(tokens)):
+            raise ValueError(f"{source.path}: tokenizer.ggml.{role}_token_id={id!r}: no such token")
         return None if id is None else tokens[id]
 
     fast = import_transformers().PreTrainedTokenizerFast(
@@ -61,3 +68,10 @@ def read_gguf_tokenizer(source: Any) -> Tokenizer:
     )
     fast.chat_template = source.field("tokenizer.chat_template")
     return Tokenizer(fast)
+
+
+def _read_list(source: Any, name: str) -> list[Any]:
+    value = source.field(f"tokenizer.ggml.{name}")
+    if not isinstance(value, list):
+        raise ValueError(f"{source.path}: tokenizer.ggml.{name}: expected a list")
+    return value

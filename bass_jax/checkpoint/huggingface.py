@@ -73,7 +73,7 @@ def _weight_files(path: Path) -> list[Path]:
     index = path / _INDEX
     if index.is_file():
         table = read_json(index).get("weight_map")
-        if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
+        if not isinstance(table, dict) or not all(map(_is_file_name, table.values())):
             raise ValueError(f"{index}: weight_map: expected a file name per tensor")
         files = [path / name for name in sorted(set(table.values()))]
         for file in files:
@@ -85,3 +85,7 @@ def _weight_files(path: Path) -> list[Path]:
     if pickled := sorted(path.glob("pytorch_model*.bin")):
         raise ValueError(f"{pickled[0]}: pickled weights can run code and are not read; convert them to safetensors")
     raise ValueError(f"{path}: no weights: expected {_SINGLE} or {_INDEX}")
+
+
+def _is_file_name(name: Any) -> bool:
+    return isinstance(name, str) and Path(name).name == name

@@ -87,6 +87,13 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
     return read_gguf_tokenizer(open_source(path))
 
 
+def has_tokenizer(path: Path) -> bool:
+    """Whether there is something that `load_tokenizer` would read."""
+    if has_tokenizer_files(path if path.is_dir() else path.parent):
+        return True
+    return path.is_file() and open_source(path).field("tokenizer.ggml.model") is not None
+
+
 def resolve(path: str | PathLike[str]) -> Path:
     """Returns a local path, having fetched a Hub id.
 

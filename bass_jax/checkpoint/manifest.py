@@ -68,15 +68,15 @@ def read_manifest(directory: Path) -> Manifest:
     known = {field.name for field in dataclasses.fields(Manifest)}
     if unknown := sorted(set(content) - known):
         raise ValueError(f"{path}: unknown key {unknown[0]!r}")
-    manifest = Manifest(**content)
     for name in ("source", "license", "source_sha256", "tokenizer_fingerprint"):
-        if not isinstance(getattr(manifest, name), str | None):
-            raise ValueError(f"{path}: {name}: expected a string")
-    if not isinstance(manifest.shares_embedding, bool):
-        raise ValueError(f"{path}: shares_embedding={manifest.shares_embedding!r}: expected true or false")
-    if not isinstance(manifest.files, dict) or not all(isinstance(v, str) for v in manifest.files.values()):
+        if not isinstance(content.get(name), str | None):
+            raise ValueError(f"{path}: {name}={content[name]!r}: expected a string")
+    if not isinstance(shared := content.get("shares_embedding", False), bool):
+        raise ValueError(f"{path}: shares_embedding={shared!r}: expected true or false")
+    files = content.get("files")
+    if not isinstance(files, dict) or not all(isinstance(digest, str) for digest in files.values()):
         raise ValueError(f"{path}: files: expected a hash per file")
-    return manifest
+    return Manifest(**content)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from bass_jax.checkpoint import manifest as manifest_file
 from bass_jax.checkpoint.assemble import Progress
-from bass_jax.checkpoint.load import load_model, load_tokenizer, read_ours
+from bass_jax.checkpoint.load import has_tokenizer, load_model, load_tokenizer, resolve
 from bass_jax.checkpoint.manifest import read_json, read_manifest, sha256
 from bass_jax.checkpoint.save import convert
 from bass_jax.checkpoint.tokenizer import Tokenizer
@@ -54,14 +54,36 @@ def load_target_and_draft(
     target = load_model(directory, dtype=dtype, mesh=mesh, rules=rules)
     if "draft" not in entries or not (path / entries["draft"]["path"]).exists():
         return target, None, tokenizer
-    directory = path / entries["draft"]["path"]
-    check_tokenizers(directory, tokenizer)
-    draft = load_model(
-        directory, dtype=target.config.dtype, mesh=mesh, rules=rules,
-        embedding=target.params["embedding"] if _shares_embedding(directory) else None,
-    )  # fmt: skip
-    check_vocabularies(directory, target, draft, tokenizer)
+    draft = load_draft(path / entries["draft"]["path"], target, tokenizer, mesh=mesh, rules=rules)
     return target, draft, tokenizer
+
+
+def load_draft(
+    path: str | PathLike[str],
+    target: Model,
+    tokenizer: Tokenizer,
+    *,
+    mesh: Mesh | None = None,
+    rules: dict[str, str] | None = None,
+) -> Model:
+    """Loads a draft for a target, in the target's dtype.
+
+    Args:
+        path: see `load_model`.
+        target: whose embedding a draft that was stored without one gets: the very array.
+        tokenizer: the target's.
+        mesh: see `load_model`.
+        rules: see `load_model`.
+
+    Raises:
+        ValueError: as `load_model`, or if the two do not belong together, saying why.
+    """
+    path = resolve(path)
+    check_tokenizers(path, tokenizer)
+    embedding = target.params["embedding"] if _shares_embedding(path) else None
+    draft = load_model(path, dtype=target.config.dtype, mesh=mesh, rules=rules, embedding=embedding)
+    check_vocabularies(path, target, draft, tokenizer)
+    return draft
 
 
 def prepare(directory: Path, entry: dict[str, Any], progress: Progress | None = None) -> None:
@@ -97,9 +119,9 @@ def check_tokenizers(draft: Path, tokenizer: Tokenizer) -> None:
         ValueError: if it says that it was not.
     """
     if (draft / manifest_file.NAME).is_file():
-        fingerprint = read_ours(draft)[0].tokenizer_fingerprint
+        fingerprint = read_manifest(draft).tokenizer_fingerprint
     else:
-        fingerprint = load_tokenizer(draft).fingerprint
+        fingerprint = load_tokenizer(draft).fingerprint if has_tokenizer(draft) else None
     if fingerprint is not None and fingerprint != tokenizer.fingerprint:
         raise ValueError(
             f"{draft}: the draft's tokenizer ({fingerprint[:8]}) is not the target's "

@@ -1,0 +1,348 @@
+"""Bad input is a one-line ValueError that names the thing; damage never becomes wrong numbers."""
+
+import json
+import shutil
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from bass_jax.checkpoint import convert, load_model, load_tokenizer, save_hugging_face, save_model
+from bass_jax.models import Model
+from tests.checkpoint.gguf_writer import hugging_face_tensors, write_gguf
+from tests.checkpoint.slow_bpe import byte_names
+from tests.checkpoint.small import random_model, small_config
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory, model, tokenizer):
+    """One checkpoint of every format."""
+    directory = tmp_path_factory.mktemp("originals")
+    save_hugging_face(directory / "theirs", model, tokenizer=tokenizer)
+    save_model(directory / "ours", model, tokenizer=tokenizer)
+    tokens = ["<a>", "<b>", "<end>", *byte_names(), "th"]
+    tokens += [f"<unused{i}>" for i in range(model.config.vocab_size - len(tokens))]
+    write_gguf(directory / "model.gguf", model, tokens=tokens)
+    shard(directory / "theirs", directory / "sharded")
+    return directory
+
+
+def shard(source, destination):
+    """Copies a directory with its tensors in two files and an index."""
+    shutil.copytree(source, destination)
+    tensors = load_file(destination / "model.safetensors")
+    (destination / "model.safetensors").unlink()
+    names = sorted(tensors)
+    table = {}
+    for i, part in enumerate((names[::2], names[1::2])):
+        save_file({name: tensors[name] for name in part}, destination / f"part-{i}.safetensors")
+        table |= dict.fromkeys(part, f"part-{i}.safetensors")
+    (destination / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
+
+
+@pytest.fixture
+def checkpoint(originals, tmp_path):
+    """A copy that a test may damage."""
+    shutil.copytree(originals, tmp_path / "checkpoints")
+    return tmp_path / "checkpoints"
+
+
+def refused(path, message):
+    """Asserts that both loading and converting refuse with one line, and leave nothing."""
+    with pytest.raises(ValueError, match=message) as caught:
+        load_model(path)
+    assert "\n" not in str(caught.value)
+    destination = path.parent / "converted"
+    with pytest.raises(ValueError, match=message):
+        convert(path, destination)
+    assert not [entry for entry in path.parent.iterdir() if "converted" in entry.name]
+
+
+def edit_json(path, **changes):
+    content = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
+
+
+def test_the_originals_load(originals, model, same):
+    for name in ("theirs", "ours", "sharded", "model.gguf"):
+        same(load_model(originals / name), model)
+
+
+def test_nothing_there(tmp_path):
+    refused(tmp_path / "absent", "absent: no such file or directory$")
+    refused(tmp_path / "absent.gguf", "absent.gguf: no such file or directory$")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", r"empty/config.json: no such file")
+    with pytest.raises(ValueError, match="empty: no tokenizer"):
+        load_tokenizer(tmp_path / "empty")
+    (tmp_path / "notes.txt").write_text("hello")
+    refused(tmp_path / "notes.txt", r"notes.txt: expected a directory or a .gguf file")
+
+
+def test_a_hub_id_without_a_network(monkeypatch):
+    import huggingface_hub
+
+    def fail(*_, **__):
+        raise OSError("no network\nat all")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ValueError, match=r"^a/b: no such file or directory, and not to be had .*: no network$"):
+        load_model("a/b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, r"theirs: model_type='mamba': expected one of \['"),
+        ({"model_type": ...}, r"model_type=None: expected one of"),
+        ({"hidden_act": "relu"}, r"theirs: config.json: hidden_act='relu': expected 'silu'"),
+        ({"hidden_size": "big"}, r"hidden_size='big': expected an integer"),
+        ({"num_hidden_layers": ...}, r"num_hidden_layers=None: expected an integer"),
+        ({"num_key_value_heads": 3}, r"num_kv_heads=3: expected a divisor of num_heads=4"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, r"rope_type='yarn'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, r"missing key 'factor'"),
+        ({"rope_parameters": ..., "rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"rope_type='dynamic'"),
+        ({"num_hidden_layers": 3}, r"theirs: missing tensor 'model.layers.2.input_layernorm.weight' \(9 missing\)"),
+        ({"num_hidden_layers": 1}, r"theirs: unexpected tensor 'model.layers.1.*' \(9 unexpected\)"),
+        ({"num_hidden_layers": 10**9}, r"asks for at least \d+ parameters"),
+        ({"head_dim": 1 << 40}, r"asks for at least \d+ parameters"),
+        ({"vocab_size": 265}, r"misshapen tensor 'model.embed_tokens.weight' \[264, 16\]: does not make 'embedding'"),
+        (
+            {"intermediate_size": 31},
+            r"misshapen tensor 'model.layers.0.mlp.down_proj.weight' \[16, 32\]: does not make",
+        ),
+        ({"head_dim": 2}, r"misshapen tensor 'model.layers.0.self_attn.o_proj.weight' \[16, 16\]: does not"),
+        ({"tie_word_embeddings": False}, r"missing tensor 'lm_head.weight' \(1 missing\)"),
+        ({"attention_bias": True}, r"missing tensor 'model.layers.0.self_attn.k_proj.bias'"),
+    ],
+)
+def test_configurations(checkpoint, changes, message):
+    edit_json(checkpoint / "theirs" / "config.json", **changes)
+    refused(checkpoint / "theirs", message)
+
+
+def test_tensors(checkpoint):
+    path = checkpoint / "theirs" / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.1.mlp.down_proj.weight"
+
+    def write(**changes):
+        save_file({key: value for key, value in (tensors | changes).items() if value is not None}, path)
+
+    write(**{name: None})
+    refused(checkpoint / "theirs", f"theirs: missing tensor '{name}' \\(1 missing\\)")
+    write(extra=np.zeros(3, np.float32))
+    refused(checkpoint / "theirs", r"theirs: unexpected tensor 'extra' \(1 unexpected\)")
+    write(**{name: np.ascontiguousarray(tensors[name].T)})
+    refused(
+        checkpoint / "theirs", rf"misshapen tensor '{name}' \[32, 16\]: does not make 'layer_1/mlp/down' \[32, 16\]"
+    )
+    write(**{name: tensors[name].astype(np.int32)})
+    refused(checkpoint / "theirs", rf"model.safetensors: tensor '{name}' has the dtype I32; expected one of")
+
+
+def test_truncated_files(checkpoint):
+    for name, message in (
+        ("theirs/model.safetensors", r"model.safetensors: not readable as safetensors"),
+        ("sharded/part-1.safetensors", r"part-1.safetensors: not readable as safetensors"),
+        ("model.gguf", r"model.gguf: not readable as GGUF"),
+    ):
+        path = checkpoint / name
+        content = path.read_bytes()
+        for size in (0, 7, 100, len(content) // 2, len(content) - 1):
+            path.write_bytes(content[:size])
+            refused(path if path.suffix == ".gguf" else path.parent, message)
+        path.write_bytes(content)
+
+
+def test_an_index_that_lies(checkpoint):
+    index = checkpoint / "sharded" / "model.safetensors.index.json"
+    (checkpoint / "sharded" / "part-1.safetensors").unlink()
+    refused(checkpoint / "sharded", r"index.json: names part-1.safetensors, which is missing")
+    edit_json(index, weight_map={"a": 3})
+    refused(checkpoint / "sharded", r"index.json: weight_map: expected a file name per tensor")
+    shutil.copy(checkpoint / "sharded" / "part-0.safetensors", checkpoint / "sharded" / "part-1.safetensors")
+    edit_json(index, weight_map={"a": "part-0.safetensors", "b": "part-1.safetensors"})
+    refused(checkpoint / "sharded", r"part-1.safetensors: tensor '.*' is in another shard too")
+    edit_json(index, weight_map={"a": "../theirs/model.safetensors"})
+    refused(checkpoint / "sharded", r"index.json: weight_map: expected a file name per tensor")
+
+
+def test_pickles_are_not_opened(checkpoint):
+    (checkpoint / "theirs" / "model.safetensors").unlink()
+    (checkpoint / "theirs" / "pytorch_model.bin").write_bytes(b"\x80\x04cos\nsystem\n(S'touch pwned'\ntR.")
+    refused(checkpoint / "theirs", r"pytorch_model.bin: pickled weights can run code and are not read")
+
+
+def test_gguf_of_another_kind(tmp_path, model):
+    path = tmp_path / "model.gguf"
+    write_gguf(path, model, architecture="falcon")
+    refused(path, r"model.gguf: general.architecture='falcon': expected 'llama'")
+    tokens = [*map(str, range(model.config.vocab_size))]
+    write_gguf(path, model, tokens=tokens)
+    refused_tokenizer = r"model.gguf: not a readable tokenizer: .*`t`"
+    with pytest.raises(ValueError, match=refused_tokenizer):
+        load_tokenizer(path)
+    with pytest.raises(ValueError, match=refused_tokenizer):
+        convert(path, tmp_path / "converted")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.gguf"]
+    write_gguf(path, model)
+    with pytest.raises(ValueError, match=r"model.gguf: tokenizer.ggml.model=None"):
+        load_tokenizer(path)
+
+
+def test_damage_to_any_file_of_ours_is_found(checkpoint):
+    ours = checkpoint / "ours"
+    for path in sorted(path for path in ours.rglob("*") if path.is_file() and path.name != "manifest.json"):
+        content = path.read_bytes()
+        for damaged in (content[:-1], bytes([content[0] ^ 1]) + content[1:]) if content else (b"x",):
+            path.write_bytes(damaged)
+            refused(ours, f"{path.name}: damaged: its sha256 is")
+        path.unlink()
+        refused(ours, f"{path.name}: No such file")
+        path.write_bytes(content)
+    (ours / "params" / "stowaway").write_text("x")
+    refused(ours, r"stowaway: not in manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": 2}, r"manifest.json: version=2: this release reads version 1"),
+        ({"format": "other"}, r"manifest.json: not a manifest of a bass_jax checkpoint"),
+        ({"shares_embeding": True}, r"manifest.json: unknown key 'shares_embeding'"),
+        ({"shares_embedding": 1}, r"shares_embedding=1: expected true or false"),
+        ({"license": 3}, r"license=3: expected a string"),
+        ({"files": []}, r"files: expected a hash per file"),
+        ({"files": {}}, r"not in manifest.json"),
+    ],
+)
+def test_manifests_of_ours(checkpoint, changes, message):
+    edit_json(checkpoint / "ours" / "manifest.json", **changes)
+    refused(checkpoint / "ours", message)
+
+
+@pytest.mark.parametrize(
+    ("edit", "changes", "message"),
+    [
+        (lambda p: p | {"extra": jnp.zeros(3)}, {}, r"params: unexpected tensor 'params/extra' \(1 unexpected\)"),
+        (
+            lambda p: {k: v for k, v in p.items() if k != "final_norm"},
+            {},
+            r"params: missing tensor 'params/final_norm'",
+        ),
+        (lambda p: p, {"vocab_size": 300}, r"'params/embedding' has the shape \(16, 264\); expected \(16, 300\)"),
+        (lambda p: p | {"final_norm": jnp.zeros(16, int)}, {}, r"'params/final_norm' has the dtype int32"),
+    ],
+)
+def test_arrays_of_ours(tmp_path, model, edit, changes, message):
+    save_model(tmp_path / "model", Model(edit(model.params), small_config(**changes)))
+    refused(tmp_path / "model", message)
+
+
+def test_a_pair_is_not_a_model(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"target": {"path": "target"}}')
+    with pytest.raises(ValueError, match="a pair of models, not one; load it with load_pair"):
+        load_model(tmp_path)
+
+
+def test_a_damaged_tokenizer(checkpoint):
+    path = checkpoint / "theirs" / "tokenizer.json"
+    content = path.read_text()
+    for damaged in (content[: len(content) // 2], "{}", content.replace('"BPE"', '"Magic"')):
+        path.write_text(damaged)
+        with pytest.raises(ValueError, match=r"tokenizer.json: not a readable tokenizer: ") as caught:
+            load_tokenizer(checkpoint / "theirs")
+        assert "\n" not in str(caught.value)
+
+
+def corrupt(content: bytes, draw: np.random.Generator) -> bytes:
+    """Flips, overwrites, deletes or repeats a few bytes, half of the time near the beginning."""
+    data = bytearray(content)
+    for _ in range(draw.integers(1, 4)):
+        at = int(draw.integers(0, min(len(data), 400) if draw.random() < 0.5 else len(data)))
+        kind = draw.integers(0, 4)
+        if kind == 0:
+            data[at] ^= 1 << int(draw.integers(0, 8))
+        elif kind == 1:
+            data[at : at + 8] = draw.bytes(min(8, len(data) - at))
+        elif kind == 2:
+            del data[at : at + int(draw.integers(1, 30))]
+        else:
+            data[at:at] = data[at : at + int(draw.integers(1, 30))]
+        if not data:
+            break
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "rounds"),
+    [
+        ("theirs", "model.safetensors", 120),
+        ("theirs", "config.json", 80),
+        ("theirs", "tokenizer.json", 60),
+        ("sharded", "model.safetensors.index.json", 60),
+        ("model.gguf", "", 120),
+        ("ours", "manifest.json", 60),
+        ("ours", "params/_METADATA", 30),
+    ],
+)
+def test_random_corruption_is_refused_or_harmless(checkpoint, originals, model, name, file, rounds, same):
+    path = checkpoint / name
+    damaged = path / file if file else path
+    content = damaged.read_bytes()
+    draw = np.random.default_rng(zlib.crc32(f"{name}/{file}".encode()))
+    messages = []
+    for _ in range(rounds):
+        damaged.write_bytes(corrupt(content, draw))
+        try:
+            found = load_model(path)
+            if file == "tokenizer.json" or name == "model.gguf":
+                load_tokenizer(path).encode("the text")
+        except ValueError as error:
+            messages.append(str(error))
+            continue
+        if name == "ours":
+            same(found, model)
+        else:
+            # Nothing in these formats guards the numbers themselves; what says where they are is checked.
+            assert jax.tree.structure(found.params) == jax.tree.structure(model.params)
+            for array in jax.tree.leaves(found.params):
+                assert array.dtype in (jnp.float32, jnp.bfloat16)
+    damaged.write_bytes(content)
+    same(load_model(path), model)
+    assert len(messages) > rounds / 10
+    assert not [message for message in messages if "\n" in message or str(checkpoint) not in message]
+
+
+def test_random_corruption_of_our_arrays_is_always_refused(checkpoint, model, same):
+    draw = np.random.default_rng(7)
+    files = sorted(path for path in (checkpoint / "ours").rglob("*") if path.is_file() and path.name != "manifest.json")
+    for _ in range(150):
+        path = files[draw.integers(len(files))]
+        content = path.read_bytes()
+        damaged = corrupt(content, draw) if content else b"x"
+        path.write_bytes(damaged)
+        if damaged != content:
+            with pytest.raises(ValueError, match="damaged"):
+                load_model(checkpoint / "ours")
+        path.write_bytes(content)
+    same(load_model(checkpoint / "ours"), model)
+
+
+def test_the_writer_of_these_tests_agrees_with_the_exporter(originals, model):
+    tensors = load_file(originals / "theirs" / "model.safetensors")
+    expected = hugging_face_tensors(model)
+    assert tensors.keys() == expected.keys()
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(tensors[name], tensor)
+
+
+def test_a_model_that_only_we_have_is_not_exported(tmp_path):
+    config = small_config(is_tied=False, embedding_width=24, output_vocab_size=40)
+    with pytest.raises(ValueError, match="no projected embeddings and no trimmed heads"):
+        save_hugging_face(tmp_path / "model", random_model(config))
+    assert not list(tmp_path.iterdir())
