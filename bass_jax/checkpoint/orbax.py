@@ -17,6 +17,8 @@ def write_arrays(directory: Path, tree: Any) -> None:
     """Writes a nested dict of arrays into ``directory/params``."""
     with ocp.PyTreeCheckpointer() as checkpointer:
         checkpointer.save((directory / _SUBDIRECTORY).absolute(), tree)
+    # Not needed on a file system, and it holds the path that the directory had while it was written.
+    (directory / _SUBDIRECTORY / "commit_success.txt").unlink(missing_ok=True)
 
 
 def read_arrays(directory: Path, expected: Any) -> Any:
