@@ -1,11 +1,14 @@
 """Named realistic arguments of every op, shared by the tests, the tuning table and the benchmark."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from kernels_pallas.acceptance.verdict import Sampling
+from kernels_pallas.attention.quantize import quantize_kv
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,8 +128,6 @@ def attention_arguments(
     Returns:
         The op's array arguments by name. `num_queries` has rows with all, none and some of the queries.
     """
-    from kernels_pallas.ops import quantize_kv
-
     rng = np.random.default_rng(seed)
     if lengths is None:
         lengths = np.linspace(0, spec.capacity - spec.num_tokens, spec.batch).astype(np.int32)
@@ -144,3 +145,94 @@ def attention_arguments(
         if spec.is_quantized:
             arguments[cache], arguments[scale] = quantize_kv(arguments[cache])
     return arguments | {"lengths": jnp.asarray(lengths), "num_queries": jnp.asarray(num_queries)}
+
+
+@dataclasses.dataclass(frozen=True)
+class AcceptanceSpec:
+    """Shapes of one call of masked acceptance, as a model of this name makes it in a verification pass."""
+
+    name: str
+    batch: int
+    draft_len: int
+    vocab_size: int
+    dtype: str = "float32"
+    is_deterministic: bool = False
+    """The drafter gives no law."""
+
+    def reduced(self) -> "AcceptanceSpec":
+        """The same draft length and dtype over a vocabulary of some chunks and a bit, for interpreters."""
+        return dataclasses.replace(self, batch=8, vocab_size=min(self.vocab_size, 1003))
+
+    def shapes(self) -> dict[str, Any]:
+        """The op's arguments by name."""
+        batch, draft_len = self.batch, self.draft_len
+        row = jax.ShapeDtypeStruct((batch,), jnp.float32)
+        count = jax.ShapeDtypeStruct((batch,), jnp.int32)
+        key = jax.ShapeDtypeStruct((batch, 2), jnp.uint32)
+        law = jax.ShapeDtypeStruct((batch, draft_len, self.vocab_size), jnp.float32)
+        logits = jax.ShapeDtypeStruct((batch, draft_len + 1, self.vocab_size), jnp.dtype(self.dtype))
+        return {
+            "draft_tokens": jax.ShapeDtypeStruct((batch, draft_len), jnp.int32),
+            "num_drafted": count,
+            "target_logits": logits,
+            "draft_probs": None if self.is_deterministic else law,
+            "accept_keys": key,
+            "residual_keys": key,
+            "sampling": Sampling(temperature=row, top_k=count, top_p=row, min_p=row),
+        }
+
+
+ACCEPTANCE_SPECS = (
+    AcceptanceSpec("smollm2_135m", 8, 4, 49152),
+    AcceptanceSpec("llama3_8b", 16, 8, 128256),
+    AcceptanceSpec("llama3_8b_decode", 16, 0, 128256),
+    AcceptanceSpec("qwen3_8b", 16, 8, 151936),
+    AcceptanceSpec("qwen3_8b_bf16", 16, 8, 151936, "bfloat16"),
+    AcceptanceSpec("qwen3_8b_ngram", 16, 8, 151936, "bfloat16", True),
+    AcceptanceSpec("gpt2_f16", 4, 3, 50257, "float16"),
+)
+"""Masked acceptance as named models call it."""
+
+# Every filter alone, several at once, none, and greedy rows among them.
+_SAMPLINGS = (
+    (1.0, 0, 1.0, 0.0),
+    (0.0, 0, 1.0, 0.0),
+    (0.7, 50, 1.0, 0.0),
+    (0.8, 0, 0.9, 0.0),
+    (1.5, 0, 1.0, 0.1),
+    (0.6, 20, 0.95, 0.05),
+    (0.0, 5, 0.5, 0.5),
+    (1.2, 10**6, 0.999, 0.0),
+)
+
+
+def acceptance_arguments(spec: AcceptanceSpec, *, seed: int = 0) -> dict[str, Any]:
+    """Arrays of `spec.shapes()`: a draft law near the target's, drafts drawn from it, and every kind of sampling.
+
+    Args:
+        spec: The shapes.
+        seed: Of the generator.
+
+    Returns:
+        The op's arguments by name. Rows have from none to all of their drafts.
+    """
+    keys = jax.random.split(jax.random.key(seed), 5)
+    shapes = spec.shapes()
+    logits = 3.0 * jax.random.normal(keys[0], shapes["target_logits"].shape)
+    law_shape = (spec.batch, spec.draft_len, spec.vocab_size)
+    draft_probs = jax.nn.softmax(logits[:, : spec.draft_len] + 0.3 * jax.random.normal(keys[1], law_shape), axis=-1)
+    if spec.is_deterministic:
+        draft_tokens = jnp.argmax(draft_probs, axis=-1)
+    else:
+        draft_tokens = jax.random.categorical(keys[2], jnp.log(draft_probs), axis=-1)
+    sampling = zip(*(_SAMPLINGS[row % len(_SAMPLINGS)] for row in range(spec.batch)), strict=True)
+    dtypes = (jnp.float32, jnp.int32, jnp.float32, jnp.float32)
+    return {
+        "draft_tokens": draft_tokens.astype(jnp.int32),
+        "num_drafted": spec.draft_len - jnp.arange(spec.batch, dtype=jnp.int32) // 2 % (spec.draft_len + 1),
+        "target_logits": logits.astype(spec.dtype),
+        "draft_probs": None if spec.is_deterministic else draft_probs,
+        "accept_keys": jax.random.key_data(jax.random.split(keys[3], spec.batch)),
+        "residual_keys": jax.random.key_data(jax.random.split(keys[4], spec.batch)),
+        "sampling": Sampling(*(jnp.asarray(v, dtype) for v, dtype in zip(sampling, dtypes, strict=True))),
+    }

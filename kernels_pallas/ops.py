@@ -6,11 +6,15 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas.acceptance.arguments import check_acceptance
+from kernels_pallas.acceptance.triton import masked_acceptance_triton
+from kernels_pallas.acceptance.verdict import Acceptance, Sampling
+from kernels_pallas.acceptance.xla import masked_acceptance_xla
 from kernels_pallas.attention.arguments import check_attention
 from kernels_pallas.attention.triton import ragged_attention_triton
 from kernels_pallas.attention.xla import ragged_attention_xla
 from kernels_pallas.targets import Target, current_target
-from kernels_pallas.tuning import attention_tiles
+from kernels_pallas.tuning import acceptance_tiles, attention_tiles
 
 Form = Literal["pad", "split", "ragged"]
 Implementation = Literal["mosaic_gpu", "triton", "xla"]
@@ -101,9 +105,7 @@ def ragged_attention(
         if name == "xla":
             return ragged_attention_xla(*arrays, is_cache_finite=is_cache_finite, **options)
         if num_tokens > MAX_KERNEL_TOKENS:
-            raise NotImplementedError(
-                f"the kernels serve at most {MAX_KERNEL_TOKENS} query tokens, not {num_tokens}"
-            )
+            raise NotImplementedError(f"the kernels serve at most {MAX_KERNEL_TOKENS} query tokens, not {num_tokens}")
         tiles = attention_tiles(
             target,
             batch=1 if form == "split" else batch,
@@ -118,23 +120,78 @@ def ragged_attention(
     return _first_that_can(implementation, _ladder(target), run)
 
 
-def quantize_kv(values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rounds keys or values to int8 with one symmetric scale per (token, head).
+def masked_acceptance(
+    draft_tokens: jax.Array,
+    num_drafted: jax.Array,
+    target_logits: jax.Array,
+    draft_probs: jax.Array | None,
+    accept_keys: jax.Array,
+    residual_keys: jax.Array,
+    sampling: Sampling,
+    *,
+    implementation: Implementation | None = None,
+    interpret: bool = False,
+) -> Acceptance:
+    """Warps the target's law, accepts drafts by the token rule and draws the token that follows them.
 
-    `values ~ int8 * scale[..., None]` with `scale = max |values| / 127` over the head dimension, so the error
-    of an element is at most `scale / 2`.
+    The emitted tokens follow the warped target law exactly, whatever the draft's law is (Leviathan et al. 2023,
+    algorithm 1), provided that `draft_probs` is the law that the drafts were drawn from. On a GPU nothing of
+    the vocabulary's size is written.
 
     Args:
-        values: `[..., H]` floating point; `[B, K, S, H]` for a cache.
+        draft_tokens: `[B, G]` integer drafts; G may be 0.
+        num_drafted: `[B]` integer number of real drafts among the G; the others never stand.
+        target_logits: `[B, G + 1, V]` float32, bfloat16 or float16: position g is given the drafts before it.
+        draft_probs: `[B, G, V]` probabilities of the law that each draft was drawn from, or None for a
+            deterministic drafter, whose law is one-hot.
+        accept_keys: `[B, 2]` uint32 threefry key data per row; consumed. The uniforms are
+            `1 - jax.random.uniform(key, (G,))`, in (0, 1].
+        residual_keys: `[B, 2]` uint32 likewise, independent of `accept_keys`; consumed. The next token is the
+            argmax of `log law + jax.random.gumbel(key, (V,))`.
+        sampling: The warping of each row's target law, or any tuple of the same four arrays.
+        implementation: `"triton"` or `"xla"`; None takes the best that can.
+        interpret: Run the kernel's interpreter, on any device; for tests.
 
     Returns:
-        int8 `[..., H]` and float32 scales `[...]`.
+        The verdict; see `Acceptance`.
+
+    Raises:
+        ValueError: An argument's shape, dtype or value is not as above.
     """
-    values = values.astype(jnp.float32)
-    scale = jnp.abs(values).max(axis=-1) / 127.0
-    # An all-zero vector has scale 0 and is stored as zeros.
-    rounded = jnp.round(values / jnp.where(scale == 0.0, 1.0, scale)[..., None])
-    return rounded.astype(jnp.int8), scale
+    sampling = Sampling(*sampling)
+    check_acceptance(
+        draft_tokens,
+        num_drafted,
+        target_logits,
+        draft_probs,
+        accept_keys,
+        residual_keys,
+        sampling,
+        implementation=implementation,
+    )
+    target = current_target()
+    arrays = (
+        draft_tokens.astype(jnp.int32),
+        jnp.clip(num_drafted.astype(jnp.int32), 0, draft_tokens.shape[1]),
+        target_logits,
+        draft_probs,
+        accept_keys,
+        residual_keys,
+        Sampling(
+            sampling.temperature.astype(jnp.float32),
+            sampling.top_k.astype(jnp.int32),
+            sampling.top_p.astype(jnp.float32),
+            sampling.min_p.astype(jnp.float32),
+        ),
+    )
+
+    def run(name: str) -> Acceptance:
+        if name == "xla":
+            return masked_acceptance_xla(*arrays)
+        tiles = acceptance_tiles(target, vocab_size=target_logits.shape[2])
+        return masked_acceptance_triton(*arrays, tiles=tiles, interpret=interpret)
+
+    return _first_that_can(implementation, _ladder(target), run)
 
 
 def _ladder(target: Target) -> tuple[Implementation, ...]:

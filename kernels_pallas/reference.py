@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas.acceptance.verdict import Acceptance, Sampling
+
 
 def ragged_attention(
     q: jax.Array,
@@ -51,3 +53,89 @@ def ragged_attention(
     # 0 * NaN is NaN: values no query sees are dropped before the product.
     values = jnp.where(visible.any(axis=2)[..., None], values, 0.0)
     return jnp.einsum("bnts,bnsh->btnh", jnp.where(visible, weights, 0.0), values, precision=precision)
+
+
+def target_probs(
+    logits: jax.Array, temperature: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array
+) -> jax.Array:
+    """The target's law after temperature, top-k, top-p and min-p, by sorting; see `verdict.Sampling`.
+
+    Args:
+        logits: `[B, T, V]`.
+        temperature: `[B]`.
+        top_k: `[B]`.
+        top_p: `[B]`.
+        min_p: `[B]`.
+
+    Returns:
+        `[B, T, V]` float32 probabilities; one-hot at the first most probable token where the temperature is
+        0.
+    """
+    temperature, top_k, top_p, min_p = (x[:, None, None] for x in (temperature, top_k, top_p, min_p))
+    is_greedy = temperature <= 0
+    vocab_size = logits.shape[-1]
+    logits = logits.astype(jnp.float32)
+    scaled = logits / jnp.where(is_greedy, 1.0, temperature)
+
+    descending = -jnp.sort(-scaled, axis=-1)
+    last = jnp.broadcast_to(jnp.clip(top_k - 1, 0, vocab_size - 1), (*logits.shape[:2], 1))
+    smallest_kept = jnp.take_along_axis(descending, last, axis=-1)
+    scaled = jnp.where((top_k > 0) & (scaled < smallest_kept), -jnp.inf, scaled)
+
+    probs = jax.nn.softmax(scaled, axis=-1)
+    descending = -jnp.sort(-probs, axis=-1)
+    is_reached = jnp.cumsum(descending, axis=-1) >= top_p
+    is_reached = is_reached.at[..., -1].set(True)
+    smallest_kept = jnp.take_along_axis(descending, jnp.argmax(is_reached, axis=-1, keepdims=True), axis=-1)
+    probs = jnp.where((top_p < 1) & (probs < smallest_kept), 0.0, probs)
+
+    probs = jnp.where(probs < min_p * probs.max(axis=-1, keepdims=True), 0.0, probs)
+    probs /= probs.sum(axis=-1, keepdims=True)
+    one_hot = jax.nn.one_hot(jnp.argmax(logits, axis=-1), vocab_size, dtype=jnp.float32)
+    return jnp.where(is_greedy, one_hot, probs)
+
+
+def masked_acceptance(
+    draft_tokens: jax.Array,
+    num_drafted: jax.Array,
+    target_logits: jax.Array,
+    draft_probs: jax.Array | None,
+    accept_keys: jax.Array,
+    residual_keys: jax.Array,
+    sampling: Sampling,
+) -> Acceptance:
+    """Rejection sampling of drafts (Leviathan et al. 2023, algorithm 1) with whole laws and `jax.random`.
+
+    The arguments are those of `kernels_pallas.ops.masked_acceptance`.
+    """
+    batch, num_slots = draft_tokens.shape
+    vocab_size = target_logits.shape[-1]
+    target = target_probs(target_logits, *sampling)
+    if draft_probs is None:
+        draft_probs = jax.nn.one_hot(draft_tokens, vocab_size, dtype=jnp.float32)
+    accept, residual_key = (jax.vmap(jax.random.wrap_key_data)(k) for k in (accept_keys, residual_keys))
+    uniform = 1.0 - jax.vmap(lambda key: jax.random.uniform(key, (num_slots,)))(accept)
+    token = draft_tokens[..., None]
+    target_prob = jnp.take_along_axis(target[:, :num_slots], token, axis=2)[..., 0]
+    draft_prob = jnp.take_along_axis(draft_probs, token, axis=2)[..., 0]
+    stands = (target_prob > 0) & (uniform * draft_prob <= target_prob)
+    stands &= jnp.arange(num_slots) < num_drafted[:, None]
+    num_accepted = jnp.cumprod(stands, axis=1).sum(axis=1).astype(jnp.int32)
+
+    row = jnp.arange(batch)
+    law = target[row, num_accepted]
+    # Past the last draft nothing was rejected, which is a draft law of zeros.
+    rejected = jnp.concatenate([draft_probs, jnp.zeros((batch, 1, vocab_size))], axis=1)[row, num_accepted]
+    rejected = jnp.where((num_accepted < num_drafted)[:, None], rejected, 0.0)
+    residual = jnp.maximum(law - rejected, 0.0)
+    law = jnp.where(residual.sum(axis=1, keepdims=True) > 0, residual, law)
+    gumbel = jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,)))(residual_key)
+    next_token = jnp.argmax(jnp.log(law) + gumbel, axis=1).astype(jnp.int32)
+
+    raw = jax.nn.log_softmax(target_logits.astype(jnp.float32), axis=-1)
+    emitted = jnp.concatenate([draft_tokens, jnp.zeros((batch, 1), jnp.int32)], axis=1)
+    emitted = emitted.at[row, num_accepted].set(next_token)
+    logprobs = jnp.take_along_axis(raw, emitted[..., None], axis=2)[..., 0]
+    is_emitted = jnp.arange(num_slots + 1) <= num_accepted[:, None]
+    is_valid = jnp.isfinite(jax.nn.logsumexp(target_logits.astype(jnp.float32), axis=-1))[row, num_accepted]
+    return Acceptance(num_accepted, next_token, jnp.where(is_emitted, logprobs, 0.0), is_valid)

@@ -1,5 +1,6 @@
 """Which device a function is being traced for: kernels choose their implementation and tiles by it."""
 
+import warnings
 from typing import NamedTuple
 
 import jax
@@ -40,6 +41,13 @@ def current_target() -> Target:
         device = jax.devices(device)[0]
     if device is None:
         device = jax.devices()[0]
-    return Target(
-        device.platform, device.device_kind, getattr(device, "core_count", None) or _DEFAULT_NUM_CORES
-    )
+    return Target(device.platform, device.device_kind, getattr(device, "core_count", None) or _DEFAULT_NUM_CORES)
+
+
+def silence_triton_deprecation() -> None:
+    """Hides jax's notice that the Triton dialect will go, which the modules that use it say themselves.
+
+    jax warns when the surrounding function is lowered, long after a kernel is built, so the filter has to
+    outlive this call.
+    """
+    warnings.filterwarnings("ignore", message="The Pallas Triton backend is deprecated", category=DeprecationWarning)

@@ -28,6 +28,35 @@ class AttentionTiles(NamedTuple):
     """Blocks of K and V in flight."""
 
 
+class AcceptanceTiles(NamedTuple):
+    """How the launches of masked acceptance are cut."""
+
+    chunk: int
+    """Tokens of the vocabulary that a program holds at once (statistics and draw)."""
+    block: int
+    """Tokens per step of a program that walks a whole row (thresholds)."""
+    num_warps: int
+    """Warps of a program."""
+
+
+def acceptance_tiles(target: Target, *, vocab_size: int) -> AcceptanceTiles:
+    """Tiles of masked acceptance: the table's entry for this device, else the heuristic.
+
+    Args:
+        target: The device.
+        vocab_size: V.
+
+    Returns:
+        The tiles. 4096 tokens over 8 warps are 16 registers' worth per thread, enough loads in flight to fill
+        the memory pipe, and 38 partial results per row at V = 152k.
+    """
+    size = next_power_of_two(vocab_size)
+    tiles = AcceptanceTiles(min(4096, size), min(2048, size), 8)
+    for entry in _table().get(target.device_kind, {}).get("masked_acceptance", []):
+        tiles = tiles._replace(**entry["tiles"])
+    return tiles
+
+
 def next_power_of_two(value: int) -> int:
     """The smallest power of two that is at least `value` (positive)."""
     return 1 << max(0, (value - 1).bit_length())

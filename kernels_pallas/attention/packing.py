@@ -7,8 +7,8 @@ import jax.numpy as jnp
 def pack_rows(q: jax.Array, num_kv_heads: int) -> jax.Array:
     """Groups the query heads by the kv head they read.
 
-    Row `t * R + r` of kv head `k` is head `k * R + r` at token `t`. Only the queries are moved (kilobytes); the
-    caches stay as they are.
+    Row `t * R + r` of kv head `k` is head `k * R + r` at token `t`. Only the queries are moved (kilobytes);
+    the caches stay as they are.
 
     Args:
         q: `[B, T, N, H]` queries.

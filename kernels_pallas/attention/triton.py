@@ -10,7 +10,6 @@ jax has deprecated this dialect since 0.11.0; the module goes when jax drops it.
 """
 
 import functools
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from kernels_pallas.attention.packing import combine_splits
+from kernels_pallas.targets import silence_triton_deprecation
 from kernels_pallas.tuning import AttentionTiles
 
 # Finite, so that the difference of two masked maxima is 0 and not NaN.
@@ -67,7 +67,7 @@ def ragged_attention_triton(
     num_kv_heads, capacity = k_cache.shape[1:3]
     if head_dim % 16:
         raise NotImplementedError(f"the Triton kernel needs a head size that 16 divides, not {head_dim}")
-    _silence_deprecation()
+    silence_triton_deprecation()
 
     total = jnp.minimum(lengths + num_queries, capacity)
     walk_end = jnp.broadcast_to(total.max(), total.shape) if form == "pad" else total
@@ -92,9 +92,7 @@ def ragged_attention_triton(
         def of_row(*block, trailing=lambda k: ()):
             # The whole cache goes in and the index map picks the row: a slice of a cache would be a copy of
             # it.
-            return pl.BlockSpec(
-                block, lambda i, *_: (first_row + i // num_kv_heads, *trailing(k=i % num_kv_heads))
-            )
+            return pl.BlockSpec(block, lambda i, *_: (first_row + i // num_kv_heads, *trailing(k=i % num_kv_heads)))
 
         scalar = of_row(None)
         per_head = of_row(None, None, capacity, trailing=lambda k: (k, 0))
@@ -227,9 +225,7 @@ def _kernel(
         row_sum = row_sum * decay + weights.sum(axis=1)
         if scale_refs:
             # Bits past the row's end are not numbers one may multiply by.
-            weights *= plgpu.load(scale_refs[1].at[pl.ds(start, block_k)], mask=is_written, other=0.0)[
-                None, :
-            ]
+            weights *= plgpu.load(scale_refs[1].at[pl.ds(start, block_k)], mask=is_written, other=0.0)[None, :]
         weights = weights.astype(q_ref.dtype)
         new_accumulators = []
         for (column, width), accumulator in zip(parts, accumulators, strict=True):
@@ -268,13 +264,3 @@ def _power_of_two_parts(size: int) -> list[tuple[int, int]]:
         parts.append((start, width))
         start += width
     return parts
-
-
-def _silence_deprecation() -> None:
-    """Hides jax's notice that the Triton dialect will go, which the module docstring already says.
-
-    jax warns when the surrounding function is lowered, long after this call, so the filter has to outlive it.
-    """
-    warnings.filterwarnings(
-        "ignore", message="The Pallas Triton backend is deprecated", category=DeprecationWarning
-    )

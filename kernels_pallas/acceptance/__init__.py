@@ -1,0 +1,1 @@
+"""Acceptance of drafts and the draw of the next token; nothing of the vocabulary's size is written."""
