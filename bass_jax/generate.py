@@ -20,6 +20,9 @@ from bass_jax.step import decode_step, speculate_step
 from bass_jax.stops import StopStrings
 from bass_jax.typing import Array, Key
 
+type Prompts = Sequence[str] | Sequence[Sequence[int] | np.ndarray]
+"""Texts, or token ids."""
+
 STEPS = {"speculate": speculate_step, "decode": decode_step}
 """By the name that `generate` takes."""
 
@@ -98,7 +101,7 @@ class StreamEvent(NamedTuple):
 
 def generate(
     pair: Pair,
-    prompts: Sequence[str] | Sequence[Sequence[int]],
+    prompts: Prompts,
     spec: SpecConfig | None = None,
     *,
     sampling: Sampling | None = None,
@@ -141,9 +144,7 @@ def generate(
     return run.result()
 
 
-def stream(
-    pair: Pair, prompts: Sequence[str] | Sequence[Sequence[int]], spec: SpecConfig | None = None, **options
-) -> Iterator[StreamEvent]:
+def stream(pair: Pair, prompts: Prompts, spec: SpecConfig | None = None, **options) -> Iterator[StreamEvent]:
     """Yields the tokens of every row as they are accepted; `options` are those of `generate` but `on_step`.
 
     A row's texts, joined, are its text in `generate`'s result.
@@ -199,7 +200,7 @@ class Run:
     def __init__(
         self,
         pair: Pair,
-        prompts: Sequence[str] | Sequence[Sequence[int]],
+        prompts: Prompts,
         spec: SpecConfig | None = None,
         *,
         sampling: Sampling | None = None,

@@ -49,7 +49,11 @@ def load_pair(path: str | Path, *, drafter: str | Drafter | None = None, dtype: 
     """
     from bass_jax import checkpoint
 
-    target, draft, tokenizer = checkpoint.load_target_and_draft(path, dtype=dtype)
+    if _is_pair(Path(path)):
+        target, draft, tokenizer = checkpoint.load_target_and_draft(path, dtype=dtype)
+    else:
+        target, draft = checkpoint.load_model(path, dtype=dtype), None
+        tokenizer = checkpoint.load_tokenizer(path)
     if drafter is None:
         drafter = "ngram" if draft is None else "model"
     if drafter == "model":
@@ -62,3 +66,9 @@ def load_pair(path: str | Path, *, drafter: str | Drafter | None = None, dtype: 
         other = checkpoint.load_draft(drafter, target, tokenizer)
         drafter = ModelDrafter(other, target.config.vocab_size)
     return Pair(target, drafter, tokenizer), tokenizer
+
+
+def _is_pair(path: Path) -> bool:
+    """Whether `path` is a directory whose manifest names a target; a checkpoint's manifest does not."""
+    manifest = path / "manifest.json"
+    return manifest.is_file() and '"target"' in manifest.read_text(encoding="utf-8")
