@@ -96,8 +96,8 @@ class ModelConfig:
         output_vocab_size: O; the head scores only this many tokens, named by `Model.output_ids`.
             None means all V. A draft uses it because its head costs more than its body.
         dtype: of the parameters, activations and cache: ``"float32"`` or ``"bfloat16"``.
-        attention: implementation of attention, passed to `kernels_pallas.ops.ragged_attention`;
-            None picks the best that the device can.
+        attention: how attention runs: ``"ragged"``, ``"pad"`` or ``"split"``, the forms of
+            `kernels_pallas.ops.ragged_attention` on a GPU (elsewhere all three are ``"xla"``), or ``"xla"``.
     """
 
     vocab_size: int
@@ -118,7 +118,7 @@ class ModelConfig:
     embedding_width: int | None = None
     output_vocab_size: int | None = None
     dtype: str = "float32"
-    attention: str | None = None
+    attention: Literal["ragged", "pad", "split", "xla"] = "ragged"
 
     def __post_init__(self):
         positive = (
@@ -136,6 +136,8 @@ class ModelConfig:
             raise ValueError(f"head_dim={self.head_dim}: expected an even number, for rotary positions")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype={self.dtype!r}: expected 'float32' or 'bfloat16'")
+        if self.attention not in ("ragged", "pad", "split", "xla"):
+            raise ValueError(f"attention={self.attention!r}: expected 'ragged', 'pad', 'split' or 'xla'")
         if self.is_tied and (self.embedding_width is not None or self.output_vocab_size is not None):
             raise ValueError("is_tied=True: a projected embedding or a trimmed head has its own head")
         if self.output_vocab_size is not None and self.output_vocab_size > self.vocab_size:

@@ -67,9 +67,10 @@ class Attention(nn.Module):
         num_queries = is_real.sum(axis=1, dtype=jnp.int32)
         lengths = jnp.where(num_queries > 0, positions[:, 0], 0)
         B, T = positions.shape
+        kernel = {"implementation": "xla"} if config.attention == "xla" else {"form": config.attention}
         attended = ops.ragged_attention(
             rotated[:, :, :, :R].reshape(B, T, K * R, H), keys, values, lengths,
-            num_queries=num_queries, implementation=config.attention, is_cache_finite=True,
+            num_queries=num_queries, is_cache_finite=True, **kernel,
         )  # fmt: skip
         out = _tensor(self, "out", (K, R, H, D), ("kv_heads", None, None, "embed"))
         y = jnp.einsum("btkrh,krhd->btd", attended.reshape(B, T, K, R, H), out)

