@@ -118,7 +118,7 @@ class ModelConfig:
     embedding_width: int | None = None
     output_vocab_size: int | None = None
     dtype: str = "float32"
-    attention: Literal["ragged", "pad", "split", "xla"] = "ragged"
+    attention: str = "ragged"
 
     def __post_init__(self):
         positive = (

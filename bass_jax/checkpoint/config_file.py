@@ -9,11 +9,14 @@ from bass_jax.checkpoint.manifest import read_json
 from bass_jax.config import ModelConfig, RopeScaling
 
 NAME = "config.json"
+RUN_SETTINGS = ("attention",)
+"""Fields that a run chooses and a checkpoint does not keep."""
 
 
 def write_config(directory: Path, config: ModelConfig) -> None:
     """Writes ``config.json`` into `directory`."""
-    (directory / NAME).write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+    content = {key: value for key, value in dataclasses.asdict(config).items() if key not in RUN_SETTINGS}
+    (directory / NAME).write_text(json.dumps(content, indent=2) + "\n")
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -25,7 +28,7 @@ def read_config(directory: Path) -> ModelConfig:
     path = directory / NAME
     content = read_json(path)
     hints = typing.get_type_hints(ModelConfig)
-    if unknown := sorted(set(content) - set(hints)):
+    if unknown := sorted(set(content) - (set(hints) - set(RUN_SETTINGS))):
         raise ValueError(f"{path}: unknown key {unknown[0]!r}")
     try:
         if content.get("rope_scaling") is not None:
