@@ -64,5 +64,11 @@ types: install
 
 check: lint types test
 
+# JAX_PLATFORMS is emptied so that jax finds the GPU; the environment needs the extra `cuda`.
+gpu-check: install
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[cuda,test]'
+	JAX_PLATFORMS= $(RUN)/python -m pytest --gpu -m gpu
+	JAX_PLATFORMS= $(RUN)/python -m kernels_pallas.benchmark
+
 clean:
 	rm -rf $(VENV) $(PEERS) .pytest_cache .ruff_cache .hypothesis build dist
