@@ -64,14 +64,17 @@ def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecSta
     """Regular decoding: every running row emits one token, drawn from the target's law.
 
     Same signature, caches and info as `speculate_step`; the drafter is not asked, and catches up when it is.
-    The noise is that of the row's absolute position.
+    The noise is that of the row's absolute position. With a rule that needs no noise (``"greedy"``) the token is
+    the most probable one, and no law is computed.
     """
-    del spec
     is_active = ~state.done
     logits, target_cache = _verify(pair, state, _last_tokens(state)[:, None], is_active.astype(jnp.int32))
     law = make_law(logits, state.controls)
-    keys = draw_keys(state.keys, state.lengths, Role.POSITION)
-    tokens = draw(law.probs[:, 0], gumbel(keys, logits.shape[-1]))[:, None]
+    if find_rule(spec.acceptance).noise == "none":
+        tokens = law.mode
+    else:
+        keys = draw_keys(state.keys, state.lengths, Role.POSITION)
+        tokens = draw(law.probs[:, 0], gumbel(keys, logits.shape[-1]))[:, None]
     none = jnp.zeros_like(state.lengths)
     return _commit(state._replace(target_cache=target_cache), tokens, none, none, logits)
 
