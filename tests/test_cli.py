@@ -159,7 +159,11 @@ def test_convert_makes_a_target(pair, tmp_path, capsys):
     checkpoint.save_hugging_face(source, random_model(small_config()), tokenizer=small_tokenizer())
     assert main(["convert", str(source), str(destination), "--quiet"]) == 0
     assert main(["generate", "x", "--pair", str(destination), *COMMON]) == 0
-    assert "exist" in fails(capsys, "convert", str(source), str(destination))
+    foreign = tmp_path / "notes"
+    foreign.mkdir()
+    (foreign / "diary.txt").write_text("not ours to replace")
+    assert "notes" in fails(capsys, "convert", str(source), str(foreign))
+    assert (foreign / "diary.txt").exists()
 
 
 def test_a_killed_run_leaves_readable_rows(pair, tmp_path):
@@ -173,7 +177,7 @@ def test_a_killed_run_leaves_readable_rows(pair, tmp_path):
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline and process.poll() is None:
         if output.exists() and output.read_text().count("\n") >= 3:
             break

@@ -12,7 +12,7 @@ EXAMPLES = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     parser.add_argument("source", help="Hugging Face directory or Hub id, .gguf file, or Orbax directory")
-    parser.add_argument("destination", type=Path, help="directory to make; it must not exist")
+    parser.add_argument("destination", type=Path, help="directory to make; only a checkpoint of ours is replaced")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the stored parameters (default: as read)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     from bass_jax import checkpoint
 
     console = Console(stderr=True)
-    with Progress(console=console, disable=options.quiet, transient=True) as progress:
+    with Progress(console=console, disable=options.quiet or not console.is_terminal, transient=True) as progress:
         task = progress.add_task("tensors", total=None)
 
         def report(done: int, total: int) -> None:

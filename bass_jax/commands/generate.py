@@ -91,7 +91,7 @@ def _decode_all(options, pair, prompts, encoded, spec, sampling, step, sink, not
 
     size = options.batch or max(1, min(len(encoded), 64 // options.samples))
     batches, total = [], len(encoded) * options.samples
-    with progress_bar(notes, is_quiet=options.quiet) as progress:
+    with progress_bar(notes, is_quiet=options.quiet or not notes.is_terminal) as progress:
         task = progress.add_task(step, total=total, note="")
         for start in range(0, len(encoded), size):
             first_row = start * options.samples
