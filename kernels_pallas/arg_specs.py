@@ -166,8 +166,8 @@ class AcceptanceSpec:
     def shapes(self) -> dict[str, Any]:
         """The op's arguments by name."""
         batch, draft_len = self.batch, self.draft_len
-        row = jax.ShapeDtypeStruct((batch,), jnp.float32)
-        count = jax.ShapeDtypeStruct((batch,), jnp.int32)
+        row: Any = jax.ShapeDtypeStruct((batch,), jnp.float32)
+        count: Any = jax.ShapeDtypeStruct((batch,), jnp.int32)
         key = jax.ShapeDtypeStruct((batch, 2), jnp.uint32)
         law = jax.ShapeDtypeStruct((batch, draft_len, self.vocab_size), jnp.float32)
         logits = jax.ShapeDtypeStruct((batch, draft_len + 1, self.vocab_size), jnp.dtype(self.dtype))

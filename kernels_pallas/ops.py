@@ -11,6 +11,7 @@ from kernels_pallas.acceptance.triton import masked_acceptance_triton
 from kernels_pallas.acceptance.verdict import Acceptance, Sampling
 from kernels_pallas.acceptance.xla import masked_acceptance_xla
 from kernels_pallas.attention.arguments import check_attention
+from kernels_pallas.attention.mosaic_gpu import ragged_attention_mosaic_gpu
 from kernels_pallas.attention.triton import ragged_attention_triton
 from kernels_pallas.attention.xla import ragged_attention_xla
 from kernels_pallas.targets import Target, current_target
@@ -114,10 +115,12 @@ def ragged_attention(
             head_dim=head_dim,
             capacity=capacity,
             dtype=q.dtype.name,
+            implementation=name,
         )
-        return ragged_attention_triton(*arrays, form=form, tiles=tiles, interpret=interpret, **options)
+        kernel = ragged_attention_mosaic_gpu if name == "mosaic_gpu" else ragged_attention_triton
+        return kernel(*arrays, form=form, tiles=tiles, interpret=interpret, **options)
 
-    return _first_that_can(implementation, _ladder(target), run)
+    return _first_that_can(implementation, _attention_ladder(target), run)
 
 
 def masked_acceptance(
@@ -191,11 +194,18 @@ def masked_acceptance(
         tiles = acceptance_tiles(target, vocab_size=target_logits.shape[2])
         return masked_acceptance_triton(*arrays, tiles=tiles, interpret=interpret)
 
-    return _first_that_can(implementation, _ladder(target), run)
+    return _first_that_can(implementation, _acceptance_ladder(target), run)
 
 
-def _ladder(target: Target) -> tuple[Implementation, ...]:
+def _attention_ladder(target: Target) -> tuple[Implementation, ...]:
     """The implementations to try on a device, best first; XLA can always."""
+    if target.is_hopper:
+        return ("mosaic_gpu", "triton", "xla")
+    return ("triton", "xla") if target.platform == "gpu" else ("xla",)
+
+
+def _acceptance_ladder(target: Target) -> tuple[Implementation, ...]:
+    """As `_attention_ladder`; masked acceptance has no Mosaic GPU kernel."""
     return ("triton", "xla") if target.platform == "gpu" else ("xla",)
 
 

@@ -63,9 +63,17 @@ def next_power_of_two(value: int) -> int:
 
 
 def attention_tiles(
-    target: Target, *, batch: int, num_rows: int, num_kv_heads: int, head_dim: int, capacity: int, dtype: str
+    target: Target,
+    *,
+    batch: int,
+    num_rows: int,
+    num_kv_heads: int,
+    head_dim: int,
+    capacity: int,
+    dtype: str,
+    implementation: str,
 ) -> AttentionTiles:
-    """Tiles of the Triton kernel: the table's entry for this device and shape, else the heuristic.
+    """Tiles of ragged attention: the table's entry for this device and shape, else the heuristic.
 
     Args:
         target: The device.
@@ -75,22 +83,27 @@ def attention_tiles(
         head_dim: H.
         capacity: S.
         dtype: Name of the queries' dtype.
+        implementation: `"triton"` or `"mosaic_gpu"`.
 
     Returns:
         The tiles. Splits are as many as give every core `_PROGRAMS_PER_CORE` programs, while a split of a
         full cache keeps `_MIN_BLOCKS_PER_SPLIT` blocks: below that, merging costs more than the walk.
     """
+    is_mosaic_gpu = implementation == "mosaic_gpu"
     is_wide = dtype == "float32"
     # Float32 products run without tensor cores, on registers: smaller tiles.
     largest = 64 if not is_wide else 32 if head_dim <= 64 else 16
     # 16 is the smallest side of a tensor-core product.
     block_m = min(largest, max(16, next_power_of_two(num_rows)))
+    if is_mosaic_gpu:
+        block_m = 64  # The height of a wgmma.
     block_k = 32 if is_wide else 64
     num_warps = 4 if block_m * head_dim <= 64 * 128 and not is_wide else 8
     tiles = AttentionTiles(block_m, block_k, 1, num_warps, num_stages=2)
 
     for entry in _table().get(target.device_kind, {}).get("ragged_attention", []):
-        if (entry["dtype"], entry["head_dim"], entry["block_m"]) == (dtype, head_dim, block_m):
+        shape = (entry["implementation"], entry["dtype"], entry["head_dim"], entry["block_m"])
+        if shape == (implementation, dtype, head_dim, block_m):
             tiles = tiles._replace(**entry["tiles"])
     programs = batch * num_kv_heads * -(-num_rows // tiles.block_m)
     wanted = next_power_of_two(-(-_PROGRAMS_PER_CORE * target.num_cores // programs))

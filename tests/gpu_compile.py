@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import topologies
 
+from kernels_pallas.graph_capture import Thunk, compile_with_thunks
+
 
 class Gpu(NamedTuple):
     """The figures of a data sheet that XLA compiles for; sizes in bytes, bandwidth in bytes per second."""
@@ -89,12 +91,18 @@ A100 = Gpu(
     clock_rate_ghz=1.41,
     device_memory_size=85_100_068_864,
 )
+SPILLS_ARE_ERRORS = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True}
+"""Options of one compilation, so that no `XLA_FLAGS` reaches the rest of the process."""
+
 GPUS = {"H200": H200, "A100": A100}
 """The cards that the project compiles for, by the name that `compile_for` takes."""
 
 
 def why_not() -> str | None:
     """The reason why this installation cannot compile for a GPU, or None where it can."""
+    if jax.config.jax_platforms != "cpu":  # pyright: ignore[reportAttributeAccessIssue]
+        # jax would start the plug-in as a device and fail for want of one.
+        return "JAX_PLATFORMS is not cpu"
     wanted = importlib.metadata.version("jax")
     for package in ("jax-cuda13-plugin", "jax-cuda13-pjrt"):
         try:
@@ -135,9 +143,39 @@ def compile_for(
         **jit_options: Passed to `jax.jit`, such as `donate_argnums`.
 
     Returns:
-        The compiled object: `memory_analysis()` has temporary and aliased (donated) bytes, `as_text()` the
-        optimised HLO.
+        The compiled object: `memory_analysis()` has temporary and aliased (donated) bytes, `as_text()` the optimised
+        HLO.
     """
+    lowered = _lower(function, args, device, jit_options)
+    with jax.set_mesh(_mesh(device)):
+        return lowered.compile(compiler_options={**SPILLS_ARE_ERRORS, **(compiler_options or {})})
+
+
+def thunks_for(
+    function: Callable[..., Any],
+    *args: Any,
+    device: str = "H200",
+    compiler_options: dict[str, Any] | None = None,
+    **jit_options: Any,
+) -> list[Thunk]:
+    """Compiles as `compile_for` does and reads every launch of the result and the CUDA graph it sits in.
+
+    Args:
+        function: A pure function; not yet jitted.
+        *args: Its arguments, as for `compile_for`.
+        device: A key of `GPUS`.
+        compiler_options: More options for XLA, by flag name without the dashes.
+        **jit_options: Passed to `jax.jit`.
+
+    Returns:
+        The launches in order.
+    """
+    lowered = _lower(function, args, device, jit_options)
+    with jax.set_mesh(_mesh(device)):
+        return compile_with_thunks(lowered, compiler_options={**SPILLS_ARE_ERRORS, **(compiler_options or {})})[1]
+
+
+def _lower(function, args, device, jit_options) -> jax.stages.Lowered:
     mesh = _mesh(device)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
@@ -146,10 +184,8 @@ def compile_for(
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     specs = jax.tree.map(spec, args)
-    options = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True, **(compiler_options or {})}
     with jax.set_mesh(mesh):
-        lowered = jax.jit(function, **jit_options).trace(*specs).lower(lowering_platforms=("cuda",))
-        return lowered.compile(compiler_options=options)
+        return jax.jit(function, **jit_options).trace(*specs).lower(lowering_platforms=("cuda",))
 
 
 def lower_for(function: Callable[..., Any], *args: Any, device: str = "H200") -> jax.stages.Lowered:

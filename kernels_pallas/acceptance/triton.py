@@ -151,20 +151,18 @@ def _draw_token(
         inverse_temperature(sampling.temperature),
         sampling.min_p,
         *(at_position(values, num_accepted) for values in (law.peak, law.threshold, law.total)),
-        residual_keys[:, 0],
-        residual_keys[:, 1],
     )
     of_chunk = pl.BlockSpec((None, None), lambda b, c: (b, c))
     outputs = (jnp.float32, jnp.int32, jnp.float32, jnp.int32, jnp.int32)
     residual_best, residual_token, target_best, target_token, num_nan = pl.pallas_call(
         functools.partial(_draw_kernel, chunk=tiles.chunk),
         grid=(batch, num_chunks),
-        in_specs=[*[of_row for _ in scalars], *law_specs],
+        in_specs=[*[of_row for _ in scalars], pl.BlockSpec((None, 2), lambda b, c: (b, 0)), *law_specs],
         out_specs=[of_chunk for _ in outputs],
         out_shape=[jax.ShapeDtypeStruct((batch, num_chunks), dtype) for dtype in outputs],
         name="acceptance_draw_token",
         **options,
-    )(*scalars, *laws)
+    )(*scalars, residual_keys, *laws)
     # Rounding can leave nothing of a residual; the target's own law is then within rounding of the draft's.
     has_residual = residual_best.max(axis=1, keepdims=True) > -jnp.inf
     best = jnp.where(has_residual, residual_best, target_best)
@@ -270,8 +268,7 @@ def _draw_kernel(
     peak_ref,
     threshold_ref,
     total_ref,
-    first_key_ref,
-    second_key_ref,
+    key_ref,
     logits_ref,
     *refs,
     chunk,
@@ -296,7 +293,7 @@ def _draw_kernel(
     else:
         rejected = jnp.where((token == rejected_token_ref[()]) & is_rejected, 1.0, 0.0)
     residual = target - rejected
-    gumbel = noise.gumbel((first_key_ref[()], second_key_ref[()]), token.astype(jnp.uint32))
+    gumbel = noise.gumbel((key_ref[0], key_ref[1]), token.astype(jnp.uint32))
 
     for law, best_ref, token_ref in (
         (residual, residual_best_ref, residual_token_ref),

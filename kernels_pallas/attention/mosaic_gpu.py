@@ -1,0 +1,256 @@
+"""Ragged attention in Pallas' Mosaic GPU dialect: Hopper.
+
+The grid and the walk are those of the Triton kernel. A program is one warpgroup with 64 query rows, the height of a
+wgmma; K and V come by TMA into a ring of `num_stages` blocks, so the next block is on its way while this one is
+multiplied.
+"""
+
+# The dialect re-exports private names and its transforms look abstract to a static checker.
+# pyright: reportPrivateImportUsage=false, reportAbstractUsage=false
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from kernels_pallas.attention.packing import combine_splits, pack_rows, unpack_rows
+from kernels_pallas.tuning import AttentionTiles
+
+# Finite, so that the difference of two masked maxima is 0 and not NaN.
+_MASKED = -1e30
+_LOG2_E = 1.4426950408889634
+_BLOCK_M = 64
+_HEAD_DIMS = (64, 128)
+# The 128-byte swizzle that wgmma reads without bank conflicts: 64 elements of two bytes.
+_TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+
+
+def ragged_attention_mosaic_gpu(
+    q: jax.Array,
+    k_cache: jax.Array,
+    v_cache: jax.Array,
+    lengths: jax.Array,
+    num_queries: jax.Array,
+    *,
+    form: str,
+    window: int | None,
+    scale: float,
+    tiles: AttentionTiles,
+    k_scale: jax.Array | None = None,
+    v_scale: jax.Array | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """The op of `kernels_pallas.ops.ragged_attention` as one launch (`split`: B launches).
+
+    Args:
+        q: `[B, T, N, H]` queries.
+        k_cache: `[B, K, S, H]` keys in q's dtype.
+        v_cache: `[B, K, S, H]` values, like `k_cache`.
+        lengths: `[B]` int32 in `0 ... S`.
+        num_queries: `[B]` int32 in `0 ... T`.
+        form: `"pad"`, `"split"` or `"ragged"`.
+        window: Positions a query sees, itself included, or None for all.
+        scale: Factor on the scores.
+        tiles: Tile sizes; `block_m` is 64 and `num_warps` 4 here, whatever they say.
+        k_scale: None; the kernel reads no INT8 cache.
+        v_scale: None.
+        interpret: Run in jax's interpreter.
+
+    Returns:
+        `[B, T, N, H]` in q's dtype; zero where `t >= num_queries[b]`.
+
+    Raises:
+        NotImplementedError: A float32 or INT8 cache, a head size other than 64 and 128 (256 does not fit in
+            registers), or a capacity that is no multiple of a block.
+    """
+    batch, num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads, capacity = k_cache.shape[1:3]
+    if k_scale is not None or v_scale is not None:
+        raise NotImplementedError("the Mosaic GPU kernel reads no INT8 cache")
+    if q.dtype not in (jnp.bfloat16, jnp.float16):
+        raise NotImplementedError(f"the Mosaic GPU kernel needs bfloat16 or float16, not {q.dtype}")
+    if head_dim not in _HEAD_DIMS:
+        raise NotImplementedError(f"the Mosaic GPU kernel needs a head size of 64 or 128, not {head_dim}")
+    if capacity % tiles.block_k:
+        raise NotImplementedError(
+            f"the Mosaic GPU kernel needs a capacity that {tiles.block_k} divides, not {capacity}"
+        )
+
+    total = jnp.minimum(lengths + num_queries, capacity)
+    walk_end = jnp.broadcast_to(total.max(), total.shape) if form == "pad" else total
+    rows = pack_rows(q, num_kv_heads)
+    num_rows = rows.shape[2]
+    num_tiles = pl.cdiv(num_rows, _BLOCK_M)
+    rows = jnp.pad(rows, ((0, 0), (0, 0), (0, num_tiles * _BLOCK_M - num_rows), (0, 0)))
+    kernel = functools.partial(
+        _kernel,
+        group=num_heads // num_kv_heads,
+        num_kv_heads=num_kv_heads,
+        window=window,
+        scale=scale * _LOG2_E,
+        tiles=tiles,
+    )
+    ring = (tiles.num_stages, tiles.block_k, head_dim)
+
+    def launch(first_row: int, num_batch_rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Serves rows `first_row ... first_row + num_batch_rows - 1` of the batch in one launch."""
+        partial_rows = (tiles.num_splits, num_batch_rows, num_kv_heads, num_tiles * _BLOCK_M)
+        return plgpu.kernel(
+            functools.partial(kernel, first_row=first_row),
+            out_type=(
+                jax.ShapeDtypeStruct((*partial_rows, head_dim), jnp.float32),
+                jax.ShapeDtypeStruct(partial_rows, jnp.float32),
+                jax.ShapeDtypeStruct(partial_rows, jnp.float32),
+            ),
+            grid=(num_batch_rows * num_kv_heads, num_tiles, tiles.num_splits),
+            grid_names=("kv_head", "tile", "split"),
+            scratch_types=(
+                plgpu.SMEM((_BLOCK_M, head_dim), q.dtype, transforms=_TRANSFORMS),
+                plgpu.SMEM((_BLOCK_M, tiles.block_k), q.dtype, transforms=_TRANSFORMS),
+                plgpu.SMEM(ring, q.dtype, transforms=_TRANSFORMS),
+                plgpu.SMEM(ring, q.dtype, transforms=_TRANSFORMS),
+                plgpu.SMEM((_BLOCK_M, head_dim), jnp.float32),
+                plgpu.SMEM((2, _BLOCK_M), jnp.float32),
+                plgpu.Barrier(),
+                plgpu.Barrier(num_barriers=tiles.num_stages),
+                plgpu.Barrier(num_barriers=tiles.num_stages),
+            ),
+            compiler_params=plgpu.CompilerParams(
+                approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
+            ),
+            interpret=plgpu.InterpretGPUParams() if interpret else None,
+        )(lengths, total, walk_end, rows, k_cache, v_cache)
+
+    if form == "split":
+        launches = [launch(row, 1) for row in range(batch)]
+        parts = tuple(jnp.concatenate(part, axis=1) for part in zip(*launches, strict=True))
+    else:
+        parts = launch(0, batch)
+    out = unpack_rows(combine_splits(*parts)[:, :, :num_rows], num_tokens)
+    is_real = jnp.arange(num_tokens) < num_queries[:, None]
+    return jnp.where(is_real[..., None, None], out, 0.0).astype(q.dtype)
+
+
+def _kernel(
+    length_ref,
+    total_ref,
+    walk_end_ref,
+    q_ref,
+    k_ref,
+    v_ref,
+    out_ref,
+    max_ref,
+    sum_ref,
+    q_smem,
+    weight_smem,
+    k_smem,
+    v_smem,
+    out_smem,
+    statistics_smem,
+    q_barrier,
+    k_barrier,
+    v_barrier,
+    *,
+    first_row,
+    group,
+    num_kv_heads,
+    window,
+    scale,
+    tiles,
+):
+    """One tile of one kv head of one row, one split of its walk."""
+    block_k, num_stages, num_splits = tiles.block_k, tiles.num_stages, tiles.num_splits
+    head_dim = q_smem.shape[1]
+    local_row, kv_head = (
+        lax.div(lax.axis_index("kv_head"), num_kv_heads),
+        lax.rem(lax.axis_index("kv_head"), num_kv_heads),
+    )
+    row = first_row + local_row
+    tile, split = lax.axis_index("tile"), lax.axis_index("split")
+    length, total, walk_end = length_ref[row], total_ref[row], walk_end_ref[row]
+
+    first_block = jnp.int32(0)
+    if window is not None:
+        first_block = lax.div(jnp.maximum(length - (window - 1), 0), block_k)
+    end_block = lax.div(walk_end + (block_k - 1), block_k)
+    # The row's own blocks are shared out, not the capacity's: no split of a short row is idle while another walks far.
+    blocks_per_split = lax.div(end_block - first_block + (num_splits - 1), num_splits)
+    lower = first_block + split * blocks_per_split
+    num_blocks = jnp.maximum(jnp.minimum(lower + blocks_per_split, end_block) - lower, 0)
+
+    query_rows = pl.ds(tile * _BLOCK_M, _BLOCK_M)
+    plgpu.copy_gmem_to_smem(q_ref.at[row, kv_head, query_rows], q_smem, q_barrier)
+
+    def fetch(block, slot):
+        source = (row, kv_head, pl.ds((lower + block) * block_k, block_k))
+        plgpu.copy_gmem_to_smem(k_ref.at[source], k_smem.at[slot], k_barrier.at[slot])
+        plgpu.copy_gmem_to_smem(v_ref.at[source], v_smem.at[slot], v_barrier.at[slot])
+
+    for slot in range(num_stages):
+        pl.when(slot < num_blocks)(functools.partial(fetch, jnp.int32(slot), slot))
+    plgpu.barrier_wait(q_barrier)
+
+    def walk(block, carry):
+        accumulator, row_max, row_sum = carry
+        slot = lax.rem(block, num_stages)
+        start = (lower + block) * block_k
+        plgpu.barrier_wait(k_barrier.at[slot])
+
+        def multiply_keys(scores_ref):
+            plgpu.wgmma(scores_ref, q_smem, k_smem.at[slot].transpose((1, 0)))
+            return scores_ref[...]
+
+        scores = pl.run_scoped(multiply_keys, plgpu.ACC((_BLOCK_M, block_k), jnp.float32)) * scale
+        query_row = lax.broadcasted_iota(jnp.int32, (_BLOCK_M, block_k), 0) + tile * _BLOCK_M
+        position = lax.broadcasted_iota(jnp.int32, (_BLOCK_M, block_k), 1) + start
+        # position <= length + query_row // group, without a division per element.
+        visible = ((position - length) * group <= query_row) & (position < total)
+        if window is not None:
+            # position > length + query_row // group - window
+            visible &= (position - length + window) * group > query_row
+        scores = jnp.where(visible, scores, _MASKED)
+
+        new_max = jnp.maximum(row_max, scores.max(axis=1))
+        decay = jnp.exp2(row_max - new_max)
+        weights = jnp.exp2(scores - lax.broadcast_in_dim(new_max, scores.shape, [0]))
+        row_sum = row_sum * decay + weights.sum(axis=1)
+        accumulator = accumulator * lax.broadcast_in_dim(decay, accumulator.shape, [0])
+        # Through shared memory, because jax's interpreter multiplies nothing that lies in registers.
+        weight_smem[...] = weights.astype(weight_smem.dtype)
+        plgpu.barrier_wait(v_barrier.at[slot])
+
+        @pl.when(start + block_k > total)
+        def _():
+            # Bits past the row's end may be NaN, and 0 * NaN is NaN.
+            is_written = lax.broadcasted_iota(jnp.int32, (block_k, head_dim), 0) + start < total
+            values = v_smem[slot]
+            v_smem[slot] = jnp.where(is_written, values, jnp.zeros_like(values))
+
+        plgpu.commit_smem()
+
+        def multiply_values(product_ref):
+            plgpu.wgmma(product_ref, weight_smem, v_smem.at[slot])
+            return product_ref[...]
+
+        accumulator += pl.run_scoped(multiply_values, plgpu.ACC((_BLOCK_M, head_dim), jnp.float32))
+
+        @pl.when(block + num_stages < num_blocks)
+        def _():
+            fetch(block + num_stages, slot)
+
+        return accumulator, new_max, row_sum
+
+    carry = (
+        jnp.zeros((_BLOCK_M, head_dim), jnp.float32),
+        jnp.full((_BLOCK_M,), _MASKED, jnp.float32),
+        jnp.zeros((_BLOCK_M,), jnp.float32),
+    )
+    out_smem[...], statistics_smem[0, :], statistics_smem[1, :] = lax.fori_loop(0, num_blocks, walk, carry)
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(out_smem, out_ref.at[split, local_row, kv_head, query_rows])
+    plgpu.copy_smem_to_gmem(statistics_smem.at[0], max_ref.at[split, local_row, kv_head, query_rows])
+    plgpu.copy_smem_to_gmem(statistics_smem.at[1], sum_ref.at[split, local_row, kv_head, query_rows])
+    plgpu.wait_smem_to_gmem(0)

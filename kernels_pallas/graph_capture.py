@@ -1,0 +1,85 @@
+"""What a compiled function launches on a GPU, and how much of it sits in one CUDA graph.
+
+XLA turns a compiled function into a list of thunks, each a kernel launch, a library call or a copy, and then gathers
+those that it can into command buffers, which the driver replays as CUDA graphs. The list is read from XLA's dump.
+"""
+
+import pathlib
+import re
+import tempfile
+from typing import Any, NamedTuple
+
+import jax
+
+_LINE = re.compile(r"^(?P<indent>\s*)\d+: (?P<kind>k\w+)\s+\[[^\]]*\]\s*(?P<rest>.*)$")
+# Thunks that hold others; what they hold follows them, indented.
+_CONTAINERS = {"kCommandBuffer", "kSequential", "kWhile", "kConditional"}
+
+
+class Thunk(NamedTuple):
+    """One entry of XLA's launch list."""
+
+    kind: str
+    """XLA's name of its kind, such as `kCustomKernel`, `kGemm` or `kCopy`."""
+    name: str
+    """The kernel's name where XLA gives one."""
+    graph: int | None
+    """Number of the CUDA graph that it is captured in, None outside of any."""
+
+
+def compile_with_thunks(
+    lowered: jax.stages.Lowered, *, compiler_options: dict[str, Any] | None = None
+) -> tuple[jax.stages.Compiled, list[Thunk]]:
+    """Compiles for a GPU, at hand or described, and reads what will be launched.
+
+    Args:
+        lowered: A function lowered for CUDA.
+        compiler_options: More options for XLA, by flag name without the dashes.
+
+    Returns:
+        The compiled function and its thunks in order, containers left out.
+
+    Raises:
+        ValueError: XLA wrote no launch list: the function was compiled for another platform.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, **(compiler_options or {})}
+        compiled = lowered.compile(compiler_options=options)
+        files = sorted(pathlib.Path(folder).glob("*thunk_sequence_after_thunk_passes.txt"))
+        if not files:
+            raise ValueError("XLA wrote no launch list; expected a function lowered for CUDA")
+        # The last module compiled is the function itself; those before it are constants folded on the way.
+        return compiled, parse_thunks(files[-1].read_text())
+
+
+def parse_thunks(text: str) -> list[Thunk]:
+    """Reads XLA's launch list after its passes over thunks, one per line, indented inside containers.
+
+    Args:
+        text: The dump.
+
+    Returns:
+        The thunks in order, containers left out.
+    """
+    thunks: list[Thunk] = []
+    num_graphs = 0
+    graph_indent: int | None = None
+    for line in text.splitlines():
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        indent, kind = len(match["indent"]), match["kind"]
+        if graph_indent is not None and indent <= graph_indent:
+            graph_indent = None
+        if kind == "kCommandBuffer":
+            graph_indent = indent
+            num_graphs += 1
+        elif kind not in _CONTAINERS:
+            graph = None if graph_indent is None else num_graphs - 1
+            thunks.append(Thunk(kind, match["rest"].split(" grid:")[0].strip(), graph))
+    return thunks
+
+
+def is_one_graph(thunks: list[Thunk]) -> bool:
+    """Whether everything that is launched sits in one and the same CUDA graph."""
+    return bool(thunks) and {thunk.graph for thunk in thunks} == {0}
