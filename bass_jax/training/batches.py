@@ -1,0 +1,106 @@
+"""Batches of sequences of similar length, in an order that depends on the seed and the epoch alone."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bass_jax.training.rollout import Rollout
+from bass_jax.typing import Float, Int
+
+_ROWS_PER_TOKEN = 1.8
+"""Rows of a batch, times its length, per response token: about what prompts and padding add."""
+
+
+class Batch(NamedTuple):
+    """What one optimiser step reads. M response tokens, k tokens of the law.
+
+    Attributes:
+        tokens: ``[B, T]`` int32: prompt and response, without the last token.
+        lengths: ``[B]`` int32: real tokens of each row; 0 for a row that is not used.
+        selected: ``[M]`` int32: place in ``[B * T]`` whose output predicts the response token.
+        weights: ``[M]`` float32: 1, or 0 for padding.
+        law_columns: ``[M, k]`` int32: output columns of the target's likeliest tokens, -1 outside.
+        law_probs: ``[M, k]`` float32: their probabilities, renormalised over those inside; all 0 if none is.
+        labels: ``[M]`` int32: output column of the target's likeliest token, -1 outside.
+    """
+
+    tokens: Int[np.ndarray, "B T"]
+    lengths: Int[np.ndarray, "B"]
+    selected: Int[np.ndarray, "M"]
+    weights: Float[np.ndarray, "M"]
+    law_columns: Int[np.ndarray, "M k"]
+    law_probs: Float[np.ndarray, "M k"]
+    labels: Int[np.ndarray, "M"]
+
+
+def epoch_batches(
+    rollouts: Sequence[Rollout],
+    columns: Int[np.ndarray, "V"],
+    *,
+    batch_tokens: int,
+    length_grain: int,
+    seed: tuple[int, ...],
+    skip: int = 0,
+) -> Iterator[Batch]:
+    """Yields every rollout once.
+
+    Args:
+        rollouts: of the epoch, each of at most `batch_tokens` response tokens.
+        columns: output column of every token; see `vocabulary.output_columns`.
+        batch_tokens: M.
+        length_grain: lengths are rounded up to multiples of this.
+        seed: of the order.
+        skip: leave out this many batches, without making them.
+    """
+    groups = _groups(rollouts, batch_tokens, length_grain, seed)
+    for bucket, rows in itertools.islice(groups, skip, None):
+        yield make_batch(rows, columns, bucket, batch_tokens, rows_of(bucket, batch_tokens))
+
+
+def _groups(rollouts, batch_tokens, length_grain, seed) -> Iterator[tuple[int, list[Rollout]]]:
+    open_batches: dict[int, list[Rollout]] = {}
+    for index in np.random.default_rng(seed).permutation(len(rollouts)):
+        rollout = rollouts[index]
+        length = len(rollout.prompt) + len(rollout.response) - 1
+        bucket = -(-length // length_grain) * length_grain
+        rows = open_batches.setdefault(bucket, [])
+        if rows and (
+            len(rows) == rows_of(bucket, batch_tokens)
+            or sum(len(row.response) for row in rows) + len(rollout.response) > batch_tokens
+        ):
+            yield bucket, rows
+            rows = open_batches[bucket] = []
+        rows.append(rollout)
+    yield from sorted(open_batches.items())
+
+
+def rows_of(length: int, batch_tokens: int) -> int:
+    """Returns B, the rows of a batch of sequences of `length`."""
+    return max(1, round(_ROWS_PER_TOKEN * batch_tokens / length))
+
+
+def make_batch(
+    rows: Sequence[Rollout], columns: Int[np.ndarray, "V"], length: int, batch_tokens: int, num_rows: int
+) -> Batch:
+    """Lays rollouts out, padded to ``[num_rows, length]`` and `batch_tokens` response tokens."""
+    batch, top = num_rows, rows[0].law_ids.shape[1]
+    tokens, lengths = np.zeros((batch, length), np.int32), np.zeros(batch, np.int32)
+    selected, weights = np.zeros(batch_tokens, np.int32), np.zeros(batch_tokens, np.float32)
+    law_ids = np.zeros((batch_tokens, top), np.int32)
+    law_logprobs = np.full((batch_tokens, top), -np.inf, np.float32)
+    filled = 0
+    for index, row in enumerate(rows):
+        sequence = np.concatenate([row.prompt, row.response[:-1]])
+        count = len(row.response)
+        tokens[index, : len(sequence)], lengths[index] = sequence, len(sequence)
+        span = slice(filled, filled + count)
+        selected[span] = index * length + len(row.prompt) - 1 + np.arange(count)
+        weights[span] = 1
+        law_ids[span], law_logprobs[span] = row.law_ids, row.law_logprobs
+        filled += count
+    law_columns = columns[law_ids]
+    law_probs = np.where(law_columns >= 0, np.exp(law_logprobs), 0).astype(np.float32)
+    law_probs /= np.maximum(law_probs.sum(axis=1, keepdims=True), 1e-9)
+    return Batch(tokens, lengths, selected, weights, law_columns, law_probs, law_columns[:, 0])

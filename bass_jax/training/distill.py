@@ -1,0 +1,154 @@
+"""A distillation from prompts to a draft on disk: corpus, training, export, evaluation."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bass_jax.checkpoint import Tokenizer, save_model
+from bass_jax.models import Model
+from bass_jax.training.agreement import Agreement
+from bass_jax.training.config import DistillConfig, load_config
+from bass_jax.training.corpus import write_whole
+from bass_jax.training.data import CorpusRows
+from bass_jax.training.draft import init_draft
+from bass_jax.training.held_out import evaluate, write_held_out
+from bass_jax.training.overlap import OverlapCheck
+from bass_jax.training.progress import DistillProgress
+from bass_jax.training.prompts import build_prompts, held_out_texts
+from bass_jax.training.trainer import train
+from bass_jax.training.vocabulary import choose_output_ids
+from bass_jax.training.write import load_target, open_corpus, write_corpus
+
+_OUTPUT_IDS = "output_ids.npy"
+
+
+class Distilled(NamedTuple):
+    """What a distillation leaves.
+
+    Attributes:
+        draft: with the target's embedding, float32.
+        agreements: by held-out domain.
+        directory: the draft's checkpoint.
+    """
+
+    draft: Model
+    agreements: dict[str, Agreement]
+    directory: Path
+
+
+def run_distill(
+    config_path: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    stages: tuple[str, ...] = ("corpus", "train", "evaluate"),
+    show_progress: bool = True,
+) -> Distilled:
+    """Runs a configuration file; a second run goes on where the first was interrupted.
+
+    Args:
+        config_path: YAML; see `DistillConfig`.
+        overrides: dotted path to value.
+        stages: which to run: the corpus may be written elsewhere, or still be growing.
+        show_progress: draw a progress bar.
+
+    Returns:
+        The draft, also written to ``output_dir/draft``.
+
+    Raises:
+        ValueError: one line that names what is wrong with the configuration, the data or the training.
+    """
+    config = load_config(Path(config_path), overrides)
+    if unknown := set(stages) - {"corpus", "train", "evaluate"}:
+        raise ValueError(f"stages: {sorted(unknown)[0]!r}: expected corpus, train or evaluate")
+    with DistillProgress(config, is_shown=show_progress) as progress:
+        return distill(config, stages=stages, progress=progress)
+
+
+def distill(
+    config: DistillConfig,
+    *,
+    stages: tuple[str, ...] = ("corpus", "train", "evaluate"),
+    progress: DistillProgress | None = None,
+) -> Distilled:
+    """Writes the corpus, trains on it, exports the draft and measures it; see `run_distill`."""
+    if "corpus" in stages:
+        model, tokenizer = load_target(config, config.rollout.dtype)
+        write_corpus(config, model, tokenizer, progress=progress and progress.wrote)
+        del model
+    target, tokenizer = load_target(config, "float32")
+    rows = corpus_rows(config, tokenizer)
+    draft = new_draft(config, rows, target, tokenizer)
+    # Without the stage, the last snapshot is what is exported.
+    draft = train(config, rows, draft, progress=progress and progress.trained, is_over="train" not in stages)
+    directory = Path(config.output_dir) / "draft"
+    export(draft, directory, tokenizer)
+    agreements = {}
+    if "evaluate" in stages and config.prompts.held_out:
+        held_out = write_held_out(config, target, tokenizer)
+        agreements = evaluate(draft, held_out, config.draft_len)
+        report = {name: agreement._asdict() for name, agreement in agreements.items()}
+        write_whole(Path(config.output_dir) / "agreement.json", json.dumps(report, indent=1).encode())
+    return Distilled(draft, agreements, directory)
+
+
+def corpus_rows(config: DistillConfig, tokenizer: Tokenizer) -> CorpusRows:
+    """Opens the configuration's corpus for training, without what overlaps the held-out prompts."""
+    check = OverlapCheck(held_out_texts(config.prompts), config.prompts.overlap_words)
+    return CorpusRows(
+        open_corpus(config),
+        config.training.held_out_share,
+        config.training.batch_tokens,
+        lambda row: check.find(tokenizer.decode(row.prompt)),
+    )
+
+
+def new_draft(config: DistillConfig, rows: CorpusRows, target: Model, tokenizer: Tokenizer) -> Model:
+    """Makes the untrained draft of a configuration.
+
+    The output vocabulary is counted once per ``output_dir`` and kept, so that a corpus may grow.
+
+    Raises:
+        ValueError: if the corpus is empty or holds held-out prompts.
+    """
+    trained = rows.trained(rows.shards())
+    path = Path(config.output_dir) / _OUTPUT_IDS
+    size = config.draft.output_vocab_size
+    if size is None:
+        output_ids = np.arange(target.config.vocab_size, dtype=np.int32)
+    elif path.exists():
+        output_ids = np.load(path)
+        if len(output_ids) != size:
+            raise ValueError(f"{path}: {len(output_ids)} tokens; draft.output_vocab_size is {size}")
+    else:
+        output_ids = choose_output_ids(
+            (row.response for row in trained),
+            (tokenizer.encode(prompt.text) for prompt in build_prompts(config.prompts, config.seed).prompts),
+            vocab_size=target.config.vocab_size, size=size, always=_always(tokenizer),
+        )  # fmt: skip
+        np.save(path, output_ids)
+    return init_draft(config.draft, target, output_ids, jax.random.key(config.seed))
+
+
+def export(draft: Model, directory: Path, tokenizer: Tokenizer) -> None:
+    """Writes a draft in bfloat16, without the embedding that is its target's."""
+    params = {name: leaf for name, leaf in draft.params.items() if name != "embedding"}
+    stored = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), params)
+    stored["embedding"] = draft.params["embedding"]
+    config = dataclasses.replace(draft.config, dtype="bfloat16")
+    save_model(
+        directory, Model(stored, config, draft.output_ids), tokenizer=tokenizer, source="bass-jax distill",
+        license="Apache-2.0", shares_embedding=True,
+    )  # fmt: skip
+
+
+def _always(tokenizer: Tokenizer) -> set[int]:
+    """Tokens that a draft must be able to propose: specials, stops and single bytes."""
+    table = tokenizer.bytes_of_ids or {}
+    single = {id for id, content in table.items() if len(content) == 1}
+    return set(tokenizer.special_ids) | set(tokenizer.stop_ids) | single

@@ -1,0 +1,59 @@
+"""Builds the optimiser of a distillation."""
+
+import jax
+import optax
+from optax.contrib import MuonDimensionNumbers, muon
+
+from bass_jax.training.config import OptimizerConfig
+from bass_jax.typing import Params
+
+_INPUT_AXES = {"qkv": (0,), "out": (0, 1, 2), "gate_up": (0,), "down": (0,)}
+_OUTPUT_AXES = {"qkv": (1, 2, 3), "out": (3,), "gate_up": (1, 2), "down": (1,)}
+
+
+def schedule(config: OptimizerConfig, peak: float, num_steps: int) -> optax.Schedule:
+    """Learning rate of every step: a linear rise to `peak`, then the configured decay."""
+    warmup = min(config.warmup_steps, max(1, num_steps // 2))
+    if config.schedule == "cosine":
+        return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, num_steps, peak * config.final_share)
+    decay = max(1, min(round(num_steps * config.decay_share), num_steps - warmup))
+    return optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, peak, warmup),
+            optax.constant_schedule(peak),
+            optax.linear_schedule(peak, peak * config.final_share, decay),
+        ],
+        [warmup, num_steps - decay],
+    )
+
+
+def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
+    """AdamW or Muon, behind a clip of the whole gradient's norm."""
+    rate = schedule(config, config.learning_rate, num_steps)
+    if config.kind == "adamw":
+        inner = optax.adamw(
+            rate, b2=config.beta2, weight_decay=config.weight_decay, mask=lambda params: _is_matrix(params)
+        )
+    else:
+        inner = muon(
+            schedule(config, config.muon_learning_rate, num_steps),
+            adam_learning_rate=rate,
+            adam_b2=config.beta2,
+            adam_weight_decay=config.weight_decay,
+            muon_weight_dimension_numbers=_muon_axes,
+        )
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), inner)
+
+
+def _is_matrix(params: Params):
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def _muon_axes(params: Params):
+    """Which axes of a layer's tensor are its matrix's rows and columns; None leaves it to AdamW."""
+
+    def axes(path, leaf):
+        name = path[-1].key
+        return MuonDimensionNumbers(_INPUT_AXES[name], _OUTPUT_AXES[name]) if name in _INPUT_AXES else None
+
+    return jax.tree_util.tree_map_with_path(axes, params)

@@ -1,0 +1,212 @@
+"""Batched regular decoding of many prompts, with the law that every token came from.
+
+Rows of a wave start together and keep one cache, which grows with them and is compacted as they finish:
+attention over unused slots is what a large batch on a CPU would spend its time on.
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bass_jax.cache import KVCache, gather_rows
+from bass_jax.models import Model
+from bass_jax.typing import Array, Float, Int, Key
+
+_BLOCK = 128
+_GRAIN = 64
+_CHUNK_GRAIN = 16
+_CHECK_EVERY = 8
+
+
+class Rollout(NamedTuple):
+    """What the target wrote after one prompt.
+
+    Attributes:
+        prompt: ``[p]`` int32.
+        response: ``[n]`` int32, the stop token included.
+        law_ids: ``[n, top]`` int32, most likely first: the law that each response token was drawn from.
+        law_logprobs: ``[n, top]`` float32, natural logarithms, at temperature 1.
+        temperature: 0 for greedy.
+    """
+
+    prompt: np.ndarray
+    response: np.ndarray
+    law_ids: np.ndarray
+    law_logprobs: np.ndarray
+    temperature: float
+
+
+def top_law(logits: Float[Array, "B V"], top: int) -> tuple[Int[Array, "B k"], Float[Array, "B k"]]:
+    """Returns ids and log-probabilities of the `top` likeliest tokens, exactly.
+
+    Taken over the best `top` blocks of the vocabulary: XLA's own top-k sorts the whole of it, which on a
+    CPU costs as much as the model.
+    """
+    batch, vocab = logits.shape
+    logits = logits.astype(jnp.float32)
+    normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    padded = jnp.pad(logits, ((0, 0), (0, -vocab % _BLOCK)), constant_values=-jnp.inf)
+    blocks = padded.reshape(batch, -1, _BLOCK)
+    count = min(top, blocks.shape[1])
+    _, best = jax.lax.top_k(blocks.max(axis=-1), count)
+    candidates = jnp.take_along_axis(blocks, best[..., None], axis=1).reshape(batch, -1)
+    values, where = jax.lax.top_k(candidates, top)
+    ids = jnp.take_along_axis(best, where // _BLOCK, axis=1) * _BLOCK + where % _BLOCK
+    return ids.astype(jnp.int32), values - normalizer
+
+
+@functools.partial(jax.jit, donate_argnums=3)
+def _extend(model: Model, tokens, positions, cache: KVCache) -> KVCache:
+    return model.features(tokens, positions, cache)[1]
+
+
+@functools.partial(jax.jit, static_argnames="top", donate_argnums=3)
+def _step(model: Model, tokens, positions, cache: KVCache, keys, temperatures, *, top: int):
+    """One token of every row: ``(tokens [B], law_ids [B, top], law_logprobs [B, top], cache)``."""
+    logits, cache = model.forward(tokens[:, None], positions[:, None], cache)
+    ids, logprobs = top_law(logits[:, 0], top)
+    # Sampling inside the law's top costs nothing; over the whole vocabulary the noise alone would.
+    noise = jax.vmap(lambda key, position: jax.random.gumbel(jax.random.fold_in(key, position), (top,)))(
+        keys, positions
+    )
+    scores = logprobs / jnp.maximum(temperatures, 1e-3)[:, None] + noise
+    drawn = jnp.where(temperatures > 0, jnp.argmax(scores, axis=-1), 0)
+    return jnp.take_along_axis(ids, drawn[:, None], axis=1)[:, 0], ids, logprobs, cache
+
+
+def roll_out(
+    model: Model,
+    prompts: Sequence[np.ndarray],
+    *,
+    temperatures: Sequence[float],
+    key: Key[Array, ""],
+    max_new_tokens: int,
+    stop_ids: Sequence[int],
+    top: int,
+) -> list[Rollout]:
+    """Decodes one wave of prompts together.
+
+    Args:
+        model: the target.
+        prompts: each ``[p]`` int32, ``p >= 1``; of similar length, for a small cache.
+        temperatures: one per prompt; 0 is greedy, others sample among the `top` likeliest.
+        key: of the wave; row `i` uses ``fold_in(key, i)``, so its neighbours do not matter.
+        max_new_tokens: per row.
+        stop_ids: tokens that end a row.
+        top: tokens of the law that are kept.
+
+    Returns:
+        A rollout per prompt, in order.
+    """
+    lengths = np.array([len(prompt) for prompt in prompts])
+    cache = _prefill(model, prompts, lengths)
+    alive = np.arange(len(prompts))
+    last = jnp.asarray([prompt[-1] for prompt in prompts], jnp.int32)
+    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(len(prompts)))
+    warmth = jnp.asarray(temperatures, jnp.float32)
+    positions = jnp.asarray(lengths - 1, jnp.int32)
+    rows: list[list[tuple]] = [[] for _ in prompts]
+    stops = np.asarray(stop_ids)
+    done = np.zeros(len(prompts), bool)
+    for start in range(0, max_new_tokens, _CHECK_EVERY):
+        count = min(_CHECK_EVERY, max_new_tokens - start)
+        cache = _grown(cache, _rounded(int(lengths[alive].max()) + start + count, _GRAIN))
+        steps = []
+        for _ in range(count):
+            last, ids, logprobs, cache = _step(model, last, positions, cache, keys, warmth, top=top)
+            positions = positions + 1
+            steps.append((last, ids, logprobs))
+        tokens, ids, logprobs = (np.stack(part) for part in zip(*jax.device_get(steps), strict=True))
+        for slot, row in enumerate(alive):
+            if done[row]:
+                continue
+            ends = np.flatnonzero(np.isin(tokens[:, slot], stops))
+            done[row] = ends.size > 0
+            kept = ends[0] + 1 if ends.size else count
+            rows[row].append((tokens[:kept, slot], ids[:kept, slot], logprobs[:kept, slot]))
+        if done.all():
+            break
+        slots = _compacted(done[alive])
+        if slots is not None:
+            alive, taken = alive[slots], jnp.asarray(slots)
+            cache = gather_rows(cache, taken)
+            last, keys, warmth, positions = (jnp.take(x, taken, axis=0) for x in (last, keys, warmth, positions))
+    return [
+        Rollout(np.asarray(prompt, np.int32), *(np.concatenate(part) for part in zip(*row, strict=True)), warm)
+        for prompt, row, warm in zip(prompts, rows, temperatures, strict=True)
+    ]
+
+
+def waves(lengths: Sequence[int], batch: int, window: int) -> Iterator[list[int]]:
+    """Groups rows into batches of similar length.
+
+    Args:
+        lengths: of all rows, in order.
+        batch: rows per wave.
+        window: waves that are sorted among each other; the order is kept beyond.
+
+    Yields:
+        Indices of one wave.
+    """
+    for start in range(0, len(lengths), batch * window):
+        chunk = range(start, min(start + batch * window, len(lengths)))
+        ordered = sorted(chunk, key=lambda index: (lengths[index], index))
+        yield from (ordered[i : i + batch] for i in range(0, len(ordered), batch))
+
+
+def _prefill(model: Model, prompts, lengths) -> KVCache:
+    """Fills the cache with every token but the last, which the first step reads.
+
+    What all prompts begin with, a chat template's system message above all, is read once.
+    """
+    shared = _common_prefix(prompts)
+    capacity = _rounded(int(lengths.max()), _GRAIN)
+    cache = model.init_cache(1, capacity)
+    if shared:
+        cache = _extend(model, prompts[0][None, :shared], np.arange(shared, dtype=np.int32)[None], cache)
+    cache = gather_rows(cache, jnp.zeros(len(prompts), jnp.int32))
+    rest = _rounded(int(lengths.max()) - 1 - shared, _CHUNK_GRAIN)
+    if rest == 0:
+        return cache
+    tokens = np.zeros((len(prompts), rest), np.int32)
+    positions = np.full((len(prompts), rest), capacity, np.int32)
+    for row, prompt in enumerate(prompts):
+        own = len(prompt) - 1 - shared
+        tokens[row, :own] = prompt[shared:-1]
+        positions[row, :own] = np.arange(shared, shared + own)
+    return _extend(model, tokens, positions, cache)
+
+
+def _common_prefix(prompts) -> int:
+    """Length of what all prompts share, short of any one's last token."""
+    shortest = min(len(prompt) for prompt in prompts) - 1
+    stacked = np.stack([prompt[:shortest] for prompt in prompts])
+    same = (stacked == stacked[0]).all(axis=0)
+    return int(shortest if same.all() else np.argmin(same))
+
+
+def _rounded(length: int, grain: int) -> int:
+    return -(-length // grain) * grain
+
+
+def _grown(cache: KVCache, capacity: int) -> KVCache:
+    extra = capacity - cache.capacity
+    if extra <= 0:
+        return cache
+    return jax.tree.map(lambda layer: jnp.pad(layer, ((0, 0), (0, 0), (0, extra), (0, 0))), cache)
+
+
+def _compacted(done: np.ndarray) -> np.ndarray | None:
+    """Slots to keep when a quarter or more of the batch can be dropped, else None."""
+    batch = len(done)
+    wanted = max(1, int((~done).sum()))
+    unit = max(1, batch // 4)
+    target = -(-wanted // unit) * unit
+    if target >= batch:
+        return None
+    # Finished rows fill up the last unit.
+    return np.concatenate([np.flatnonzero(~done), np.flatnonzero(done)])[:target]

@@ -1,0 +1,64 @@
+"""The output vocabulary of a draft: the tokens that its target uses most."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from bass_jax.models import Model
+from bass_jax.typing import Int
+
+_PROMPT_WEIGHT = 0.3
+
+
+def choose_output_ids(
+    responses: Iterable[np.ndarray],
+    prompts: Iterable[np.ndarray],
+    *,
+    vocab_size: int,
+    size: int,
+    always: Iterable[int] = (),
+) -> Int[np.ndarray, "O"]:
+    """Chooses the most frequent tokens.
+
+    Args:
+        responses: token ids that the target wrote.
+        prompts: token ids of prompts, whether answered or not; their shares count for less, since answers
+            repeat them in part.
+        vocab_size: V.
+        size: O, tokens to choose.
+        always: tokens that are chosen whatever their count: bytes and specials.
+
+    Returns:
+        ``[O]`` int32 in increasing order.
+
+    Raises:
+        ValueError: if `size` exceeds the vocabulary or does not hold `always`.
+    """
+    forced = sorted(set(always))
+    if not len(forced) <= size <= vocab_size:
+        raise ValueError(
+            f"output_vocab_size={size}: expected {len(forced)} (bytes and specials) to {vocab_size} (vocabulary)"
+        )
+    counts = _shares(responses, vocab_size) + _PROMPT_WEIGHT * _shares(prompts, vocab_size)
+    counts[forced] = np.inf
+    # Stable: among equals, byte-pair merges learned earlier have lower ids and are more common.
+    return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
+
+
+def output_columns(output_ids: Int[np.ndarray, "O"], vocab_size: int) -> Int[np.ndarray, "V"]:
+    """Returns the inverse: the column of every token, -1 for those outside."""
+    columns = np.full(vocab_size, -1, np.int32)
+    columns[output_ids] = np.arange(len(output_ids), dtype=np.int32)
+    return columns
+
+
+def proposed_ids(draft: Model) -> Int[np.ndarray, "O"]:
+    """Returns the token of every column of a draft's head."""
+    return np.arange(draft.config.vocab_size) if draft.output_ids is None else np.asarray(draft.output_ids)
+
+
+def _shares(sequences: Iterable[np.ndarray], vocab_size: int) -> np.ndarray:
+    counts = np.zeros(vocab_size)
+    for sequence in sequences:
+        counts += np.bincount(sequence, minlength=vocab_size)
+    return counts / max(counts.sum(), 1)

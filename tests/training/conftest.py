@@ -1,0 +1,95 @@
+"""A tiny target, its corpus, and a configuration to distil from them in seconds."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from bass_jax.config import ModelConfig
+from bass_jax.models import init_model
+from bass_jax.training.config import parse_config
+from bass_jax.training.corpus import Corpus
+from bass_jax.training.data import CorpusRows
+from bass_jax.training.draft import init_draft
+from bass_jax.training.rollout import Rollout
+
+VOCAB = 64
+
+
+def synthetic_rollouts(count: int, seed: int = 0) -> list[Rollout]:
+    """Answers of a "target" whose next token is a fixed function of the last: easy to learn."""
+    generator = np.random.default_rng(seed)
+    successor = np.random.default_rng(7).permutation(VOCAB)
+    rollouts = []
+    for _ in range(count):
+        prompt = generator.integers(0, VOCAB, generator.integers(2, 9)).astype(np.int32)
+        response = [successor[prompt[-1]]]
+        for _ in range(int(generator.integers(3, 20))):
+            response.append(successor[response[-1]])
+        response = np.array(response, np.int32)
+        others = (response[:, None] + np.arange(1, 4)) % VOCAB
+        ids = np.concatenate([response[:, None], others], axis=1).astype(np.int32)
+        logprobs = np.tile(np.log([0.85, 0.06, 0.05, 0.04]).astype(np.float32), (len(response), 1))
+        rollouts.append(Rollout(prompt, response, ids, logprobs, 0.0))
+    return rollouts
+
+
+@pytest.fixture
+def target():
+    config = ModelConfig(
+        vocab_size=VOCAB, width=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, mlp_width=32, context=128
+    )
+    return init_model(config, jax.random.key(3))
+
+
+@pytest.fixture
+def make_config(tmp_path):
+    """Builds a configuration; keyword arguments replace sections' values."""
+    (tmp_path / "data.jsonl").write_text(json.dumps({"text": "what is the capital of France"}) + "\n")
+
+    def make(**sections):
+        content = {
+            "target": "tiny",
+            "output_dir": str(tmp_path / "run"),
+            "prompts": {
+                "data_dir": str(tmp_path),
+                "sources": [{"kind": "jsonl", "name": "data", "file": "data.jsonl", "templates": ["{text}"]}],
+            },
+            "draft": {
+                "width": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "mlp_width": 32,
+                "output_vocab_size": 48,
+            },
+            "optimizer": {"learning_rate": 0.01, "warmup_steps": 5, "weight_decay": 0.0},
+            "training": {
+                "num_steps": 60, "batch_tokens": 128, "length_grain": 16, "log_every": 5, "save_every": 20,
+                "held_out_share": 0.1,
+            },
+        }  # fmt: skip
+        for name, values in sections.items():
+            content[name] = content[name] | values if isinstance(values, dict) else values
+        return parse_config(content, "test")
+
+    return make
+
+
+@pytest.fixture
+def make_rows(tmp_path):
+    """Writes rollouts as a corpus of several shards and opens it for training."""
+
+    def make(rollouts, share=0.1, **options):
+        corpus = Corpus(tmp_path / "corpus", {"made": "here"})
+        for number in range(0, len(rollouts), 50):
+            corpus.write(number // 50, rollouts[number : number + 50], ["data"] * len(rollouts[number : number + 50]))
+        return CorpusRows(corpus, share, 128, **options)
+
+    return make
+
+
+@pytest.fixture
+def make_draft(target):
+    def make(config, output_ids=None):
+        ids = np.arange(config.draft.output_vocab_size, dtype=np.int32) if output_ids is None else output_ids
+        return init_draft(config.draft, target, ids, jax.random.key(config.seed))
+
+    return make

@@ -1,0 +1,58 @@
+"""The corpus on disk, the split, and what is refused."""
+
+import numpy as np
+import pytest
+
+from bass_jax.training.corpus import Corpus
+from bass_jax.training.data import CorpusRows
+from tests.training.conftest import synthetic_rollouts
+
+
+def test_shards_come_back_as_written(tmp_path):
+    corpus = Corpus(tmp_path / "corpus", {"seed": 1})
+    rollouts = synthetic_rollouts(5)
+    assert corpus.write(3, rollouts, ["a", "b", "a", "b", "a"]) == sum(len(row.response) for row in rollouts)
+    assert Corpus(tmp_path / "corpus").shards() == [3]
+    found = list(Corpus(tmp_path / "corpus").read())
+    assert [source for _, source in found] == ["a", "b", "a", "b", "a"]
+    for (row, _), expected in zip(found, rollouts, strict=True):
+        for name in ("prompt", "response", "law_ids"):
+            np.testing.assert_array_equal(getattr(row, name), getattr(expected, name))
+        # float16 on disk.
+        np.testing.assert_allclose(row.law_logprobs, expected.law_logprobs, rtol=2**-10)
+
+
+def test_corpus_of_another_recipe_is_refused(tmp_path):
+    Corpus(tmp_path / "corpus", {"seed": 1})
+    with pytest.raises(ValueError, match="seed differs"):
+        Corpus(tmp_path / "corpus", {"seed": 2})
+    with pytest.raises(ValueError, match="no corpus here"):
+        Corpus(tmp_path / "elsewhere")
+
+
+def test_truncated_shard_is_named(tmp_path):
+    corpus = Corpus(tmp_path / "corpus", {})
+    corpus.write(0, synthetic_rollouts(5), ["a"] * 5)
+    path = tmp_path / "corpus" / "shard_00000.npz"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"shard_00000\.npz: not a readable shard"):
+        corpus.read_shard(0)
+
+
+def test_all_answers_to_one_prompt_fall_on_one_side(make_rows):
+    rollouts = synthetic_rollouts(200)
+    rows = make_rows(rollouts + rollouts, share=0.3)
+    trained = {row.prompt.tobytes() for row in rows.trained(rows.shards())}
+    held_out = {row.prompt.tobytes() for row in rows.held_out(rows.shards())}
+    assert trained and held_out and not trained & held_out
+    assert 0.15 < len(held_out) / len(trained | held_out) < 0.45
+
+
+def test_corpus_that_overlaps_held_out_prompts_is_refused(make_rows):
+    rollouts = synthetic_rollouts(100)
+    secret = {rollouts[7].prompt.tobytes()}
+    few = make_rows(rollouts, find_overlap=lambda row: "a run" if row.prompt.tobytes() in secret else None)
+    assert not secret & {row.prompt.tobytes() for row in few.rows(few.shards())}
+    many = CorpusRows(few._corpus, 0.0, 128, lambda row: "to be or not")
+    with pytest.raises(ValueError, match="50 of 50 rows, first on 'to be or not'"):
+        many.trained([0])

@@ -1,0 +1,60 @@
+"""Rollouts are the target's own decoding, whatever batch a row is in."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bass_jax.training.rollout import roll_out, top_law, waves
+from tests.training.conftest import VOCAB
+
+
+def _greedy(model, prompt, count):
+    tokens = list(prompt)
+    for _ in range(count):
+        cache = model.init_cache(1, len(tokens))
+        logits, _ = model.forward(jnp.asarray(tokens)[None], jnp.arange(len(tokens))[None], cache)
+        tokens.append(int(jnp.argmax(logits[0, -1])))
+    return tokens[len(prompt) :]
+
+
+def test_greedy_rows_equal_decoding_alone(target):
+    # Breaking it: gathering `last` without its cache when the batch is compacted.
+    generator = np.random.default_rng(0)
+    shared = generator.integers(0, VOCAB, 5)
+    prompts = [np.concatenate([shared, generator.integers(0, VOCAB, n)]).astype(np.int32) for n in (1, 4, 9, 2, 6)]
+    expected = [_greedy(target, prompt, 24) for prompt in prompts]
+    stop = expected[0][10]
+    rollouts = roll_out(
+        target, prompts, temperatures=[0.0] * 5, key=jax.random.key(0), max_new_tokens=24, stop_ids=(stop,), top=4
+    )
+    for tokens, rollout in zip(expected, rollouts, strict=True):
+        end = tokens.index(stop) + 1 if stop in tokens else 24
+        assert rollout.response.tolist() == tokens[:end]
+        assert rollout.law_ids.shape == (end, 4)
+        np.testing.assert_array_equal(rollout.law_ids[:, 0], rollout.response)
+
+
+def test_sampled_rows_do_not_depend_on_their_neighbours(target):
+    prompts = [np.array([1, 2, 3], np.int32), np.array([4, 5], np.int32)]
+    options = {"key": jax.random.key(5), "max_new_tokens": 12, "stop_ids": (), "top": 8}
+    together = roll_out(target, prompts, temperatures=[1.0, 0.0], **options)
+    alone = roll_out(target, prompts[:1], temperatures=[1.0], **options)
+    np.testing.assert_array_equal(together[0].response, alone[0].response)
+    assert not np.array_equal(together[0].response, together[0].law_ids[:, 0])
+
+
+@pytest.mark.parametrize("vocab", [40, 128, 500])
+def test_top_law_is_exact(vocab):
+    logits = jax.random.normal(jax.random.key(1), (3, vocab)) * 3
+    ids, logprobs = top_law(logits, 16)
+    values, expected = jax.lax.top_k(jax.nn.log_softmax(logits), 16)
+    np.testing.assert_array_equal(ids, expected)
+    np.testing.assert_allclose(logprobs, values, atol=1e-5)  # A few eps of log-sum-exp's size.
+
+
+def test_waves_hold_every_row_once_and_similar_lengths():
+    lengths = np.random.default_rng(0).integers(1, 100, 50).tolist()
+    groups = list(waves(lengths, batch=8, window=3))
+    assert sorted(index for group in groups for index in group) == list(range(50))
+    assert all(max(group) < 24 for group in groups[:3])
