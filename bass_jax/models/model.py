@@ -1,6 +1,7 @@
 """A model: parameters and their configuration, as one pytree with a pure forward pass."""
 
 import dataclasses
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -27,7 +28,7 @@ class Model:
 
     params: Params
     config: ModelConfig = dataclasses.field(metadata={"static": True})
-    output_ids: Array | None = None
+    output_ids: Any = None  # an array or None; anything while jax rebuilds the tree
 
     def init_cache(self, batch: int, capacity: int) -> KVCache:
         """Makes an empty cache of `capacity` slots for `batch` rows."""

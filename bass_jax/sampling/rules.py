@@ -97,7 +97,7 @@ def find_rule(name: str) -> AcceptanceRule:
     module, attribute = name.split(":", 1)
     try:
         rule = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"acceptance={name!r}: {error}") from None
     if not isinstance(rule, AcceptanceRule):
         raise ValueError(f"acceptance={name!r}: expected an AcceptanceRule, not {type(rule).__name__}")
