@@ -160,13 +160,18 @@ class SpecConfig:
         draft_len: G, draft tokens per step, 0 to 32. A length between two buckets runs in the next
             larger one, with the tail neither drafted nor accepted.
         acceptance: name of a registered acceptance rule, or ``"module:name"`` of one's own.
+        acceptance_kernel: ``"pallas"`` runs the greedy and the token rule as one fused kernel on a GPU, to the
+            same tokens; ``"xla"`` never does.
     """
 
     draft_len: int = 4
     acceptance: str = "token"
+    acceptance_kernel: str = "pallas"
 
     def __post_init__(self):
         draft_len_bucket(self.draft_len)
+        if self.acceptance_kernel not in ("pallas", "xla"):
+            raise ValueError(f"acceptance_kernel={self.acceptance_kernel!r}: expected 'pallas' or 'xla'")
 
     @property
     def bucket(self) -> int:

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 
 from bass_jax.config import SpecConfig
 from bass_jax.drafters import DraftContext, Proposal
+from bass_jax.judge import Judgement, judge
 from bass_jax.pair import Pair
-from bass_jax.sampling import RuleKeys, draw, find_rule, make_law
-from bass_jax.sampling.keys import Role, draw_keys, gumbel
-from bass_jax.sampling.law import log_normalizer
+from bass_jax.sampling import GREEDY, TOKEN, RuleKeys, find_rule
+from bass_jax.sampling.keys import Role, draw_keys
 from bass_jax.state import FinishReason, SpecState, StepInfo
-from bass_jax.typing import Array, Float, Int
+from bass_jax.typing import Array, Int
 
 
 def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
@@ -47,16 +47,10 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
         inputs = jnp.concatenate([_last_tokens(state)[:, None], proposal.tokens], axis=1)
         logits, target_cache = _verify(pair, state, inputs, jnp.where(is_active, proposal.num_drafted + 1, 0))
     with jax.named_scope("accept"):
-        law = make_law(logits, state.controls)
         keys = RuleKeys(*(_step_keys(state, role) for role in (Role.ACCEPT, Role.RESIDUAL)))
-        verdict = rule.judge(proposal.tokens, proposal.num_drafted, proposal.probs, law, keys)
+        judgement = judge(rule, proposal, logits, state.controls, keys, kernel=spec.acceptance_kernel)
     with jax.named_scope("commit"):
-        slots = jnp.arange(inputs.shape[1])
-        drafts = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
-        is_draft = slots < verdict.num_accepted[:, None]
-        tokens = jnp.where(is_draft, drafts, verdict.next_token[:, None])
-        state = state._replace(target_cache=target_cache)
-        state, info = _commit(state, tokens, proposal.num_drafted, verdict.num_accepted, logits)
+        state, info = _commit(state._replace(target_cache=target_cache), judgement, proposal.num_drafted)
         return state._replace(drafter=pair.drafter.commit(drafter, state.lengths)), info
 
 
@@ -67,24 +61,21 @@ def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecSta
     The noise is that of the row's absolute position. With a rule that needs no noise (``"greedy"``) the token is
     the most probable one, and no law is computed.
     """
-    is_active = ~state.done
-    logits, target_cache = _verify(pair, state, _last_tokens(state)[:, None], is_active.astype(jnp.int32))
-    law = make_law(logits, state.controls)
-    if find_rule(spec.acceptance).noise == "none":
-        tokens = law.mode
-    else:
-        keys = draw_keys(state.keys, state.lengths, Role.POSITION)
-        tokens = draw(law.probs[:, 0], gumbel(keys, logits.shape[-1]))[:, None]
-    none = jnp.zeros_like(state.lengths)
-    return _commit(state._replace(target_cache=target_cache), tokens, none, none, logits)
+    # Without drafts the token rule is a draw from the target's law.
+    rule = GREEDY if find_rule(spec.acceptance).noise == "none" else TOKEN
+    proposal = _no_drafts(state)
+    logits, target_cache = _verify(pair, state, _last_tokens(state)[:, None], (~state.done).astype(jnp.int32))
+    position_keys = draw_keys(state.keys, state.lengths, Role.POSITION)
+    keys = RuleKeys(accept=position_keys, residual=position_keys)
+    judgement = judge(rule, proposal, logits, state.controls, keys, kernel=spec.acceptance_kernel)
+    return _commit(state._replace(target_cache=target_cache), judgement, proposal.num_drafted)
 
 
 def _propose(
     pair: Pair, state: SpecState, spec: SpecConfig, num_wanted: Int[Array, "B"], *, is_sampled: bool
 ) -> tuple[Proposal, Any]:
     if spec.bucket == 0:
-        empty = jnp.zeros((state.lengths.shape[0], 0), jnp.int32)
-        return Proposal(empty, jnp.zeros_like(state.lengths), probs=None), state.drafter
+        return _no_drafts(state), state.drafter
     keys = _step_keys(state, Role.DRAFT)
     context = DraftContext(state.tokens, state.lengths, num_wanted, state.controls, keys)
     proposal, drafter = pair.drafter.propose(state.drafter, context, spec.bucket, is_sampled=is_sampled)
@@ -105,24 +96,17 @@ def _verify(pair: Pair, state: SpecState, inputs: Int[Array, "B T"], num_inputs:
     return pair.target.forward(inputs, positions, state.target_cache)
 
 
-def _commit(
-    state: SpecState,
-    tokens: Int[Array, "B T"],
-    num_drafted: Int[Array, "B"],
-    num_accepted: Int[Array, "B"],
-    logits: Float[Array, "B T V"],
-) -> tuple[SpecState, StepInfo]:
+def _commit(state: SpecState, judgement: Judgement, num_drafted: Int[Array, "B"]) -> tuple[SpecState, StepInfo]:
     """Appends ``num_accepted + 1`` tokens per running row, cut after the first stop token and at the limit."""
     is_active = ~state.done
+    tokens, num_accepted = judgement.tokens, judgement.num_accepted
     slots = jnp.arange(tokens.shape[1])
-    normalizer = log_normalizer(logits)
     is_stop = (tokens[..., None] == state.stop_tokens[:, None]).any(axis=-1)
     until_stop = jnp.where(is_stop, slots + 1, tokens.shape[1] + 1).min(axis=1)
-    # A law that is not finite ends the row where it is drawn from: the tokens before it stand, as in regular decoding.
-    until_broken = jnp.where(jnp.isfinite(normalizer), tokens.shape[1] + 1, slots).min(axis=1)
     num_due = jnp.minimum(jnp.minimum(num_accepted + 1, until_stop), state.limits - state.lengths)
-    is_broken = until_broken < num_due
-    num_emitted = jnp.where(is_active, jnp.minimum(num_due, until_broken), 0).astype(jnp.int32)
+    # A law that is not finite ends the row where it is drawn from: the tokens before it stand, as in regular decoding.
+    is_broken = judgement.num_finite < num_due
+    num_emitted = jnp.where(is_active, jnp.minimum(num_due, judgement.num_finite), 0).astype(jnp.int32)
     is_emitted = slots < num_emitted[:, None]
     lengths = state.lengths + num_emitted
 
@@ -135,14 +119,13 @@ def _commit(
     rows = jnp.arange(tokens.shape[0])[:, None]
     # Distinct slots past the end are dropped.
     columns = jnp.where(is_emitted, state.lengths[:, None] + slots, capacity + slots)
-    chosen = jnp.take_along_axis(logits, tokens[..., None], axis=2)[..., 0] - normalizer
     info = StepInfo(
         is_active=is_active,
         tokens=jnp.where(is_emitted, tokens, -1),
         num_emitted=num_emitted,
         num_accepted=jnp.where(is_active, num_accepted, 0),
         num_drafted=jnp.where(is_active, num_drafted, 0),
-        logprobs=jnp.where(is_emitted, chosen, 0.0),
+        logprobs=jnp.where(is_emitted, judgement.logprobs, 0.0),
         finish=finish,
     )
     state = state._replace(
@@ -152,6 +135,11 @@ def _commit(
         num_steps=state.num_steps + is_active,
     )
     return state, info
+
+
+def _no_drafts(state: SpecState) -> Proposal:
+    empty = jnp.zeros((state.lengths.shape[0], 0), jnp.int32)
+    return Proposal(empty, jnp.zeros_like(state.lengths), probs=None)
 
 
 def _last_tokens(state: SpecState) -> Int[Array, "B"]:
