@@ -116,6 +116,8 @@ def test_reads_prompts_from_files_and_standard_input(pair, tmp_path, monkeypatch
         (("generate", "x", "--output", "/no/such/place.jsonl"), ("/no/such/place.jsonl",)),
         (("generate", "x", "--seed", "-1"), ("--seed -1",)),
         (("speculate",), ("speculate",)),
+        (("distill", "no-such.yaml"), ("no-such.yaml",)),
+        (("distill", "x.yaml", "--set", "training"), ("--set 'training'", "PATH=VALUE")),
         ((), ("COMMAND",)),
     ],
 )
@@ -190,7 +192,7 @@ def test_a_killed_run_leaves_readable_rows(pair, tmp_path):
     assert [row["prompt_index"] for row in rows] == list(range(len(rows)))
 
 
-@pytest.mark.parametrize("command", ["generate", "convert"])
+@pytest.mark.parametrize("command", ["generate", "convert", "distill"])
 def test_help_teaches_by_example(capsys, command):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
