@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
     distilled = run_distill(options.config, overrides, stages=tuple(options.stages), show_progress=not options.quiet)
     if distilled.agreements:
-        table = Table(title="held-out prompts, temperature 0, draft length 4")
+        table = Table(title="held-out prompts, temperature 0")
         names = next(iter(distilled.agreements.values()))._fields
         for name in ("domain", *names):
             table.add_column(name.replace("_", " "), justify="right")
