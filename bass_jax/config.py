@@ -1,6 +1,7 @@
 """Frozen, validated, hashable configurations of a model and of speculation."""
 
 import dataclasses
+import typing
 from typing import Literal
 
 import jax
@@ -87,14 +88,35 @@ class ModelConfig:
         context: the longest sequence, in tokens.
         rope_base: base of the rotary frequencies.
         rope_scaling: see `RopeScaling`.
-        norm_eps: epsilon of the RMS norms.
+        norm_eps: epsilon of the norms.
         is_tied: the head is the input embedding's transpose.
-        has_attention_bias: biases on query, key, value and output projections.
+        has_attention_bias: biases on the query, key and value projections.
+        has_out_bias: a bias on the attention's output projection; None means as `has_attention_bias`.
         has_mlp_bias: biases on the mlp's projections.
         embedding_width: E; the input embedding has this width and is projected to D by a learned matrix.
             None means D without a projection. A draft uses it to share its target's embedding.
         output_vocab_size: O; the head scores only this many tokens, named by `Model.output_ids`.
             None means all V. A draft uses it because its head costs more than its body.
+        norm: ``"rms"``, or ``"layer"`` with a mean and biases.
+        norm_offset: added to the learned scale of RMS norms (Gemma's 1).
+        block: ``"pre_norm"``; ``"post_norm"`` normalises each sum (OPT 350M); ``"sandwich"`` normalises before
+            and after each part (Gemma 3); ``"parallel"`` adds attention and mlp of one input (GPT-NeoX, CodeGen).
+        has_parallel_mlp_norm: in a parallel block, the mlp has a norm of its own.
+        has_final_norm: a norm after the last layer.
+        has_qk_norm: RMS norms over the heads of queries and keys (Qwen3, Gemma 3).
+        is_gated: the mlp multiplies by a gate.
+        activation: ``"silu"``, ``"relu"``, ``"gelu"`` or ``"gelu_tanh"``.
+        positions: ``"rotary"`` or ``"learned"``.
+        position_offset: rows of the learned positions before that of position 0 (OPT's 2).
+        rotary_dim: lanes of a head that are rotated, the first ones; None means all.
+        attention_scale: factor on the scores; None means ``head_dim ** -0.5``.
+        window: positions that a query sees, itself included, in the layers that have a window.
+        windowed_layers: for each layer whether it has the window; None means all, when there is a `window`.
+        window_rope_base: `rope_base` of the layers with a window, without scaling; None means the same.
+        embedding_scale: factor on the input embedding.
+        has_output_projection: a matrix from D to E before the head (OPT 350M).
+        has_head_bias: a bias on the logits.
+        logit_softcap: c, where logits are ``c tanh(x / c)``.
         dtype: of the parameters, activations and cache: ``"float32"`` or ``"bfloat16"``.
         attention: how attention runs: ``"ragged"``, ``"pad"`` or ``"split"``, the forms of
             `kernels_pallas.ops.ragged_attention` on a GPU (elsewhere all three are ``"xla"``), or ``"xla"``.
@@ -117,6 +139,26 @@ class ModelConfig:
     has_mlp_bias: bool = False
     embedding_width: int | None = None
     output_vocab_size: int | None = None
+    has_out_bias: bool | None = None
+    norm: Literal["rms", "layer"] = "rms"
+    norm_offset: float = 0.0
+    block: Literal["pre_norm", "post_norm", "sandwich", "parallel"] = "pre_norm"
+    has_parallel_mlp_norm: bool = False
+    has_final_norm: bool = True
+    has_qk_norm: bool = False
+    is_gated: bool = True
+    activation: Literal["silu", "relu", "gelu", "gelu_tanh"] = "silu"
+    positions: Literal["rotary", "learned"] = "rotary"
+    position_offset: int = 0
+    rotary_dim: int | None = None
+    attention_scale: float | None = None
+    window: int | None = None
+    windowed_layers: tuple[bool, ...] | None = None
+    window_rope_base: float | None = None
+    embedding_scale: float | None = None
+    has_output_projection: bool = False
+    has_head_bias: bool = False
+    logit_softcap: float | None = None
     dtype: str = "float32"
     attention: str = "ragged"
 
@@ -124,7 +166,7 @@ class ModelConfig:
         positive = (
             "vocab_size", "width", "num_layers", "num_heads", "num_kv_heads", "head_dim", "mlp_width", "context"
         )  # fmt: skip
-        for name in (*positive, "embedding_width", "output_vocab_size"):
+        for name in (*positive, "embedding_width", "output_vocab_size", "rotary_dim", "window"):
             value = getattr(self, name)
             if value is None and name not in positive:
                 continue
@@ -132,18 +174,40 @@ class ModelConfig:
                 raise ValueError(f"{name}={value!r}: expected a positive integer")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads={self.num_kv_heads}: expected a divisor of num_heads={self.num_heads}")
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim}: expected an even number, for rotary positions")
+        if self.has_out_bias is None:
+            object.__setattr__(self, "has_out_bias", self.has_attention_bias)
+        self._check_variants()
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype={self.dtype!r}: expected 'float32' or 'bfloat16'")
         if self.attention not in ("ragged", "pad", "split", "xla"):
             raise ValueError(f"attention={self.attention!r}: expected 'ragged', 'pad', 'split' or 'xla'")
-        if self.is_tied and (self.embedding_width is not None or self.output_vocab_size is not None):
+        is_projected = self.embedding_width is not None and not self.has_output_projection
+        if self.is_tied and (is_projected or self.output_vocab_size is not None):
             raise ValueError("is_tied=True: a projected embedding or a trimmed head has its own head")
         if self.output_vocab_size is not None and self.output_vocab_size > self.vocab_size:
             raise ValueError(
                 f"output_vocab_size={self.output_vocab_size}: expected at most vocab_size={self.vocab_size}"
             )
+
+    def _check_variants(self):
+        for name in ("norm", "block", "activation", "positions"):
+            allowed = typing.get_args(type(self).__annotations__[name])
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {allowed}")
+        lanes = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        if self.positions == "rotary" and (lanes % 2 or lanes > self.head_dim):
+            name = "head_dim" if self.rotary_dim is None else "rotary_dim"
+            raise ValueError(f"{name}={lanes}: expected an even number, for rotary positions, at most head_dim")
+        if self.windowed_layers is not None and len(self.windowed_layers) != self.num_layers:
+            raise ValueError(f"windowed_layers: expected {self.num_layers} values, got {len(self.windowed_layers)}")
+        if self.windowed_layers is not None and any(self.windowed_layers) and self.window is None:
+            raise ValueError("windowed_layers: expected a window")
+        if self.has_output_projection and self.embedding_width is None:
+            raise ValueError("has_output_projection=True: expected an embedding_width")
+
+    def window_of(self, layer: int) -> int | None:
+        """Positions that a query of `layer` sees; None for all."""
+        return self.window if self.windowed_layers is None or self.windowed_layers[layer] else None
 
     @property
     def queries_per_kv_head(self) -> int:

@@ -55,18 +55,26 @@ def assemble(
         ValueError: naming file and tensor, if one is missing, extra or misshapen.
     """
     _check_size(source, config)
-    rules = FAMILIES[config.family].rules(config)
-    present, wanted = set(source.names()), {name for rule in rules.values() for name in rule.sources}
-    if missing := sorted(wanted - present):
+    family = FAMILIES[config.family]
+    rules = family.rules(config)
+    stored: dict[str, str] = {}
+    for name in source.names():
+        if (known := family.canonical(name)) in stored:
+            raise ValueError(f"{source.path}: tensors {name!r} and {stored[known]!r} are one")
+        if known is not None:
+            stored[known] = name
+    wanted = {name for rule in rules.values() for name in rule.sources}
+    if missing := sorted(wanted - stored.keys()):
         raise ValueError(f"{source.path}: missing tensor {missing[0]!r} ({len(missing)} missing)")
-    if extra := sorted(present - wanted):
+    is_copy = {"lm_head.weight", "embed_out.weight"} if config.is_tied else set()
+    if extra := sorted(stored.keys() - wanted - is_copy):
         raise ValueError(f"{source.path}: unexpected tensor {extra[0]!r} ({len(extra)} unexpected)")
     shapes = {path: boxed.value.shape for path, boxed in flatten(abstract_params(config)).items()}
     placed = flatten(shardings) if shardings is not None else dict.fromkeys(shapes)
     dtype = jnp.dtype(config.dtype)
     params = {}
     for done, (path, shape) in enumerate(shapes.items()):
-        array = _build(source, path, rules[path], shape)
+        array = _build(source, stored, path, rules[path], shape)
         params[path] = jax.device_put(array.astype(dtype, order="C", copy=False), placed[path])
         del array  # Before the next tensor is read, not after.
         if progress is not None:
@@ -76,8 +84,9 @@ def assemble(
 
 def _check_size(source: TensorSource, config: ModelConfig) -> None:
     """Refuses a configuration far off the tensors before anything of its size is made."""
+    E = config.embedding_width or config.width
     K, N, H, D, F = config.num_kv_heads, config.num_heads, config.head_dim, config.width, config.mlp_width
-    wanted = config.vocab_size * D + config.num_layers * D * (2 * (N + K) * H + 2 * F)
+    wanted = config.vocab_size * E + config.num_layers * D * (2 * (N + K) * H + 2 * F)
     if wanted > 2 * source.num_elements():
         raise ValueError(
             f"{source.path}: the configuration asks for at least {wanted} parameters, "
@@ -85,8 +94,8 @@ def _check_size(source: TensorSource, config: ModelConfig) -> None:
         )
 
 
-def _build(source: TensorSource, path: str, rule: Rule, shape: tuple[int, ...]) -> np.ndarray:
-    tensors = [source.read(name) for name in rule.sources]
+def _build(source: TensorSource, stored: dict[str, str], path: str, rule: Rule, shape: tuple[int, ...]) -> np.ndarray:
+    tensors = [source.read(stored[name]) for name in rule.sources]
     try:
         array = rule.build(*tensors)
     except ValueError:

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import typing
 from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union
 
 from bass_jax.checkpoint.manifest import read_json
 from bass_jax.config import ModelConfig, RopeScaling
@@ -33,10 +35,22 @@ def read_config(directory: Path) -> ModelConfig:
     try:
         if content.get("rope_scaling") is not None:
             content["rope_scaling"] = RopeScaling(**content["rope_scaling"])
+        if isinstance(content.get("windowed_layers"), list):
+            content["windowed_layers"] = tuple(content["windowed_layers"])
         for key, value in content.items():
-            kind = hints[key] | int if hints[key] is float else hints[key]
-            if not isinstance(value, kind):
+            if not _fits(value, hints[key]):
                 raise ValueError(f"{key}={value!r}: expected {hints[key]}")
         return ModelConfig(**content)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, part) for part in typing.get_args(hint))
+    if origin is Literal:
+        return value in typing.get_args(hint)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(isinstance(part, typing.get_args(hint)[0]) for part in value)
+    return isinstance(value, int | float if hint is float else hint)

@@ -47,10 +47,8 @@ class HuggingFaceDirectory:
         self.dtype = "bfloat16" if kinds == {"BF16"} else "float32"
 
     def names(self) -> Iterable[str]:
-        """Names of all tensors, without what says nothing: a tied head, precomputed rotary frequencies."""
-        is_tied = self.config.get("tie_word_embeddings")
-        dropped = {"lm_head.weight"} if is_tied else set()
-        return [name for name in self._tensors if name not in dropped and not name.endswith("rotary_emb.inv_freq")]
+        """Names of all tensors."""
+        return list(self._tensors)
 
     def num_elements(self) -> int:
         """Elements of all tensors."""

@@ -81,7 +81,8 @@ def save_hugging_face(directory: str | PathLike[str], model: Model, *, tokenizer
     from safetensors.numpy import save_file
 
     config = model.config
-    if config.embedding_width is not None or config.output_vocab_size is not None:
+    is_projected = config.embedding_width is not None and not config.has_output_projection
+    if is_projected or config.output_vocab_size is not None:
         raise ValueError(f"{directory}: Hugging Face has no projected embeddings and no trimmed heads")
     family = FAMILIES[config.family]
     params, tensors = flatten(model.params), {}

@@ -10,10 +10,20 @@ from bass_jax.typing import Array, Float, Int
 
 
 def frequencies(config: ModelConfig) -> np.ndarray:
-    """Returns the angle per position of each pair of lanes, ``[H / 2]`` float32."""
-    lanes = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-    inverse = (np.float32(1.0) / np.float32(config.rope_base) ** lanes).astype(np.float32)
+    """Returns the angle per position of each pair of rotated lanes, ``[rotary_dim / 2]`` float32."""
+    inverse = _inverse(config, config.rope_base)
     return inverse if config.rope_scaling is None else _scale(inverse, config.rope_scaling)
+
+
+def window_frequencies(config: ModelConfig) -> np.ndarray:
+    """As `frequencies`, of the layers with a window where they have a base of their own."""
+    return _inverse(config, config.window_rope_base or config.rope_base)
+
+
+def _inverse(config: ModelConfig, base: float) -> np.ndarray:
+    lanes = config.rotary_dim or config.head_dim
+    exponents = np.arange(0, lanes, 2, dtype=np.float32) / np.float32(lanes)
+    return (np.float32(1.0) / np.float32(base) ** exponents).astype(np.float32)
 
 
 def _scale(inverse: np.ndarray, scaling: RopeScaling) -> np.ndarray:
@@ -41,7 +51,14 @@ def angles(
 def rotate(
     x: Float[Array, "B T *heads H"], cosine: Float[Array, "B T half"], sine: Float[Array, "B T half"]
 ) -> Float[Array, "B T *heads H"]:
-    """Rotates the pairs ``(x[i], x[i + H/2])``, in float32, and returns `x`'s dtype."""
+    """Rotates the pairs ``(x[i], x[i + half])``, in float32, and returns `x`'s dtype.
+
+    Lanes from ``2 * half`` on are left as they are.
+    """
+    num_rotated = 2 * cosine.shape[-1]
+    if num_rotated < x.shape[-1]:
+        rotated = rotate(x[..., :num_rotated], cosine, sine)
+        return jnp.concatenate([rotated, x[..., num_rotated:]], axis=-1)
     shape = cosine.shape[:2] + (1,) * (x.ndim - 3) + cosine.shape[2:]
     cosine, sine = cosine.reshape(shape), sine.reshape(shape)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)

@@ -5,8 +5,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bass_jax.config import ModelConfig
-from bass_jax.models.decoder import LOGICAL_AXES
 from bass_jax.models.model import abstract_params
+from bass_jax.models.tensors import LOGICAL_AXES
 from bass_jax.typing import Params
 
 TENSOR_PARALLEL = {"kv_heads": "tp", "mlp": "tp", "vocab": "tp"}

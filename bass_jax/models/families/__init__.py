@@ -1,9 +1,15 @@
 """One small file per model family: its configuration and its name map."""
 
-from bass_jax.models.families import llama
+from bass_jax.models.families import codegen, gemma, gpt2, gpt_neox, llama, mistral, opt, qwen
 from bass_jax.models.families.base import Family, Rule
 
-FAMILIES: dict[str, Family] = {"llama": llama.FAMILY}
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        llama.FAMILY, mistral.FAMILY, qwen.QWEN2, qwen.QWEN3, gemma.GEMMA, gemma.GEMMA3, opt.FAMILY, codegen.FAMILY,
+        gpt2.GPT2, gpt2.BIGCODE, gpt_neox.FAMILY,
+    )
+}  # fmt: skip
 """By the ``model_type`` of a Hugging Face configuration."""
 
 __all__ = ["FAMILIES", "Family", "Rule"]

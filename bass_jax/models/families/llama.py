@@ -3,49 +3,51 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from bass_jax.config import ModelConfig, RopeScaling
-from bass_jax.models.families.base import Family, Rule
+from bass_jax.models.families import layouts
+from bass_jax.models.families.base import WRITTEN_ACTIVATIONS, Family, Rule, read_activation, read_integer
 
 
-def read_config(source: Mapping[str, Any]) -> ModelConfig:
+def read_config(source: Mapping[str, Any], family: str = "llama", *, is_tied: bool = False) -> ModelConfig:
     """Makes our configuration from a Hugging Face one.
+
+    Args:
+        source: the Hugging Face configuration.
+        family: to name in ours; families of this layout start from here.
+        is_tied: where the source does not say.
 
     Raises:
         ValueError: if a key is missing or asks for what this decoder does not do.
     """
-    required = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    for key in required:
-        if not isinstance(source.get(key), int):
-            raise ValueError(f"config.json: {key}={source.get(key)!r}: expected an integer")
-    activation = source.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ValueError(f"config.json: hidden_act={activation!r}: expected 'silu' for the llama family")
-    num_heads = source["num_attention_heads"]
+    width, num_heads = read_integer(source, "hidden_size"), read_integer(source, "num_attention_heads")
     rope = dict(source.get("rope_parameters") or {})
     scaling = dict(source.get("rope_scaling") or {})
-    rope_base = rope.get("rope_theta", source.get("rope_theta", 10000.0))
     return ModelConfig(
-        family="llama",
-        vocab_size=source["vocab_size"],
-        width=source["hidden_size"],
-        num_layers=source["num_hidden_layers"],
+        family=family,
+        vocab_size=read_integer(source, "vocab_size"),
+        width=width,
+        num_layers=read_integer(source, "num_hidden_layers"),
         num_heads=num_heads,
-        num_kv_heads=source.get("num_key_value_heads") or num_heads,
-        head_dim=source.get("head_dim") or source["hidden_size"] // num_heads,
-        mlp_width=source["intermediate_size"],
-        context=source.get("max_position_embeddings", 2048),
-        rope_base=float(rope_base),
-        rope_scaling=_read_scaling(rope or scaling),
+        num_kv_heads=read_integer(source, "num_key_value_heads", num_heads),
+        head_dim=read_integer(source, "head_dim", width // max(num_heads, 1)),
+        mlp_width=read_integer(source, "intermediate_size"),
+        context=read_integer(source, "max_position_embeddings", 2048),
+        rope_base=float(rope.get("rope_theta", source.get("rope_theta", 10000.0))),
+        rope_scaling=read_scaling(rope or scaling),
         norm_eps=float(source.get("rms_norm_eps", 1e-6)),
-        is_tied=bool(source.get("tie_word_embeddings", False)),
+        is_tied=bool(source.get("tie_word_embeddings", is_tied)),
         has_attention_bias=bool(source.get("attention_bias", False)),
         has_mlp_bias=bool(source.get("mlp_bias", False)),
+        activation=read_activation(source, "hidden_act", "silu"),
     )
 
 
-def _read_scaling(source: Mapping[str, Any]) -> RopeScaling | None:
+def read_scaling(source: Mapping[str, Any]) -> RopeScaling | None:
+    """Reads ``rope_parameters`` or the older ``rope_scaling``.
+
+    Raises:
+        ValueError: if it is of an unknown type.
+    """
     kind = source.get("rope_type", source.get("type", "default"))
     if kind == "default":
         return None
@@ -62,8 +64,30 @@ def _read_scaling(source: Mapping[str, Any]) -> RopeScaling | None:
     raise ValueError(f"config.json: rope_type={kind!r}: expected 'default', 'linear' or 'llama3'")
 
 
-def write_config(config: ModelConfig) -> dict[str, Any]:
+def write_config(config: ModelConfig, architecture: str = "LlamaForCausalLM") -> dict[str, Any]:
     """Makes the Hugging Face configuration of ours."""
+    return {
+        "architectures": [architecture],
+        "model_type": config.family,
+        "hidden_act": WRITTEN_ACTIVATIONS[config.activation],
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.mlp_width,
+        "max_position_embeddings": config.context,
+        "rope_parameters": write_rope(config),
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.is_tied,
+        "attention_bias": config.has_attention_bias,
+        "mlp_bias": config.has_mlp_bias,
+    }
+
+
+def write_rope(config: ModelConfig) -> dict[str, Any]:
+    """Makes ``rope_parameters``."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_base}
     if config.rope_scaling is not None:
         scaling = config.rope_scaling
@@ -74,96 +98,43 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
                 "high_freq_factor": scaling.high_freq_factor,
                 "original_max_position_embeddings": scaling.original_context,
             }
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.width,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.mlp_width,
-        "max_position_embeddings": config.context,
-        "rope_parameters": rope,
-        "rms_norm_eps": config.norm_eps,
-        "tie_word_embeddings": config.is_tied,
-        "attention_bias": config.has_attention_bias,
-        "mlp_bias": config.has_mlp_bias,
-    }
+    return rope
 
 
 def rules(config: ModelConfig) -> dict[str, Rule]:
-    """Says where each of our tensors comes from; torch stores a linear layer as ``[out, in]``."""
+    """Says where each of our tensors comes from."""
     table = {
-        "embedding": _transposed("model.embed_tokens.weight"),
-        "final_norm": _same("model.norm.weight"),
+        "embedding": layouts.transposed("model.embed_tokens.weight"),
+        "final_norm": layouts.same("model.norm.weight"),
     }
     if not config.is_tied:
-        table["head"] = _transposed("lm_head.weight")
+        table["head"] = layouts.transposed("lm_head.weight")
     for i in range(config.num_layers):
         ours, theirs = f"layer_{i}", f"model.layers.{i}"
-        attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
-        qkv = tuple(f"{attention}.{name}_proj" for name in "qkv")
-        gate_up = (f"{mlp}.gate_proj", f"{mlp}.up_proj")
-        table |= {
-            f"{ours}/attention_norm": _same(f"{theirs}.input_layernorm.weight"),
-            f"{ours}/mlp_norm": _same(f"{theirs}.post_attention_layernorm.weight"),
-            f"{ours}/attention/qkv": _qkv(config, qkv, "weight"),
-            f"{ours}/attention/out": _out(config, f"{attention}.o_proj.weight"),
-            f"{ours}/mlp/gate_up": _gate_up(gate_up, "weight"),
-            f"{ours}/mlp/down": _transposed(f"{mlp}.down_proj.weight"),
-        }
-        if config.has_attention_bias:
-            table[f"{ours}/attention/qkv_bias"] = _qkv(config, qkv, "bias")
-            table[f"{ours}/attention/out_bias"] = _same(f"{attention}.o_proj.bias")
-        if config.has_mlp_bias:
-            table[f"{ours}/mlp/gate_up_bias"] = _gate_up(gate_up, "bias")
-            table[f"{ours}/mlp/down_bias"] = _same(f"{mlp}.down_proj.bias")
+        table |= layouts.under(f"{ours}/attention", _attention(config, f"{theirs}.self_attn"))
+        table |= layouts.under(f"{ours}/mlp", layouts.gated_mlp(config, f"{theirs}.mlp"))
+        norms = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+        if config.block == "sandwich":
+            norms |= {
+                "attention_post_norm": "post_attention_layernorm",
+                "mlp_norm": "pre_feedforward_layernorm",
+                "mlp_post_norm": "post_feedforward_layernorm",
+            }
+        table |= {f"{ours}/{name}": layouts.same(f"{theirs}.{their_name}.weight") for name, their_name in norms.items()}
     return table
 
 
-def _same(name: str) -> Rule:
-    return Rule((name,), lambda x: x, lambda x: (x,))
-
-
-def _transposed(name: str) -> Rule:
-    return Rule((name,), np.transpose, lambda x: (np.transpose(x),))
-
-
-def _out(config: ModelConfig, name: str) -> Rule:
-    K, R, H, D = config.num_kv_heads, config.queries_per_kv_head, config.head_dim, config.width
-    return Rule((name,), lambda w: w.T.reshape(K, R, H, D), lambda w: (w.reshape(K * R * H, D).T,))
-
-
-def _qkv(config: ModelConfig, names: tuple[str, ...], suffix: str) -> Rule:
-    K, R, H = config.num_kv_heads, config.queries_per_kv_head, config.head_dim
-
-    def build(q, k, v):
-        # [out, in] weights, or [out] biases: out is (kv head, query of the group, lane).
-        parts = [x.reshape(K, heads, H, *x.shape[1:]) for x, heads in ((q, R), (k, 1), (v, 1))]
-        fused = np.concatenate(parts, axis=1)
-        return np.moveaxis(fused, -1, 0) if fused.ndim == 4 else fused
-
-    def split(fused):
-        fused = np.moveaxis(fused, 0, -1) if fused.ndim == 4 else fused
-        parts = fused[:, :R], fused[:, R : R + 1], fused[:, R + 1 :]
-        return tuple(part.reshape(-1, *part.shape[3:]) for part in parts)
-
-    return Rule(tuple(f"{name}.{suffix}" for name in names), build, split)
-
-
-def _gate_up(names: tuple[str, str], suffix: str) -> Rule:
-    def build(gate, up):
-        fused = np.stack([gate, up])
-        return np.moveaxis(fused, -1, 0) if fused.ndim == 3 else fused
-
-    def split(fused):
-        fused = np.moveaxis(fused, 0, -1) if fused.ndim == 3 else fused
-        return fused[0], fused[1]
-
-    return Rule(tuple(f"{name}.{suffix}" for name in names), build, split)
+def _attention(config: ModelConfig, theirs: str) -> dict[str, Rule]:
+    q, k, v = (f"{theirs}.{name}_proj" for name in "qkv")
+    table = {"qkv": layouts.qkv(config, (q, k, v), "weight")}
+    if config.has_attention_bias:
+        table["qkv_bias"] = layouts.qkv(config, (q, k, v), "bias")
+    if config.has_qk_norm:
+        table |= {
+            "query_norm": layouts.same(f"{theirs}.q_norm.weight"),
+            "key_norm": layouts.same(f"{theirs}.k_norm.weight"),
+        }
+    return table | layouts.attention_out(config, f"{theirs}.o_proj")
 
 
 FAMILY = Family("llama", read_config, write_config, rules)

@@ -1,0 +1,114 @@
+"""CodeGen: attention and mlp in parallel under one norm, partly rotated heads, a fused layout of its own."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from bass_jax.config import ModelConfig
+from bass_jax.models.families import layouts
+from bass_jax.models.families.base import WRITTEN_ACTIVATIONS, Family, Rule, read_activation, read_integer
+
+_NUM_BLOCKS = 4
+"""The fused projection was laid out for four devices, whatever it runs on."""
+
+
+def read_config(source: Mapping[str, Any]) -> ModelConfig:
+    """Makes our configuration from a Hugging Face one.
+
+    Raises:
+        ValueError: if a key is missing or asks for what this decoder does not do.
+    """
+    width, num_heads = read_integer(source, "n_embd"), read_integer(source, "n_head")
+    if num_heads % _NUM_BLOCKS:
+        raise ValueError(f"config.json: n_head={num_heads}: expected a multiple of {_NUM_BLOCKS}")
+    return ModelConfig(
+        family="codegen",
+        vocab_size=read_integer(source, "vocab_size"),
+        width=width,
+        num_layers=read_integer(source, "n_layer"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=width // max(num_heads, 1),
+        mlp_width=read_integer(source, "n_inner", 4 * width),
+        context=read_integer(source, "n_positions", 2048),
+        norm="layer",
+        norm_eps=float(source.get("layer_norm_epsilon", 1e-5)),
+        block="parallel",
+        rotary_dim=read_integer(source, "rotary_dim", 64),
+        is_tied=bool(source.get("tie_word_embeddings", False)),
+        has_head_bias=True,
+        has_mlp_bias=True,
+        is_gated=False,
+        activation=read_activation(source, "activation_function", "gelu_new"),
+    )
+
+
+def write_config(config: ModelConfig) -> dict[str, Any]:
+    """Makes the Hugging Face configuration of ours."""
+    return {
+        "architectures": ["CodeGenForCausalLM"],
+        "model_type": "codegen",
+        "vocab_size": config.vocab_size,
+        "n_embd": config.width,
+        "n_head": config.num_heads,
+        "n_layer": config.num_layers,
+        "n_inner": config.mlp_width,
+        "n_positions": config.context,
+        "n_ctx": config.context,
+        "layer_norm_epsilon": config.norm_eps,
+        "rotary_dim": config.rotary_dim,
+        "activation_function": WRITTEN_ACTIVATIONS[config.activation],
+        "tie_word_embeddings": config.is_tied,
+    }
+
+
+def rules(config: ModelConfig) -> dict[str, Rule]:
+    """Says where each of our tensors comes from."""
+    table = {
+        "embedding": layouts.transposed("transformer.wte.weight"),
+        "head_bias": layouts.same("lm_head.bias"),
+        **layouts.norm(config, "final_norm", "transformer.ln_f"),
+    }
+    if not config.is_tied:
+        table["head"] = layouts.transposed("lm_head.weight")
+    for i in range(config.num_layers):
+        ours, theirs = f"layer_{i}", f"transformer.h.{i}"
+        table |= layouts.norm(config, f"{ours}/attention_norm", f"{theirs}.ln_1")
+        attention = layouts.fused_qkv(config, f"{theirs}.attn.qkv_proj", *_blocked(config))
+        attention |= layouts.attention_out(config, f"{theirs}.attn.out_proj")
+        up, down = f"{theirs}.mlp.fc_in", f"{theirs}.mlp.fc_out"
+        table |= layouts.under(f"{ours}/attention", attention)
+        table |= layouts.under(f"{ours}/mlp", layouts.plain_mlp(config, up, down))
+    return table
+
+
+def _blocked(config: ModelConfig) -> tuple[Callable, Callable]:
+    """Four blocks of a quarter of the heads each, in them query, value, key; rotated lanes interleaved."""
+    N, H = config.num_heads, config.head_dim
+    lanes = config.rotary_dim or H
+    halves = [*range(0, lanes, 2), *range(1, lanes, 2), *range(lanes, H)]
+
+    def order(part, lanes):
+        return part.reshape(N, H, *part.shape[1:])[:, lanes].reshape(part.shape)
+
+    def unpack(weight):
+        blocks = weight.reshape(_NUM_BLOCKS, 3, N // _NUM_BLOCKS * H, *weight.shape[1:])
+        q, v, k = (blocks[:, i].reshape(N * H, *weight.shape[1:]) for i in range(3))
+        return order(q, halves), order(k, halves), v
+
+    def pack(parts):
+        q, k, v = parts
+        back = np.argsort(halves)
+        blocks = [part.reshape(_NUM_BLOCKS, -1, *part.shape[1:]) for part in (order(q, back), v, order(k, back))]
+        return np.stack(blocks, axis=1).reshape(3 * N * H, *q.shape[1:])
+
+    return unpack, pack
+
+
+def canonical(name: str) -> str | None:
+    """Drops the masks of old checkpoints."""
+    return None if name.endswith((".attn.causal_mask", ".attn.bias", ".attn.masked_bias")) else name
+
+
+FAMILY = Family("codegen", read_config, write_config, rules, canonical)

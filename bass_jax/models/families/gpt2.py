@@ -1,0 +1,122 @@
+"""GPT-2 and its multi-query descendant GPT-BigCode (SantaCoder, StarCoder): learned positions, layer norms."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bass_jax.config import ModelConfig
+from bass_jax.models.families import layouts
+from bass_jax.models.families.base import WRITTEN_ACTIVATIONS, Family, Rule, read_activation, read_integer, refuse
+
+
+def read_gpt2(source: Mapping[str, Any]) -> ModelConfig:
+    """Makes our configuration from a Hugging Face one.
+
+    Raises:
+        ValueError: if a key is missing or asks for what this decoder does not do.
+    """
+    refuse(source, scale_attn_by_inverse_layer_idx=False)
+    return _read(source, "gpt2", "gelu_new", read_integer(source, "n_head", 12))
+
+
+def read_bigcode(source: Mapping[str, Any]) -> ModelConfig:
+    """Makes our configuration from a Hugging Face one.
+
+    Raises:
+        ValueError: if a key is missing or asks for what this decoder does not do.
+    """
+    num_kv_heads = 1 if source.get("multi_query", True) else read_integer(source, "n_head", 12)
+    return _read(source, "gpt_bigcode", "gelu_pytorch_tanh", num_kv_heads)
+
+
+def _read(source: Mapping[str, Any], family: str, activation: str, num_kv_heads: int) -> ModelConfig:
+    refuse(source, add_cross_attention=False)
+    width, num_heads = read_integer(source, "n_embd"), read_integer(source, "n_head")
+    return ModelConfig(
+        family=family,
+        vocab_size=read_integer(source, "vocab_size"),
+        width=width,
+        num_layers=read_integer(source, "n_layer"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=width // max(num_heads, 1),
+        mlp_width=read_integer(source, "n_inner", 4 * width),
+        context=read_integer(source, "n_positions", 1024),
+        norm="layer",
+        norm_eps=float(source.get("layer_norm_epsilon", 1e-5)),
+        positions="learned",
+        is_tied=bool(source.get("tie_word_embeddings", True)),
+        has_attention_bias=True,
+        has_mlp_bias=True,
+        is_gated=False,
+        activation=read_activation(source, "activation_function", activation),
+        attention_scale=None if source.get("scale_attn_weights", True) else 1.0,
+    )
+
+
+def write_gpt2(config: ModelConfig) -> dict[str, Any]:
+    """Makes the Hugging Face configuration of ours."""
+    return _write(config) | {"architectures": ["GPT2LMHeadModel"]}
+
+
+def write_bigcode(config: ModelConfig) -> dict[str, Any]:
+    """Makes the Hugging Face configuration of ours."""
+    is_multi_query = config.num_kv_heads == 1
+    return _write(config) | {"architectures": ["GPTBigCodeForCausalLM"], "multi_query": is_multi_query}
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "model_type": config.family,
+        "vocab_size": config.vocab_size,
+        "n_embd": config.width,
+        "n_head": config.num_heads,
+        "n_layer": config.num_layers,
+        "n_inner": config.mlp_width,
+        "n_positions": config.context,
+        "layer_norm_epsilon": config.norm_eps,
+        "activation_function": WRITTEN_ACTIVATIONS[config.activation],
+        "scale_attn_weights": config.attention_scale is None,
+        "tie_word_embeddings": config.is_tied,
+    }
+
+
+def gpt2_rules(config: ModelConfig) -> dict[str, Rule]:
+    """Says where each of our tensors comes from; GPT-2 stores its matrices ``[in, out]``."""
+    return _rules(config, layouts.stacked(config), is_in_first=True)
+
+
+def bigcode_rules(config: ModelConfig) -> dict[str, Rule]:
+    """Says where each of our tensors comes from."""
+    is_multi_query = config.num_kv_heads == 1
+    return _rules(config, (layouts.stacked if is_multi_query else layouts.per_head)(config), is_in_first=False)
+
+
+def _rules(config: ModelConfig, order: tuple, *, is_in_first: bool) -> dict[str, Rule]:
+    table = {
+        "embedding": layouts.transposed("transformer.wte.weight"),
+        "position_embedding": layouts.same("transformer.wpe.weight"),
+        **layouts.norm(config, "final_norm", "transformer.ln_f"),
+    }
+    if not config.is_tied:
+        table["head"] = layouts.transposed("lm_head.weight")
+    for i in range(config.num_layers):
+        ours, theirs = f"layer_{i}", f"transformer.h.{i}"
+        table |= layouts.norm(config, f"{ours}/attention_norm", f"{theirs}.ln_1")
+        table |= layouts.norm(config, f"{ours}/mlp_norm", f"{theirs}.ln_2")
+        attention = layouts.fused_qkv(config, f"{theirs}.attn.c_attn", *order, is_in_first=is_in_first)
+        attention |= layouts.attention_out(config, f"{theirs}.attn.c_proj", is_in_first=is_in_first)
+        up, down = f"{theirs}.mlp.c_fc", f"{theirs}.mlp.c_proj"
+        table |= layouts.under(f"{ours}/attention", attention)
+        table |= layouts.under(f"{ours}/mlp", layouts.plain_mlp(config, up, down, is_in_first=is_in_first))
+    return table
+
+
+def canonical(name: str) -> str | None:
+    """Drops the masks of old checkpoints and gives the first ones their ``transformer.`` back."""
+    if name.endswith((".attn.bias", ".attn.masked_bias")):
+        return None
+    return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
+
+
+GPT2 = Family("gpt2", read_gpt2, write_gpt2, gpt2_rules, canonical)
+BIGCODE = Family("gpt_bigcode", read_bigcode, write_bigcode, bigcode_rules, canonical)

@@ -1,0 +1,95 @@
+"""GPT-NeoX and Pythia: partly rotated heads, attention and mlp in parallel."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bass_jax.config import ModelConfig
+from bass_jax.models.families import layouts, llama
+from bass_jax.models.families.base import WRITTEN_ACTIVATIONS, Family, Rule, read_activation, read_integer
+
+
+def read_config(source: Mapping[str, Any]) -> ModelConfig:
+    """Makes our configuration from a Hugging Face one.
+
+    Raises:
+        ValueError: if a key is missing or asks for what this decoder does not do.
+    """
+    width, num_heads = read_integer(source, "hidden_size"), read_integer(source, "num_attention_heads")
+    rope = source.get("rope_parameters") or {}
+    share = float(rope.get("partial_rotary_factor", source.get("rotary_pct", 0.25)))
+    is_parallel = bool(source.get("use_parallel_residual", True))
+    head_dim = width // max(num_heads, 1)
+    return ModelConfig(
+        family="gpt_neox",
+        vocab_size=read_integer(source, "vocab_size"),
+        width=width,
+        num_layers=read_integer(source, "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=head_dim,
+        mlp_width=read_integer(source, "intermediate_size"),
+        context=read_integer(source, "max_position_embeddings", 2048),
+        norm="layer",
+        norm_eps=float(source.get("layer_norm_eps", 1e-5)),
+        block="parallel" if is_parallel else "pre_norm",
+        has_parallel_mlp_norm=is_parallel,
+        rotary_dim=int(head_dim * share),
+        rope_base=float(rope.get("rope_theta", source.get("rotary_emb_base", 10000.0))),
+        rope_scaling=llama.read_scaling(rope or source.get("rope_scaling") or {}),
+        is_tied=bool(source.get("tie_word_embeddings", False)),
+        has_attention_bias=bool(source.get("attention_bias", True)),
+        has_mlp_bias=True,
+        is_gated=False,
+        activation=read_activation(source, "hidden_act", "gelu"),
+    )
+
+
+def write_config(config: ModelConfig) -> dict[str, Any]:
+    """Makes the Hugging Face configuration of ours."""
+    assert config.rotary_dim is not None
+    return {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.mlp_width,
+        "max_position_embeddings": config.context,
+        "layer_norm_eps": config.norm_eps,
+        "use_parallel_residual": config.block == "parallel",
+        "rope_parameters": llama.write_rope(config) | {"partial_rotary_factor": config.rotary_dim / config.head_dim},
+        "tie_word_embeddings": config.is_tied,
+        "attention_bias": config.has_attention_bias,
+        "hidden_act": WRITTEN_ACTIVATIONS[config.activation],
+    }
+
+
+def rules(config: ModelConfig) -> dict[str, Rule]:
+    """Says where each of our tensors comes from."""
+    table = {
+        "embedding": layouts.transposed("gpt_neox.embed_in.weight"),
+        **layouts.norm(config, "final_norm", "gpt_neox.final_layer_norm"),
+    }
+    if not config.is_tied:
+        table["head"] = layouts.transposed("embed_out.weight")
+    for i in range(config.num_layers):
+        ours, theirs = f"layer_{i}", f"gpt_neox.layers.{i}"
+        table |= layouts.norm(config, f"{ours}/attention_norm", f"{theirs}.input_layernorm")
+        table |= layouts.norm(config, f"{ours}/mlp_norm", f"{theirs}.post_attention_layernorm")
+        attention = layouts.fused_qkv(config, f"{theirs}.attention.query_key_value", *layouts.per_head(config))
+        attention |= layouts.attention_out(config, f"{theirs}.attention.dense")
+        up, down = f"{theirs}.mlp.dense_h_to_4h", f"{theirs}.mlp.dense_4h_to_h"
+        table |= layouts.under(f"{ours}/attention", attention)
+        table |= layouts.under(f"{ours}/mlp", layouts.plain_mlp(config, up, down))
+    return table
+
+
+def canonical(name: str) -> str | None:
+    """Drops the masks and frequencies of old checkpoints."""
+    if name.endswith((".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq")):
+        return None
+    return name
+
+
+FAMILY = Family("gpt_neox", read_config, write_config, rules, canonical)
