@@ -102,9 +102,9 @@ def prefill(
     """
     rows = _check_prompts(pair, prompts, num_samples)
     num_rows = len(rows) * num_samples
-    limits = np.broadcast_to(np.asarray(max_new_tokens, np.int32), (num_rows,))
-    if np.asarray(max_new_tokens).ndim and np.size(max_new_tokens) != num_rows:
-        raise ValueError(f"max_new_tokens has {np.size(max_new_tokens)} values: expected 1 or {num_rows}")
+    limits = np.asarray(max_new_tokens, np.int32)
+    if limits.ndim and limits.shape != (num_rows,):
+        raise ValueError(f"max_new_tokens has {limits.size} values: expected 1 or {num_rows}, one per row")
     if (limits < 1).any():
         raise ValueError(f"max_new_tokens={limits.min()}: expected at least 1")
     prompt_lengths = np.repeat([len(row) for row in rows], num_samples).astype(np.int32)
