@@ -45,10 +45,13 @@ def compile_with_thunks(
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, **(compiler_options or {})}
         compiled = lowered.compile(compiler_options=options)
-        files = sorted(pathlib.Path(folder).glob("*thunk_sequence_after_thunk_passes.txt"))
+        # XLA writes the second list only where its passes changed the first.
+        files = [
+            *sorted(pathlib.Path(folder).glob("*thunk_sequence.txt")),
+            *sorted(pathlib.Path(folder).glob("*thunk_sequence_after_thunk_passes.txt")),
+        ]
         if not files:
             raise ValueError("XLA wrote no launch list; expected a function lowered for CUDA")
-        # The last module compiled is the function itself; those before it are constants folded on the way.
         return compiled, parse_thunks(files[-1].read_text())
 
 

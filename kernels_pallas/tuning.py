@@ -10,6 +10,9 @@ from kernels_pallas.targets import Target
 _TABLE = pathlib.Path(__file__).parent / "tiles.json"
 _MAX_SPLITS = 32
 _MIN_BLOCKS_PER_SPLIT = 4
+# A split writes 4 bytes per query row and element, which are read again, against 4 bytes of 16-bit K and V per
+# position and element: with 8 positions to a row, merging moves a quarter of what the walk moves.
+_MIN_POSITIONS_PER_ROW = 8
 _PROGRAMS_PER_CORE = 2
 
 
@@ -86,8 +89,8 @@ def attention_tiles(
         implementation: `"triton"` or `"mosaic_gpu"`.
 
     Returns:
-        The tiles. Splits are as many as give every core `_PROGRAMS_PER_CORE` programs, while a split of a
-        full cache keeps `_MIN_BLOCKS_PER_SPLIT` blocks: below that, merging costs more than the walk.
+        The tiles. Splits are as many as give every core `_PROGRAMS_PER_CORE` programs, as long as a split of a full
+        cache is worth its merging: `_MIN_BLOCKS_PER_SPLIT` blocks and `_MIN_POSITIONS_PER_ROW` positions at least.
     """
     is_mosaic_gpu = implementation == "mosaic_gpu"
     is_wide = dtype == "float32"
@@ -107,7 +110,8 @@ def attention_tiles(
             tiles = tiles._replace(**entry["tiles"])
     programs = batch * num_kv_heads * -(-num_rows // tiles.block_m)
     wanted = next_power_of_two(-(-_PROGRAMS_PER_CORE * target.num_cores // programs))
-    possible = max(1, capacity // (tiles.block_k * _MIN_BLOCKS_PER_SPLIT))
+    positions = max(tiles.block_k * _MIN_BLOCKS_PER_SPLIT, _MIN_POSITIONS_PER_ROW * num_rows)
+    possible = max(1, capacity // positions)
     return tiles._replace(num_splits=min(wanted, possible, _MAX_SPLITS))
 
 

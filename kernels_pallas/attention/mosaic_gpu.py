@@ -84,7 +84,9 @@ def ragged_attention_mosaic_gpu(
     rows = pack_rows(q, num_kv_heads)
     num_rows = rows.shape[2]
     num_tiles = pl.cdiv(num_rows, _BLOCK_M)
-    rows = jnp.pad(rows, ((0, 0), (0, 0), (0, num_tiles * _BLOCK_M - num_rows), (0, 0)))
+    # A wgmma has 64 rows; of a single tile only those that are queries, in whole swizzle tiles, are read and written.
+    tile_rows = _BLOCK_M if num_tiles > 1 else pl.cdiv(num_rows, 8) * 8
+    rows = jnp.pad(rows, ((0, 0), (0, 0), (0, num_tiles * tile_rows - num_rows), (0, 0)))
     kernel = functools.partial(
         _kernel,
         group=num_heads // num_kv_heads,
@@ -92,12 +94,13 @@ def ragged_attention_mosaic_gpu(
         window=window,
         scale=scale * _LOG2_E,
         tiles=tiles,
+        tile_rows=tile_rows,
     )
     ring = (tiles.num_stages, tiles.block_k, head_dim)
 
     def launch(first_row: int, num_batch_rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Serves rows `first_row ... first_row + num_batch_rows - 1` of the batch in one launch."""
-        partial_rows = (tiles.num_splits, num_batch_rows, num_kv_heads, num_tiles * _BLOCK_M)
+        partial_rows = (tiles.num_splits, num_batch_rows, num_kv_heads, num_tiles * tile_rows)
         return plgpu.kernel(
             functools.partial(kernel, first_row=first_row),
             out_type=(
@@ -160,6 +163,7 @@ def _kernel(
     window,
     scale,
     tiles,
+    tile_rows,
 ):
     """One tile of one kv head of one row, one split of its walk."""
     block_k, num_stages, num_splits = tiles.block_k, tiles.num_stages, tiles.num_splits
@@ -181,8 +185,8 @@ def _kernel(
     lower = first_block + split * blocks_per_split
     num_blocks = jnp.maximum(jnp.minimum(lower + blocks_per_split, end_block) - lower, 0)
 
-    query_rows = pl.ds(tile * _BLOCK_M, _BLOCK_M)
-    plgpu.copy_gmem_to_smem(q_ref.at[row, kv_head, query_rows], q_smem, q_barrier)
+    query_rows, used = pl.ds(tile * tile_rows, tile_rows), pl.ds(0, tile_rows)
+    plgpu.copy_gmem_to_smem(q_ref.at[row, kv_head, query_rows], q_smem.at[used], q_barrier)
 
     def fetch(block, slot):
         source = (row, kv_head, pl.ds((lower + block) * block_k, block_k))
@@ -250,7 +254,7 @@ def _kernel(
     )
     out_smem[...], statistics_smem[0, :], statistics_smem[1, :] = lax.fori_loop(0, num_blocks, walk, carry)
     plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(out_smem, out_ref.at[split, local_row, kv_head, query_rows])
-    plgpu.copy_smem_to_gmem(statistics_smem.at[0], max_ref.at[split, local_row, kv_head, query_rows])
-    plgpu.copy_smem_to_gmem(statistics_smem.at[1], sum_ref.at[split, local_row, kv_head, query_rows])
+    plgpu.copy_smem_to_gmem(out_smem.at[used], out_ref.at[split, local_row, kv_head, query_rows])
+    plgpu.copy_smem_to_gmem(statistics_smem.at[0, used], max_ref.at[split, local_row, kv_head, query_rows])
+    plgpu.copy_smem_to_gmem(statistics_smem.at[1, used], sum_ref.at[split, local_row, kv_head, query_rows])
     plgpu.wait_smem_to_gmem(0)
