@@ -57,7 +57,7 @@ def judge(
 def _by_kernel(rule, proposal: Proposal, logits, controls: SamplingControls, keys: RuleKeys) -> Judgement:
     if rule is GREEDY:
         controls = controls._replace(temperature=jnp.zeros_like(controls.temperature))
-    accept, residual = (jax.random.key_data(key) for key in keys)
+    accept, residual = (jax.random.key_data(key) for key in (keys.accept, keys.residual))
     verdict = ops.masked_acceptance(
         proposal.tokens, proposal.num_drafted, logits, proposal.probs, accept, residual, controls
     )

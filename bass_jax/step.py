@@ -9,10 +9,10 @@ from bass_jax.config import SpecConfig
 from bass_jax.drafters import DraftContext, Proposal
 from bass_jax.judge import Judgement, judge
 from bass_jax.pair import Pair
-from bass_jax.sampling import GREEDY, TOKEN, RuleKeys, find_rule
-from bass_jax.sampling.keys import Role, draw_keys
+from bass_jax.sampling import GREEDY, TOKEN, AcceptanceRule, RuleKeys, find_rule
+from bass_jax.sampling.keys import Role, draw_keys, position_keys, step_draft_keys
 from bass_jax.state import FinishReason, SpecState, StepInfo
-from bass_jax.typing import Array, Int
+from bass_jax.typing import Array, Int, Key
 
 
 def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
@@ -42,12 +42,13 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
     num_wanted = jnp.where(is_active, num_wanted, 0)
 
     with jax.named_scope("draft"):
-        proposal, drafter = _propose(pair, state, spec, num_wanted, is_sampled=rule.noise != "none")
+        proposal, drafter = _propose(pair, state, spec, rule, num_wanted)
     with jax.named_scope("verify"):
         inputs = jnp.concatenate([_last_tokens(state)[:, None], proposal.tokens], axis=1)
         logits, target_cache = _verify(pair, state, inputs, jnp.where(is_active, proposal.num_drafted + 1, 0))
     with jax.named_scope("accept"):
-        keys = RuleKeys(*(_step_keys(state, role) for role in (Role.ACCEPT, Role.RESIDUAL)))
+        accept, residual = (draw_keys(state.keys, state.num_steps, role) for role in (Role.ACCEPT, Role.RESIDUAL))
+        keys = RuleKeys(accept, residual, position_keys(state.keys, state.lengths, inputs.shape[1]))
         judgement = judge(rule, proposal, logits, state.controls, keys, kernel=spec.acceptance_kernel)
     with jax.named_scope("commit"):
         state, info = _commit(state._replace(target_cache=target_cache), judgement, proposal.num_drafted)
@@ -65,20 +66,20 @@ def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecSta
     rule = GREEDY if find_rule(spec.acceptance).noise == "none" else TOKEN
     proposal = _no_drafts(state)
     logits, target_cache = _verify(pair, state, _last_tokens(state)[:, None], (~state.done).astype(jnp.int32))
-    position_keys = draw_keys(state.keys, state.lengths, Role.POSITION)
-    keys = RuleKeys(accept=position_keys, residual=position_keys)
+    positions = position_keys(state.keys, state.lengths, 1)
+    keys = RuleKeys(accept=positions[:, 0], residual=positions[:, 0], positions=positions)
     judgement = judge(rule, proposal, logits, state.controls, keys, kernel=spec.acceptance_kernel)
     return _commit(state._replace(target_cache=target_cache), judgement, proposal.num_drafted)
 
 
 def _propose(
-    pair: Pair, state: SpecState, spec: SpecConfig, num_wanted: Int[Array, "B"], *, is_sampled: bool
+    pair: Pair, state: SpecState, spec: SpecConfig, rule: AcceptanceRule, num_wanted: Int[Array, "B"]
 ) -> tuple[Proposal, Any]:
     if spec.bucket == 0:
         return _no_drafts(state), state.drafter
-    keys = _step_keys(state, Role.DRAFT)
+    keys = _draft_keys(state, rule, spec.bucket)
     context = DraftContext(state.tokens, state.lengths, num_wanted, state.controls, keys)
-    proposal, drafter = pair.drafter.propose(state.drafter, context, spec.bucket, is_sampled=is_sampled)
+    proposal, drafter = pair.drafter.propose(state.drafter, context, spec.bucket, is_sampled=rule.noise != "none")
     # A drafter's word is not taken for it: more drafts than wanted would overrun the row's limit, and an id outside
     # the vocabulary (-1 as a placeholder) would be read as another token's.
     is_token = (proposal.tokens >= 0) & (proposal.tokens < pair.target.config.vocab_size)
@@ -146,5 +147,8 @@ def _last_tokens(state: SpecState) -> Int[Array, "B"]:
     return jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)[:, 0]
 
 
-def _step_keys(state: SpecState, role: Role) -> Array:
-    return draw_keys(state.keys, state.num_steps, role)
+def _draft_keys(state: SpecState, rule: AcceptanceRule, num_drafts: int) -> Key[Array, "B G"]:
+    """Noise of the drafts: the step's own, or that of the positions where a rule shares it."""
+    if rule.noise == "position":
+        return position_keys(state.keys, state.lengths, num_drafts)
+    return step_draft_keys(state.keys, state.num_steps, num_drafts)

@@ -5,10 +5,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from bass_jax import step
-from bass_jax.drafters import Proposal
 from bass_jax.sampling import TOKEN, AcceptanceRule, draw
-from bass_jax.sampling.keys import Role, gumbel
+from bass_jax.sampling.keys import Role, draw_keys, gumbel
 from tests.tiny import TableDrafter
 
 
@@ -23,22 +21,13 @@ class WrongLawDrafter(TableDrafter):
         return proposal._replace(probs=probs / probs.sum(-1, keepdims=True)), state
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class FirstKeyDrafter(TableDrafter):
-    """One draft a step, drawn with the step's key itself and not with one derived from it."""
-
-    def propose(self, state, context, draft_len, *, is_sampled):
-        token = jnp.take_along_axis(context.tokens, context.lengths[:, None] - 1, axis=1)[:, 0]
-        law = self.table[token]
-        drafts = draw(law, gumbel(context.keys, law.shape[-1]))[:, None]
-        return Proposal(jnp.tile(drafts, (1, draft_len)), jnp.minimum(context.num_wanted, 1), law[:, None]), state
-
-
 def shared_stream(role: Role):
-    """Key derivation under which a draft is drawn from the stream of `role`."""
-    sound = step._step_keys
-    return lambda state, wanted: sound(state, role if wanted == Role.DRAFT else wanted)
+    """Keys under which a step's first draft is drawn from the stream of `role`."""
+
+    def draft_keys(state, rule, num_drafts):
+        return jnp.tile(draw_keys(state.keys, state.num_steps, role)[:, None], (1, num_drafts))
+
+    return draft_keys
 
 
 def _residual_from_uniform(draft_tokens, num_drafted, draft_probs, target, keys):

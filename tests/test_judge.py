@@ -31,7 +31,8 @@ def case(seed: int, is_sampled: bool):
         top_p=np.tile([1.0, 0.9], 8), min_p=np.repeat([0.0, 0.05], 8),
     )  # fmt: skip
     controls = jax.tree.map(jnp.asarray, sampling.controls(BATCH))
-    return proposal, logits, controls, RuleKeys(row_keys[0], row_keys[1])
+    positions = jax.random.split(keys[4], (BATCH, DRAFTS + 1))
+    return proposal, logits, controls, RuleKeys(row_keys[0], row_keys[1], positions)
 
 
 @pytest.mark.parametrize("rule", [GREEDY, TOKEN], ids=lambda rule: rule.name)

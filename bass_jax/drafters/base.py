@@ -13,7 +13,7 @@ class DraftContext(NamedTuple):
     lengths: Array  # [B] int32, committed tokens of each row, at least 1
     num_wanted: Array  # [B] int32, drafts that a row can use, 0 to G; 0 for finished rows
     controls: SamplingControls  # per row; a drafter that samples draws from its own law so warped
-    keys: Array  # [B] key, the row's stream for this step's drafts; consumed
+    keys: Array  # [B, G] key, draft i is drawn with the Gumbel noise of keys[:, i]; consumed
 
 
 class Proposal(NamedTuple):
@@ -29,7 +29,11 @@ class Drafter(Protocol):
     """Proposes tokens; a frozen pytree, so that it passes through `jax.jit` as an argument.
 
     Whatever it proposes, a lossless rule keeps the target's law, provided that ``probs`` is the law that the
-    drafts were drawn from, or None if they do not depend on ``context.keys``.
+    drafts were drawn from, or None if they do not depend on ``context.keys``; and that ``num_drafted`` depends on no
+    draft that it leaves out (stopping after a draft is sound, dropping a draft for what it turned out to be is not).
+
+    To draw draft i is ``draw(law, gumbel(context.keys[:, i], V))`` from `bass_jax.sampling`: rules of shared noise
+    then meet the drafter's choice with their own as often as can be.
     """
 
     def init(self, tokens: Array, lengths: Array) -> Any:
@@ -44,9 +48,7 @@ class Drafter(Protocol):
         """
         ...
 
-    def propose(
-        self, state: Any, context: DraftContext, draft_len: int, *, is_sampled: bool
-    ) -> tuple[Proposal, Any]:
+    def propose(self, state: Any, context: DraftContext, draft_len: int, *, is_sampled: bool) -> tuple[Proposal, Any]:
         """Drafts up to `draft_len` (static, at least 1) tokens per row.
 
         Args:

@@ -10,7 +10,7 @@ from bass_jax.cache import KVCache
 from bass_jax.drafters.base import DraftContext, Proposal
 from bass_jax.models.extend import extend_cache
 from bass_jax.models.model import Model
-from bass_jax.sampling.keys import gumbel, indexed
+from bass_jax.sampling.keys import gumbel
 from bass_jax.sampling.law import draw, make_law
 from bass_jax.typing import Array
 
@@ -101,7 +101,7 @@ class ModelDrafter:
         if output_ids is not None:
             full = jnp.zeros((probs.shape[0], self.vocab_size), jnp.float32)
             probs = full.at[:, output_ids].set(probs, unique_indices=True)
-        return draw(probs, gumbel(indexed(context.keys, step), self.vocab_size)), probs
+        return draw(probs, gumbel(context.keys[:, step], self.vocab_size)), probs
 
     def _catch_up(self, state: ModelDrafterState, context: DraftContext) -> ModelDrafterState:
         """Reads committed tokens until at most two are missing from every drafting row."""

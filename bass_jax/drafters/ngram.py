@@ -35,9 +35,7 @@ class NgramDrafter:
         """Nothing to keep: the committed tokens are all it reads."""
         del tokens, lengths
 
-    def propose(
-        self, state: None, context: DraftContext, draft_len: int, *, is_sampled: bool
-    ) -> tuple[Proposal, None]:
+    def propose(self, state: None, context: DraftContext, draft_len: int, *, is_sampled: bool) -> tuple[Proposal, None]:
         """Looks the suffixes up; a row without a match drafts nothing."""
         del is_sampled
         tokens, num_drafted = jax.vmap(self._lookup, in_axes=(0, 0, 0, None))(

@@ -22,9 +22,7 @@ class RepeatDrafter:
         """Nothing to keep."""
         del tokens, lengths
 
-    def propose(
-        self, state: None, context: DraftContext, draft_len: int, *, is_sampled: bool
-    ) -> tuple[Proposal, None]:
+    def propose(self, state: None, context: DraftContext, draft_len: int, *, is_sampled: bool) -> tuple[Proposal, None]:
         """Proposes the last committed token, `draft_len` times."""
         del is_sampled
         last = jnp.take_along_axis(context.tokens, context.lengths[:, None] - 1, axis=1)

@@ -1,8 +1,10 @@
 """Keys, laws and acceptance rules."""
 
+from bass_jax.sampling.block import BLOCK
 from bass_jax.sampling.controls import Sampling, SamplingControls
 from bass_jax.sampling.greedy import GREEDY
 from bass_jax.sampling.law import Law, draw, make_law
+from bass_jax.sampling.lossy import THRESHOLD, TYPICAL, threshold, typical
 from bass_jax.sampling.rules import (
     AcceptanceRule,
     RuleKeys,
@@ -11,11 +13,16 @@ from bass_jax.sampling.rules import (
     register_rule,
     registered_rules,
 )
+from bass_jax.sampling.shared_noise import SHARED_NOISE
 from bass_jax.sampling.token import TOKEN
 
 __all__ = [
+    "BLOCK",
     "GREEDY",
+    "SHARED_NOISE",
+    "THRESHOLD",
     "TOKEN",
+    "TYPICAL",
     "AcceptanceRule",
     "Law",
     "RuleKeys",
@@ -27,4 +34,6 @@ __all__ = [
     "make_law",
     "register_rule",
     "registered_rules",
+    "threshold",
+    "typical",
 ]

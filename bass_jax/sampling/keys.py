@@ -38,9 +38,17 @@ def draw_keys(keys: Key[Array, "B"], counters: Int[Array, "B"], role: Role) -> K
     return jax.vmap(lambda key: jax.random.fold_in(key, int(role)))(counted)
 
 
-def indexed(keys: Key[Array, "B"], index: int | Int[Array, ""]) -> Key[Array, "B"]:
-    """Returns each row's key for the `index`-th draw inside one step."""
-    return jax.vmap(lambda key: jax.random.fold_in(key, index))(keys)
+def step_draft_keys(keys: Key[Array, "B"], steps: Int[Array, "B"], num_drafts: int) -> Key[Array, "B G"]:
+    """Returns each row's keys for the drafts of one step."""
+    indices = jnp.arange(num_drafts, dtype=jnp.uint32)
+    fold_in_each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    return jax.vmap(fold_in_each, in_axes=(0, None))(draw_keys(keys, steps, Role.DRAFT), indices)
+
+
+def position_keys(keys: Key[Array, "B"], start: Int[Array, "B"], num_positions: int) -> Key[Array, "B T"]:
+    """Returns each row's keys for the tokens at absolute positions from `start` on."""
+    positions = start[:, None] + jnp.arange(num_positions, dtype=jnp.int32)
+    return jax.vmap(draw_keys, in_axes=(None, 1, None), out_axes=1)(keys, positions, Role.POSITION)
 
 
 def gumbel(keys: Key[Array, "B"], vocab_size: int) -> Float[Array, "B V"]:

@@ -12,10 +12,11 @@ from bass_jax.typing import Array
 
 
 class RuleKeys(NamedTuple):
-    """Independent streams of one step, one key per row."""
+    """Independent streams of one step."""
 
     accept: Array  # [B] key
     residual: Array  # [B] key
+    positions: Array  # [B, G + 1] key, of the absolute positions that the laws are for: regular decoding's own
 
 
 class Verdict(NamedTuple):

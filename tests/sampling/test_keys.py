@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.sampling.keys import Role, draw_keys, gumbel, indexed, row_keys, seed_keys, uniform
+from bass_jax.sampling.keys import Role, draw_keys, gumbel, position_keys, row_keys, seed_keys, step_draft_keys, uniform
 
 NUM = 20_000
 BOUND = 4.5 / NUM**0.5
@@ -22,8 +22,8 @@ def test_roles_counters_and_draws_are_uncorrelated():
     keys, counter = rows(NUM), jnp.full(NUM, 7, jnp.int32)
     streams = {role: draw_keys(keys, counter, role) for role in Role}
     streams["next step"] = draw_keys(keys, counter + 1, Role.DRAFT)
-    streams["first draft"] = indexed(streams[Role.DRAFT], 0)
-    streams["second draft"] = indexed(streams[Role.DRAFT], 1)
+    streams["first draft"], streams["second draft"] = step_draft_keys(keys, counter, 2).T
+    streams["next position"] = position_keys(keys, counter, 2)[:, 1]
     noise = [np.asarray(uniform(stream, 1))[:, 0] for stream in streams.values()]
     for first, second in itertools.combinations(noise, 2):
         assert abs(np.corrcoef(first, second)[0, 1]) < BOUND

@@ -1,0 +1,183 @@
+"""What every drafter must do; a new one is added to `drafters` and has to pass."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from bass_jax.drafters import DraftContext, Drafter, NgramDrafter
+from bass_jax.drafters.template import RepeatDrafter
+from bass_jax.sampling import Sampling
+from bass_jax.sampling.keys import row_keys, step_draft_keys
+from tests import tiny
+from tests.tiny import VOCAB
+
+NAMES = ("model", "trimmed", "shared embedding", "ngram", "table", "repeat")
+LENGTHS = np.array([1, 5, 9, 8, 3], np.int32)
+WANTED = np.array([4, 0, 3, 4, 1], np.int32)
+G, CAPACITY = 4, 64
+
+
+@pytest.fixture(scope="module")
+def drafters():
+    target = tiny.model(1)
+    return {
+        "model": tiny.model_drafter(target),
+        "trimmed": tiny.model_drafter(tiny.trimmed((1, 3, 4, 5, 9))),
+        "shared embedding": tiny.model_drafter(tiny.shared_embedding(target)),
+        "ngram": NgramDrafter(),
+        "table": tiny.table_drafter(),
+        "repeat": RepeatDrafter(),
+    }
+
+
+def draft_keys(seed: int, num_rows: int):
+    rows = row_keys(jax.random.key(seed), jnp.arange(num_rows, dtype=jnp.uint32))
+    return step_draft_keys(rows, jnp.zeros(num_rows, jnp.int32), G)
+
+
+def context(lengths=LENGTHS, wanted=WANTED, seed=0, past_the_end=0) -> DraftContext:
+    random = np.random.default_rng(1)
+    tokens = random.integers(0, VOCAB, (len(lengths), CAPACITY)).astype(np.int32)
+    tokens[3, :8] = [5, 6, 7, 5, 6, 7, 5, 6]
+    tokens = np.where(np.arange(CAPACITY) < lengths[:, None], tokens, past_the_end)
+    num_rows = len(lengths)
+    return DraftContext(
+        tokens=jnp.asarray(tokens, jnp.int32),
+        lengths=jnp.asarray(lengths),
+        num_wanted=jnp.asarray(wanted),
+        controls=Sampling(temperature=[1.0, 0.0, 0.7, 1.0, 1.0][:num_rows], top_p=0.9).controls(num_rows),
+        keys=draft_keys(seed, num_rows),
+    )
+
+
+@functools.partial(jax.jit, static_argnames="is_sampled")
+def propose(drafter, context, is_sampled=True):
+    state = drafter.init(context.tokens, context.lengths)
+    return drafter.propose(state, context, G, is_sampled=is_sampled)
+
+
+@pytest.mark.parametrize("is_sampled", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_proposal_is_well_formed(drafters, name, is_sampled):
+    drafter = drafters[name]
+    assert isinstance(drafter, Drafter)
+    (tokens, num_drafted, probs), state = propose(drafter, context(), is_sampled)
+    assert (tokens.shape, tokens.dtype) == ((5, G), jnp.int32)
+    assert (num_drafted.shape, num_drafted.dtype) == ((5,), jnp.int32)
+    assert ((num_drafted >= 0) & (num_drafted <= WANTED)).all()
+    is_real = np.arange(G) < np.asarray(num_drafted)[:, None]
+    assert ((tokens >= 0) & (tokens < VOCAB))[is_real].all()
+    if probs is not None:
+        assert is_sampled
+        assert (probs.shape, probs.dtype) == ((5, G, VOCAB), jnp.float32)
+        np.testing.assert_allclose(probs.sum(-1)[is_real], 1, rtol=1e-5)
+        drawn = np.take_along_axis(np.asarray(probs), np.asarray(tokens)[..., None], axis=2)[..., 0]
+        assert (drawn[is_real] > 0).all()
+    assert all(leaf.shape[0] == 5 for leaf in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_state_keeps_its_structure(drafters, name):
+    """A loop on the device carries it: structure, shapes and dtypes are those of `init`."""
+    drafter = drafters[name]
+    start = jax.eval_shape(drafter.init, context().tokens, context().lengths)
+    _, state = jax.eval_shape(propose, drafter, context())
+    end = jax.eval_shape(drafter.commit, state, context().lengths)
+    assert start == state == end
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_is_never_read(drafters, name):
+    clean, _ = propose(drafters[name], context())
+    dirty, _ = propose(drafters[name], context(past_the_end=9))
+    _assert_same(clean, dirty, np.arange(5))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_do_not_depend_on_each_other(drafters, name):
+    order = np.array([3, 1, 4, 0, 2])
+    straight, _ = propose(drafters[name], context())
+    shuffled, _ = propose(drafters[name], jax.tree.map(lambda leaf: leaf[order], context()))
+    _assert_same(jax.tree.map(lambda leaf: leaf[order], straight), shuffled, order)
+
+
+def _assert_same(one, other, order):
+    np.testing.assert_array_equal(one.num_drafted, other.num_drafted)
+    is_real = np.arange(G) < np.asarray(one.num_drafted)[:, None]
+    np.testing.assert_array_equal(np.asarray(one.tokens)[is_real], np.asarray(other.tokens)[is_real])
+    if one.probs is not None:
+        np.testing.assert_allclose(one.probs[is_real], other.probs[is_real], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drafts_are_drawn_from_the_law_that_is_returned(drafters, name):
+    """The first draft of 20,000 rows that differ in their keys alone; a deterministic drafter returns no law."""
+    num = 20_000 // 4
+    counts, law = np.zeros(VOCAB), None
+    one = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], num, axis=0), context())
+    for seed in range(4):
+        proposal, _ = propose(drafters[name], one._replace(keys=draft_keys(seed, num)))
+        counts += np.bincount(proposal.tokens[:, 0], minlength=VOCAB)
+        law = None if proposal.probs is None else np.asarray(proposal.probs[0, 0], np.float64)
+    if law is None:
+        assert counts.max() == counts.sum()
+        return
+    expected = law / law.sum() * counts.sum()
+    assert not counts[expected == 0].any()
+    is_possible = expected > 0
+    assert scipy.stats.chisquare(counts[is_possible], expected[is_possible]).pvalue > 1e-4
+
+
+def test_a_trimmed_draft_proposes_its_tokens_alone(drafters):
+    proposal, _ = propose(drafters["trimmed"], context())
+    others = np.setdiff1d(np.arange(VOCAB), [1, 3, 4, 5, 9])
+    assert not np.asarray(proposal.probs)[..., others].any()
+
+
+# What the drafters of the package propose.
+
+
+def lookup(tokens, wanted=G, **settings):
+    row = np.zeros((1, CAPACITY), np.int32)
+    row[0, : len(tokens)] = tokens
+    fixed = context(np.array([len(tokens)], np.int32), np.array([wanted], np.int32))
+    proposal, _ = propose(NgramDrafter(**settings), fixed._replace(tokens=jnp.asarray(row)))
+    return proposal.tokens[0, : int(proposal.num_drafted[0])].tolist()
+
+
+@pytest.mark.parametrize(
+    "tokens, settings, expected",
+    [
+        ([1, 2, 3, 4, 5, 1, 2], {}, [3, 4, 5, 1]),
+        ([1, 2, 7, 3, 2, 8, 1, 2], {}, [7, 3, 2, 8]),  # the longer match wins over the more recent
+        ([1, 7, 0, 1, 8, 0, 1], {}, [8, 0, 1, 8]),  # among equals the most recent, continued periodically
+        ([4, 4], {}, [4, 4, 4, 4]),
+        ([1, 2, 3], {}, []),
+        ([7], {}, []),
+        ([1, 2, 9, 2], {"min_ngram": 2}, []),
+        ([3, 1, 2, 9, 3, 1, 2], {"max_ngram": 1}, [9, 3, 1, 2]),
+        ([0, 0, 5], {}, []),  # the buffer's padding is token 0 and must not match
+        ([5, 0], {}, []),
+    ],
+)
+def test_prompt_lookup(tokens, settings, expected):
+    assert lookup(tokens, **settings) == expected
+    assert lookup(tokens, wanted=2, **settings) == expected[:2]
+
+
+@pytest.mark.parametrize("settings", [{"min_ngram": 0}, {"max_ngram": 1, "min_ngram": 2}])
+def test_lookup_settings_out_of_range_are_refused(settings):
+    with pytest.raises(ValueError, match="min_ngram"):
+        NgramDrafter(**settings)
+
+
+def test_the_template_repeats():
+    proposal, _ = propose(RepeatDrafter(), context())
+    last = np.asarray(context().tokens)[np.arange(5), LENGTHS - 1]
+    np.testing.assert_array_equal(proposal.tokens, np.repeat(last[:, None], G, axis=1))
+    assert dataclasses.fields(RepeatDrafter) == ()
