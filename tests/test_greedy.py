@@ -56,7 +56,7 @@ def test_regular_decoding_takes_the_most_probable_token(target, regular):
     for prompt, output in zip(tiny.PROMPTS, regular, strict=True):
         text = jnp.asarray([[*prompt, *output]], jnp.int32)
         positions = jnp.arange(text.shape[1], dtype=jnp.int32)[None]
-        logits, _ = target.forward(text, positions, target.init_cache(1, 64))
+        logits, _ = jax.jit(bass.Model.forward)(target, text, positions, target.init_cache(1, 64))
         expected = jnp.argmax(logits[0, len(prompt) - 1 : -1], axis=-1)
         np.testing.assert_array_equal(output, expected)
 
@@ -69,22 +69,23 @@ def test_every_draft_length(target, drafters, regular, quality, draft_len):
     assert max(info.num_drafted.max() for info in run.infos) == min(draft_len, max(LIMITS) - 1)
 
 
-@pytest.mark.parametrize("draft_len", [1, 3, 7])
+@pytest.mark.parametrize("draft_len", [1, 5])
 @pytest.mark.parametrize("drafter", ["trimmed vocabulary", "shared embedding", "ngram", "table", "repeat"])
 def test_every_drafter(target, drafters, regular, drafter, draft_len):
     run = speculate(target, drafters[drafter], bass.SpecConfig(draft_len, "greedy"))
     assert [row.tolist() for row in run.tokens] == [row.tolist() for row in regular]
 
 
-@pytest.mark.parametrize("draft_len", [0, 1, 5])
-@pytest.mark.parametrize("drafter", ["often right", "trimmed vocabulary", "ngram", "table"])
+@pytest.mark.parametrize("drafter, draft_len", [("often right", 0), ("often right", 5), ("ngram", 1), ("table", 4)])
 @pytest.mark.parametrize("rule", [name for name in RULES if name != "greedy"])
 def test_every_lossless_rule_at_temperature_0(target, drafters, regular, drafter, rule, draft_len):
     """Temperature 0 is a one-hot law on both sides, not a ratio of softmaxes."""
     pair = bass.Pair(target, drafters[drafter])
     spec = bass.SpecConfig(draft_len, rule)
     state = bass.prefill(pair, tiny.PROMPTS, spec, max_new_tokens=LIMITS)
-    state, _ = bass.generate_on_device(pair, state, spec, max_steps=max(LIMITS))
+    step = jax.jit(bass.speculate_step)
+    while not state.done.all():
+        state, _ = step(pair, state, spec)
     for row, expected in enumerate(regular):
         np.testing.assert_array_equal(bass.output_tokens(state, row), expected)
 

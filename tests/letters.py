@@ -1,0 +1,37 @@
+"""A tokenizer without files: token i is the i-th letter, or any bytes that a test names."""
+
+import codecs
+import dataclasses
+import string
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Letters:
+    """Hashable by content, as a pair's tokenizer must be; `pieces` are the bytes of each token."""
+
+    size: int
+    pieces: tuple[bytes, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+
+    def encode_batch(self, texts):
+        return [np.array([string.ascii_lowercase.index(letter) for letter in text], np.int32) for text in texts]
+
+    def bytes_of(self, token: int) -> bytes:
+        return self.pieces[token] if self.pieces else string.ascii_lowercase[token].encode()
+
+    def incremental_decoder(self):
+        return _Decoder(self)
+
+
+class _Decoder:
+    def __init__(self, letters: Letters):
+        self._letters = letters
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids) -> str:
+        return self._utf8.decode(b"".join(self._letters.bytes_of(int(token)) for token in ids))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
