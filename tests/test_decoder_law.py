@@ -1,9 +1,9 @@
 """The whole sampled decoder follows the target's law.
 
-The joint law of the first four tokens over a vocabulary of five is enumerated from the target and compared with
-200,000 continuations of the compiled loop, over ragged prompts and four sampling settings in one batch. What
-breaking any of this means: users who turn speculation on get text from another distribution, and no accuracy test
-of theirs tells them.
+`verify_lossless` enumerates the joint law of the first four tokens over a vocabulary of five and compares it with
+200,000 continuations of the compiled step, over ragged prompts, four sampling settings and draft lengths that change
+between steps and rows, in one batch. What breaking any of this means: users who turn speculation on get text from
+another distribution, and no accuracy test of theirs tells them.
 """
 
 import jax
@@ -13,91 +13,83 @@ import bass_jax as bass
 from bass_jax.drafters import NgramDrafter
 from bass_jax.sampling import registered_rules
 from bass_jax.sampling.keys import Role
+from bass_jax.verify import tiny_target, verify_lossless
 from tests import faults, tiny
-from tests.decoder_law import VOCAB, Groups, draw_counts, p_value
 
-BUCKETS = (0, 1, 3, 5)
-NUM_CASES = 64
-THRESHOLD = 1e-3 / NUM_CASES
-"""p-values are uniform where the decoder is exact; Bonferroni over the cases of this file and a few to come."""
+VOCAB = 5
+THRESHOLD = 1e-3 / 64
+"""p-values are uniform where the decoder is exact; Bonferroni over the cases of this file and some to come."""
 
 CAUGHT = 1e-9
 """Where a fault is planted the p-value is not small by accident."""
 
+FEWER = 60_000
+"""Samples that show a planted fault."""
+
 RULES = sorted(name for name, rule in registered_rules().items() if rule.lossless and rule.noise != "none")
+DRAFTERS = {
+    "model": tiny.model_drafter(tiny.perturbed(tiny_target(), 0.15), VOCAB),
+    "ngram": NgramDrafter(),
+    "table": tiny.table_drafter(VOCAB),
+}
+STEPS = (bass.decode_step, bass.speculate_step)
+CASES = [
+    ("model", 0), ("model", 1), ("model", 3), ("model", 5), ("ngram", 1), ("ngram", 5), ("table", 3), ("table", 5)
+]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def target():
-    return tiny.model(1, 5.0, VOCAB, num_layers=1, width=8, num_heads=1, mlp_width=16)
+@pytest.mark.parametrize("drafter, draft_len", CASES)
+def test_the_token_rule_keeps_the_targets_law(drafter, draft_len):
+    assert verify_lossless(DRAFTERS[drafter], "token", draft_len=draft_len).p_value > THRESHOLD
 
 
-@pytest.fixture(scope="module")
-def groups(target):
-    return Groups(target)
+@pytest.mark.parametrize("rule", sorted({*RULES, "bass_jax.sampling.template:REJECT_ALL"} - {"token"}))
+@pytest.mark.parametrize("drafter, draft_len", [("model", 3), ("table", 5)])
+def test_every_lossless_rule_keeps_the_targets_law(rule, drafter, draft_len):
+    assert verify_lossless(DRAFTERS[drafter], rule, draft_len=draft_len).p_value > THRESHOLD
 
 
-@pytest.fixture(scope="module")
-def drafters(target):
-    return {
-        "model": tiny.model_drafter(tiny.perturbed(target, 0.15), VOCAB),
-        "ngram": NgramDrafter(),
-        "table": tiny.table_drafter(VOCAB),
-    }
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter, draft_len", CASES)
+@pytest.mark.parametrize("rule", sorted({*RULES} - {"token"}))
+def test_every_lossless_rule_everywhere(rule, drafter, draft_len):
+    assert verify_lossless(DRAFTERS[drafter], rule, draft_len=draft_len).p_value > THRESHOLD
 
 
-@pytest.mark.parametrize("draft_len", BUCKETS)
-@pytest.mark.parametrize("drafter", ["model", "ngram", "table"])
-@pytest.mark.parametrize("rule", RULES)
-def test_sampled_speculation_has_the_targets_law(target, groups, drafters, drafter, rule, draft_len):
-    pair = bass.Pair(target, drafters[drafter])
-    counts = draw_counts(pair, bass.SpecConfig(draft_len, rule), groups)
-    assert p_value(counts, groups.laws) > THRESHOLD
+def test_regular_decoding_keeps_the_targets_law():
+    assert verify_lossless(DRAFTERS["ngram"], draft_len=0, step=bass.decode_step).p_value > THRESHOLD
 
 
-def test_a_users_rule_has_the_targets_law(target, groups, drafters):
-    spec = bass.SpecConfig(3, "bass_jax.sampling.template:REJECT_ALL")
-    counts = draw_counts(bass.Pair(target, drafters["model"]), spec, groups)
-    assert p_value(counts, groups.laws) > THRESHOLD
-
-
-def test_regular_decoding_has_the_targets_law(target, groups, drafters):
-    counts = draw_counts(bass.Pair(target, drafters["ngram"]), bass.SpecConfig(0), groups, step=bass.decode_step)
-    assert p_value(counts, groups.laws) > THRESHOLD
-
-
-def test_a_step_of_each_kind_in_turn_has_the_targets_law(target, groups, drafters):
+def test_a_step_of_each_kind_in_turn_keeps_the_targets_law():
     """Regular and speculative steps mixed: their noise and their caches must not get into each other's way."""
-    counts = draw_counts(bass.Pair(target, drafters["model"]), bass.SpecConfig(3), groups, step=_either_step)
-    assert p_value(counts, groups.laws) > THRESHOLD
+    assert verify_lossless(DRAFTERS["model"], step=_either_step).p_value > THRESHOLD
 
 
 def _either_step(pair, state, spec):
     is_odd = state.num_steps[0] % 2 == 1
-    return jax.lax.cond(
-        is_odd, lambda: bass.decode_step(pair, state, spec)[0], lambda: bass.speculate_step(pair, state, spec)[0]
-    ), None
+    regular, speculative = (lambda step=step: step(pair, state, spec)[0] for step in STEPS)
+    return jax.lax.cond(is_odd, regular, speculative), None
 
 
 # Negative controls: the same statistic finds every fault that is planted.
 
 
 @pytest.mark.parametrize("fault", ["RESIDUAL_FROM_UNIFORM", "FIRST_TOKEN_UNCHECKED", "OFF_BY_ONE"])
-def test_a_faulty_rule_is_caught(target, groups, drafters, fault):
-    spec = bass.SpecConfig(3, f"tests.faults:{fault}")
-    counts = draw_counts(bass.Pair(target, drafters["table"]), spec, groups)
-    assert p_value(counts, groups.laws) < CAUGHT
+def test_a_faulty_rule_is_caught(fault):
+    assert verify_lossless(DRAFTERS["table"], f"tests.faults:{fault}", num_samples=FEWER).p_value < CAUGHT
 
 
-def test_a_drafter_that_returns_another_law_is_caught(target, groups, drafters):
-    pair = bass.Pair(target, faults.WrongLawDrafter(drafters["table"].table))
-    assert p_value(draw_counts(pair, bass.SpecConfig(3), groups), groups.laws) < CAUGHT
+def test_a_drafter_that_returns_another_law_is_caught():
+    drafter = faults.WrongLawDrafter(DRAFTERS["table"].table)
+    assert verify_lossless(drafter, num_samples=FEWER).p_value < CAUGHT
 
 
 @pytest.mark.parametrize("role", [Role.ACCEPT, Role.RESIDUAL])
-def test_a_stream_shared_with_the_draft_is_caught(target, groups, drafters, monkeypatch, role):
+def test_a_stream_shared_with_the_draft_is_caught(monkeypatch, role):
     """The drafter is handed the keys of another role, as when a role is forgotten."""
-    monkeypatch.setattr("bass_jax.step._step_keys", faults.shared_stream(role))
-    pair = bass.Pair(target, faults.FirstKeyDrafter(drafters["table"].table))
-    counts = draw_counts(pair, bass.SpecConfig(1), groups, step=lambda *args: bass.speculate_step(*args))
-    assert p_value(counts, groups.laws) < CAUGHT
+    monkeypatch.setattr("bass_jax.step._draft_keys", faults.shared_stream(role))
+
+    def fresh_step(*arguments):  # another function: the executable of the sound one is not met
+        return bass.speculate_step(*arguments)
+
+    assert verify_lossless(DRAFTERS["table"], draft_len=1, num_samples=FEWER, step=fresh_step).p_value < CAUGHT
