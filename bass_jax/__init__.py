@@ -9,6 +9,7 @@ from bass_jax.pair import Pair, load_pair
 from bass_jax.sampling import AcceptanceRule, Law, Sampling, Verdict, register_rule
 from bass_jax.state import FinishReason, SpecState, StepInfo, output_tokens, prefill
 from bass_jax.step import decode_step, speculate_step
+from bass_jax.verify import LawReport, verify_lossless
 
 __version__ = "0.1.0"
 
@@ -17,6 +18,7 @@ __all__ = [
     "FinishReason",
     "Generation",
     "Law",
+    "LawReport",
     "Model",
     "ModelConfig",
     "Pair",
@@ -39,4 +41,5 @@ __all__ = [
     "speculate_step",
     "stream",
     "summarize",
+    "verify_lossless",
 ]

@@ -14,7 +14,7 @@ from bass_jax.config import SpecConfig
 from bass_jax.executables import EXECUTABLES
 from bass_jax.metrics import PerTokenLatency, Summary, per_token_latency, summarize
 from bass_jax.pair import Pair
-from bass_jax.sampling import Sampling
+from bass_jax.sampling import Sampling, find_rule
 from bass_jax.state import FinishReason, SpecState, StepInfo, prefill
 from bass_jax.step import decode_step, speculate_step
 from bass_jax.stops import StopStrings
@@ -59,6 +59,7 @@ class Generation:
         latency: per-token latency, seconds.
         timings: wall time.
         infos: one per step, on the host.
+        is_lossless: the tokens follow the target's law exactly; False after a lossy acceptance rule.
     """
 
     tokens: list[np.ndarray]
@@ -69,6 +70,7 @@ class Generation:
     latency: PerTokenLatency
     timings: Timings
     infos: list[StepInfo]
+    is_lossless: bool
 
     @property
     def mean_logprobs(self) -> np.ndarray:
@@ -219,7 +221,9 @@ class Run:
         self.step = STEPS[step]
         spec = spec or SpecConfig()
         # The state carries the length itself, so that lengths of one bucket share an executable.
-        self.spec = dataclasses.replace(spec, draft_len=spec.bucket) if step == "speculate" else SpecConfig(0)
+        self.spec = dataclasses.replace(spec, draft_len=spec.bucket)
+        if step == "decode":  # Whatever rule would have judged drafts, tokens come from the target's law.
+            self.spec = dataclasses.replace(spec, draft_len=0, acceptance="token")
         sampling = sampling or Sampling()
         if self.spec.acceptance == "token" and sampling.is_greedy:
             self.spec = dataclasses.replace(self.spec, acceptance="greedy")
@@ -308,6 +312,7 @@ class Run:
                 steps=tuple(self.step_seconds),
             ),
             infos=self.infos,
+            is_lossless=find_rule(self.spec.acceptance).lossless,
         )
 
 

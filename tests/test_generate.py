@@ -94,6 +94,14 @@ def test_log_probabilities_are_the_targets_own(pair):
         np.testing.assert_allclose(run.mean_logprobs[row], run.logprobs[row].mean(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("rule, is_lossless", [("token", True), ("typical", False)])
+def test_a_generation_says_whether_it_is_lossless(pair, rule, is_lossless):
+    spec = bass.SpecConfig(1, rule)
+    assert bass.generate(pair, tiny.PROMPTS, spec, sampling=WARM, max_new_tokens=2).is_lossless == is_lossless
+    decoded = bass.generate(pair, tiny.PROMPTS, spec, sampling=WARM, max_new_tokens=2, step="decode")
+    assert decoded.is_lossless
+
+
 def test_one_executable_per_bucket():
     """Breaking it: minutes of compilation in the middle of serving, for every new temperature or length."""
     target = tiny.model(1, num_layers=1)
