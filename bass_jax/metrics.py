@@ -56,30 +56,30 @@ def summarize(infos: Sequence[StepInfo] | StepInfo) -> Summary:
     """Adds up the infos of a run.
 
     Args:
-        infos: one per step; or one whose fields carry steps in front, as
+        infos: one per step, of one batch or of several; or one whose fields carry steps in front, as
             `bass_jax.generate_on_device` returns.
 
     Raises:
         ValueError: if there are none.
     """
-    rows = _stacked(infos)
-    active = rows.is_active
-    drafted, accepted = rows.num_drafted[active], rows.num_accepted[active]
-    emitted = int(rows.num_emitted[active].sum())
-    num_row_steps = int(active.sum())
+    steps = _on_host(infos)
+    drafted, accepted, emitted = (
+        np.concatenate([getattr(step, name)[step.is_active] for step in steps])
+        for name in ("num_drafted", "num_accepted", "num_emitted")
+    )
     positions = np.arange(drafted.max(initial=0))[:, None]
     reached = ((drafted > positions) & (accepted >= positions)).sum(axis=1)
     stood = (accepted > positions).sum(axis=1)
     return Summary(
-        num_steps=int(active.any(axis=1).sum()),
-        num_row_steps=num_row_steps,
+        num_steps=sum(bool(step.is_active.any()) for step in steps),
+        num_row_steps=drafted.size,
         num_drafted=int(drafted.sum()),
-        num_verified=int(drafted.sum()) + num_row_steps,
+        num_verified=int(drafted.sum()) + drafted.size,
         num_accepted=int(accepted.sum()),
-        num_emitted=emitted,
+        num_emitted=int(emitted.sum()),
         acceptance_rate=_ratio(int(accepted.sum()), int(drafted.sum())),
         acceptance_by_position=tuple(_ratio(int(a), int(b)) for a, b in zip(stood, reached, strict=True)),
-        block_efficiency=_ratio(emitted, num_row_steps),
+        block_efficiency=_ratio(int(emitted.sum()), drafted.size),
     )
 
 
@@ -93,15 +93,16 @@ def per_token_latency(infos: Sequence[StepInfo], step_seconds: Sequence[float]) 
     Raises:
         ValueError: if there are no steps, or not one time per step.
     """
-    rows = _stacked(infos)
-    if len(step_seconds) != len(rows.is_active):
-        raise ValueError(f"step_seconds has {len(step_seconds)} values: expected {len(rows.is_active)}")
+    steps = _on_host(infos)
+    if len(step_seconds) != len(steps):
+        raise ValueError(f"step_seconds has {len(step_seconds)} values: expected {len(steps)}")
+    is_active = np.stack([step.is_active for step in steps])
     elapsed = np.cumsum(step_seconds)
-    num_emitted = rows.num_emitted.sum(axis=0)
-    was_active = rows.is_active.any(axis=0) & (num_emitted > 0)
+    num_emitted = np.sum([step.num_emitted for step in steps], axis=0)
+    was_active = is_active.any(axis=0) & (num_emitted > 0)
     if not was_active.any():
         return PerTokenLatency(float("nan"), float("nan"), float("nan"))
-    last_step = len(elapsed) - 1 - np.argmax(rows.is_active[::-1], axis=0)
+    last_step = len(elapsed) - 1 - np.argmax(is_active[::-1], axis=0)
     end = elapsed[last_step][was_active]
     latency = end / num_emitted[was_active]
     return PerTokenLatency(
@@ -109,20 +110,20 @@ def per_token_latency(infos: Sequence[StepInfo], step_seconds: Sequence[float]) 
     )
 
 
-def _stacked(infos: Sequence[StepInfo] | StepInfo) -> StepInfo:
+def _on_host(infos: Sequence[StepInfo] | StepInfo) -> list[StepInfo]:
+    """One info per step, in numpy, per-row fields alone: steps of different buckets differ in T."""
     if isinstance(infos, StepInfo):
         infos = [infos]
     elif len(infos) == 0:
         raise ValueError("infos is empty: expected at least one step")
-    # Steps of different buckets differ in T; only per-row fields are stacked.
     host = jax.device_get([info._replace(tokens=None, logprobs=None) for info in infos])
-
-    def stack(name: str) -> np.ndarray:
-        values = [np.asarray(getattr(info, name)) for info in host]
-        return np.concatenate([value.reshape(-1, value.shape[-1]) for value in values])
-
-    names = ("is_active", "num_emitted", "num_accepted", "num_drafted", "finish")
-    return StepInfo(tokens=None, logprobs=None, **{name: stack(name) for name in names})  # type: ignore[arg-type]
+    steps = []
+    for info in host:
+        if info.is_active.ndim == 1:
+            steps.append(info)
+        else:  # From the device loop, with its steps in front.
+            steps += [jax.tree.map(lambda field: field[index], info) for index in range(len(info.is_active))]  # noqa: B023
+    return steps
 
 
 def _ratio(numerator: int, denominator: int) -> float:

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bass_jax.generate import Generation
+from bass_jax.metrics import summarize
 
 LIVE_LINES = 3
 """Lines of its newest text that each row shows while it runs."""
@@ -91,25 +92,20 @@ def results_table(runs: Sequence[tuple[str, Sequence[Generation]]]) -> Table:
 
 def measure(batches: Sequence[Generation]) -> dict[str, str]:
     """The measures of one run, added up over its batches."""
-    num_rows = [len(batch.tokens) for batch in batches]
-    summaries = [batch.summary for batch in batches]
-    num_drafted = sum(summary.num_drafted for summary in summaries)
-    num_emitted = sum(summary.num_emitted for summary in summaries)
-    num_accepted = sum(summary.num_accepted for summary in summaries)
+    total = summarize([info for batch in batches for info in batch.infos])
 
     def latency(name: str) -> str:
         values = [getattr(batch.latency, name) for batch in batches]
         return f"{1e3 * sum(values) / len(values):.1f} ms"
 
+    by_position = " ".join(f"{rate:.0%}" for rate in total.acceptance_by_position)
     return {
-        "batch": f"{max(num_rows)}",
-        "target passes": f"{sum(summary.num_steps for summary in summaries)}",
-        "drafted / verified / emitted": (
-            f"{num_drafted} / {sum(summary.num_verified for summary in summaries)} / {num_emitted}"
-        ),
-        "block efficiency": f"{num_emitted / sum(summary.num_row_steps for summary in summaries):.2f}",
-        "acceptance": f"{num_accepted / num_drafted:.0%}" if num_drafted else "–",
-        "acceptance by position": _by_position(batches) if num_drafted else "–",
+        "batch": f"{max(len(batch.tokens) for batch in batches)}",
+        "target passes": f"{total.num_steps}",
+        "drafted / verified / emitted": f"{total.num_drafted} / {total.num_verified} / {total.num_emitted}",
+        "block efficiency": f"{total.block_efficiency:.2f}",
+        "acceptance": f"{total.acceptance_rate:.0%}" if total.num_drafted else "–",
+        "acceptance by position": by_position or "–",
         "PTL first": latency("first"),
         "PTL last": latency("last"),
         "PTL all": latency("all"),
@@ -119,11 +115,6 @@ def measure(batches: Sequence[Generation]) -> dict[str, str]:
         "compile": f"{sum(batch.timings.compile for batch in batches):.1f} s "
         f"({sum(batch.timings.num_compiled for batch in batches)} executables)",
     }
-
-
-def _by_position(batches: Sequence[Generation]) -> str:
-    rates = batches[0].summary.acceptance_by_position
-    return " ".join(f"{rate:.0%}" for rate in rates)
 
 
 def _tokens_per_second(batches: Sequence[Generation]) -> float:
