@@ -43,7 +43,7 @@ def draft_keys(seed: int, num_rows: int):
 def context(lengths=LENGTHS, wanted=WANTED, seed=0, past_the_end=0) -> DraftContext:
     random = np.random.default_rng(1)
     tokens = random.integers(0, VOCAB, (len(lengths), CAPACITY)).astype(np.int32)
-    tokens[3, :8] = [5, 6, 7, 5, 6, 7, 5, 6]
+    tokens[3:4, :8] = [5, 6, 7, 5, 6, 7, 5, 6]  # a row that repeats itself
     tokens = np.where(np.arange(CAPACITY) < lengths[:, None], tokens, past_the_end)
     num_rows = len(lengths)
     return DraftContext(

@@ -88,7 +88,7 @@ def test_no_bits_of_nan_hang_the_search(bits):
     logits = jnp.asarray(np.array([[nan, 1.0, 2.0], [0.0, 1.0, 2.0], [nan, nan, nan]]))[:, None]
     settings = [{"temperature": 1.0, "top_k": 2, "top_p": 0.9}] * 3
     law = make_law(logits, controls(settings))
-    np.testing.assert_allclose(law.probs[1, 0], reference_law([0.0, 1.0, 2.0], **settings[0]), atol=TOLERANCE)
+    np.testing.assert_allclose(law.probs[1, 0], reference_law(np.array([0.0, 1.0, 2.0]), **settings[0]), atol=TOLERANCE)
     assert not np.isfinite(log_normalizer(logits[0])).any()
 
 
