@@ -72,6 +72,7 @@ def test_a_verdict_is_well_formed(name, has_law):
 def test_a_step_without_drafts_draws_from_the_target(name):
     _, num_drafted, _, target, keys = case()
     law = target_law(target.probs[:, :1])
+    keys = keys._replace(positions=keys.positions[:, :1])
     verdict = run(RULES[name], jnp.zeros((B, 0), jnp.int32), jnp.zeros_like(num_drafted), None, law, keys)
     assert not verdict.num_accepted.any()
     if RULES[name].noise == "none":
