@@ -1,6 +1,7 @@
 """Checkpoints in and out: Orbax, Hugging Face, GGUF; tokenizers; pairs of models."""
 
 from bass_jax.checkpoint.detokenizer import IncrementalDecoder
+from bass_jax.checkpoint.inspection import Inspection, inspect_checkpoint, why_not_a_pair
 from bass_jax.checkpoint.load import load_model, load_tokenizer
 from bass_jax.checkpoint.pair import load_draft, load_target_and_draft
 from bass_jax.checkpoint.save import convert, save_hugging_face, save_model
@@ -8,12 +9,15 @@ from bass_jax.checkpoint.tokenizer import Tokenizer
 
 __all__ = [
     "IncrementalDecoder",
+    "Inspection",
     "Tokenizer",
     "convert",
+    "inspect_checkpoint",
     "load_draft",
     "load_model",
     "load_target_and_draft",
     "load_tokenizer",
     "save_hugging_face",
     "save_model",
+    "why_not_a_pair",
 ]

@@ -1,5 +1,7 @@
 """The attention part of a layer."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax.numpy as jnp
 
@@ -52,7 +54,7 @@ class Attention(nn.Module):
         num_queries = is_real.sum(axis=1, dtype=jnp.int32)
         lengths = jnp.where(num_queries > 0, positions[:, 0], 0)
         B, T = positions.shape
-        kernel = {"implementation": "xla"} if config.attention == "xla" else {"form": config.attention}
+        kernel: dict[str, Any] = {"implementation": "xla"} if config.attention == "xla" else {"form": config.attention}
         attended = ops.ragged_attention(
             scored[:, :, :, :R].reshape(B, T, K * R, H), keys, values, lengths, num_queries=num_queries,
             window=self.window, scale=config.attention_scale, is_cache_finite=True, **kernel,

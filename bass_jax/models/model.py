@@ -58,17 +58,21 @@ class Model:
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache
     ) -> tuple[Float[Array, "B T D"], KVCache]:
         """`forward` without the head: what a prefill needs, or a pass of which few positions are scored."""
-        variables = {"params": self.params}
-        return decoder(self.config).apply(variables, tokens, positions, cache, method="features")
+        return _apply(self.config, self.params, tokens, positions, cache, method="features")
 
     def logits(self, features: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
         """Scores the vocabulary, float32."""
-        return decoder(self.config).apply({"params": self.params}, features, method="logits")
+        return _apply(self.config, self.params, features, method="logits")
 
 
-def forward(config: ModelConfig, params: Params, tokens, positions, cache):
+def forward(config: ModelConfig, params: Params, tokens, positions, cache) -> Any:
     """`Model.forward` for callers that hold parameters alone, such as a loss to be differentiated."""
-    return decoder(config).apply({"params": params}, tokens, positions, cache)
+    return _apply(config, params, tokens, positions, cache)
+
+
+def _apply(config: ModelConfig, params: Params, *arguments, method: str | None = None) -> Any:
+    # Linen annotates the results of `apply` with what they are only when variables are mutable.
+    return decoder(config).apply({"params": params}, *arguments, method=method)
 
 
 def init_params(config: ModelConfig, key: Key[Array, ""]) -> Params:

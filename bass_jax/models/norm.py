@@ -53,5 +53,5 @@ def declare_norm(module: nn.Module, name: str, size: int | None = None) -> tuple
 def apply_norm(config: ModelConfig, x: Float[Array, "... D"], learned: tuple) -> Float[Array, "... D"]:
     """Normalises with what `declare_norm` declared."""
     if len(learned) == 1:
-        return rms_norm(x, *learned, config.norm_eps, config.norm_offset)
-    return layer_norm(x, *learned, config.norm_eps)
+        return rms_norm(x, learned[0], config.norm_eps, config.norm_offset)
+    return layer_norm(x, learned[0], learned[1], config.norm_eps)

@@ -1,6 +1,7 @@
 """Declares parameters with their logical axes."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ ones, zeros = nn.initializers.ones, nn.initializers.zeros
 
 def declare(
     module: nn.Module, name: str, shape: Sequence[int], axes: Sequence[str | None], initializer: Callable | None = None
-):
+) -> Any:
     """Declares a parameter of `module`, whose `config` says the dtype."""
     initializer = initializer or nn.initializers.normal(0.02)
     dtype = jnp.dtype(module.config.dtype)  # type: ignore[attr-defined]

@@ -36,7 +36,7 @@ def read_gemma3(source: Mapping[str, Any]) -> ModelConfig:
     if local.get("rope_type", "default") != "default":
         raise ValueError(f"config.json: rope_parameters: sliding_attention: rope_type={local['rope_type']!r}: "
                          "expected 'default'")  # fmt: skip
-    config = _common(source | {"rope_parameters": everywhere}, "gemma3_text", "hidden_activation")
+    config = _common({**source, "rope_parameters": everywhere}, "gemma3_text", "hidden_activation")
     pattern = read_integer(source, "sliding_window_pattern", 6)
     default = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(config.num_layers)]
     return dataclasses.replace(

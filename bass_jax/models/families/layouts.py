@@ -145,8 +145,8 @@ def _fuse(config: ModelConfig, parts: Parts) -> np.ndarray:
 def _unfuse(config: ModelConfig, fused: np.ndarray) -> Parts:
     R = config.queries_per_kv_head
     fused = np.moveaxis(fused, 0, -1) if fused.ndim == 4 else fused
-    parts = fused[:, :R], fused[:, R : R + 1], fused[:, R + 1 :]
-    return tuple(part.reshape(-1, *part.shape[3:]) for part in parts)
+    q, k, v = (part.reshape(-1, *part.shape[3:]) for part in np.split(fused, [R, R + 1], axis=1))
+    return q, k, v
 
 
 def _gate_up(names: tuple[str, str], suffix: str) -> Rule:
