@@ -115,6 +115,7 @@ def ragged_attention(
             head_dim=head_dim,
             capacity=capacity,
             dtype=q.dtype.name,
+            cache_itemsize=k_cache.dtype.itemsize,
             implementation=name,
         )
         kernel = ragged_attention_mosaic_gpu if name == "mosaic_gpu" else ragged_attention_triton

@@ -10,9 +10,9 @@ from kernels_pallas.targets import Target
 _TABLE = pathlib.Path(__file__).parent / "tiles.json"
 _MAX_SPLITS = 32
 _MIN_BLOCKS_PER_SPLIT = 4
-# A split writes 4 bytes per query row and element, which are read again, against 4 bytes of 16-bit K and V per
-# position and element: with 8 positions to a row, merging moves a quarter of what the walk moves.
-_MIN_POSITIONS_PER_ROW = 8
+# Merging writes and reads 8 bytes per query row and element of a split, the walk reads K and V once: merging is to
+# move at most this share of the walk's bytes.
+_MERGE_SHARE = 1 / 4
 _PROGRAMS_PER_CORE = 2
 
 
@@ -74,6 +74,7 @@ def attention_tiles(
     head_dim: int,
     capacity: int,
     dtype: str,
+    cache_itemsize: int,
     implementation: str,
 ) -> AttentionTiles:
     """Tiles of ragged attention: the table's entry for this device and shape, else the heuristic.
@@ -86,11 +87,12 @@ def attention_tiles(
         head_dim: H.
         capacity: S.
         dtype: Name of the queries' dtype.
+        cache_itemsize: Bytes of an element of the cache.
         implementation: `"triton"` or `"mosaic_gpu"`.
 
     Returns:
         The tiles. Splits are as many as give every core `_PROGRAMS_PER_CORE` programs, as long as a split of a full
-        cache is worth its merging: `_MIN_BLOCKS_PER_SPLIT` blocks and `_MIN_POSITIONS_PER_ROW` positions at least.
+        cache is worth its merging: at least `_MIN_BLOCKS_PER_SPLIT` blocks, and `_MERGE_SHARE`.
     """
     is_mosaic_gpu = implementation == "mosaic_gpu"
     is_wide = dtype == "float32"
@@ -110,7 +112,7 @@ def attention_tiles(
             tiles = tiles._replace(**entry["tiles"])
     programs = batch * num_kv_heads * -(-num_rows // tiles.block_m)
     wanted = next_power_of_two(-(-_PROGRAMS_PER_CORE * target.num_cores // programs))
-    positions = max(tiles.block_k * _MIN_BLOCKS_PER_SPLIT, _MIN_POSITIONS_PER_ROW * num_rows)
+    positions = max(tiles.block_k * _MIN_BLOCKS_PER_SPLIT, round(8 * num_rows / (2 * cache_itemsize * _MERGE_SHARE)))
     possible = max(1, capacity // positions)
     return tiles._replace(num_splits=min(wanted, possible, _MAX_SPLITS))
 

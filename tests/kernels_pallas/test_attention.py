@@ -1,6 +1,7 @@
 """Numbers of ragged attention: every implementation, form and spec against the reference, interpreted."""
 
 import dataclasses
+import functools
 
 import hypothesis
 import hypothesis.strategies as st
@@ -11,6 +12,7 @@ import pytest
 
 from kernels_pallas import quantize_kv, ragged_attention, reference
 from kernels_pallas.arg_specs import ATTENTION_SPECS, AttentionSpec, attention_arguments
+from kernels_pallas.attention.mosaic_gpu import ragged_attention_mosaic_gpu
 from kernels_pallas.attention.triton import ragged_attention_triton
 from kernels_pallas.tuning import AttentionTiles
 from tests.kernels_pallas.closeness import assert_close
@@ -50,6 +52,41 @@ def check(spec: AttentionSpec, **options):
 @pytest.mark.parametrize("name", SPEC_BY_NAME)
 def test_triton_equals_reference(name):
     check(SPEC_BY_NAME[name].reduced(), implementation="triton", interpret=True)
+
+
+# wgmma takes 16-bit floats and its operands' whole tiles: the other specs fall through.
+MOSAIC_SPECS = ("smollm2_135m", "llama3_8b_f16", "mistral_7b", "llama3_8b_long_draft")
+
+
+def blocks_of_64(spec):
+    """The reduced spec with a capacity that the Mosaic GPU kernel takes, and few rows: its interpreter is slow."""
+    return dataclasses.replace(spec.reduced(), batch=3, capacity=192)
+
+
+@pytest.mark.parametrize("name", MOSAIC_SPECS)
+def test_mosaic_gpu_equals_reference(name):
+    check(blocks_of_64(SPEC_BY_NAME[name]), implementation="mosaic_gpu", interpret=True)
+
+
+@pytest.mark.parametrize("form, num_splits", [("pad", 2), ("split", 1), ("ragged", 2)])
+def test_mosaic_gpu_forms_equal_reference(form, num_splits):
+    spec = blocks_of_64(SPEC_BY_NAME["mistral_7b"])
+    arguments = attention_arguments(spec)
+    out = ragged_attention_mosaic_gpu(
+        **poisoned(arguments),
+        form=form,
+        window=spec.window,
+        scale=spec.head_dim**-0.5,
+        tiles=AttentionTiles(64, 64, num_splits, 4, 2),
+        interpret=True,
+    )
+    assert_close(out, reference.ragged_attention(**arguments, window=spec.window))
+
+
+@pytest.mark.parametrize("name", ["smollm2_135m_f32", "llama3_8b_int8", "phi2", "gemma2_2b"])
+def test_mosaic_gpu_leaves_the_rest_to_triton(name):
+    with pytest.raises(NotImplementedError, match="Mosaic GPU"):
+        check(blocks_of_64(SPEC_BY_NAME[name]), implementation="mosaic_gpu", interpret=True)
 
 
 @pytest.mark.parametrize("form", ["pad", "split"])
@@ -113,41 +150,29 @@ def test_row_near_its_capacity_uses_fewer_queries(implementation):
     assert not out[:, 2:].any()
 
 
-@st.composite
-def attention_specs(draw):
-    num_kv_heads = draw(st.integers(1, 3))
-    num_tokens = draw(st.integers(1, 33))
-    return AttentionSpec(
-        "drawn",
-        batch=draw(st.integers(1, 3)),
-        num_tokens=num_tokens,
-        num_heads=num_kv_heads * draw(st.sampled_from([1, 2, 4, 7, 12])),
-        num_kv_heads=num_kv_heads,
-        head_dim=draw(st.sampled_from([16, 48, 64])),
-        capacity=num_tokens + draw(st.integers(0, 100)),
-        dtype="float32",
-        window=draw(st.none() | st.integers(1, 50)),
-        is_quantized=draw(st.booleans()),
-    )
+# Few shapes, so that few programs are compiled; lengths and counts, drawn freely, are traced.
+DRAWN_SPECS = (
+    AttentionSpec("multi_head", 3, 1, 3, 3, 16, 70, "float32", None, True),
+    AttentionSpec("groups_of_7", 3, 7, 14, 2, 48, 133, "float32", 9),
+    AttentionSpec("one_kv_head", 3, 33, 12, 1, 64, 90, "float32"),
+)
 
 
-@hypothesis.settings(max_examples=10, deadline=None)
-@hypothesis.given(spec=attention_specs(), data=st.data())
-def test_any_shape_and_length(spec, data):
-    lengths = data.draw(
-        st.lists(st.integers(0, spec.capacity - spec.num_tokens), min_size=spec.batch, max_size=spec.batch)
-    )
+@functools.partial(jax.jit, static_argnames=("window", "form", "implementation"))
+def run(arguments, **options):
+    return ragged_attention(**arguments, **options, interpret=True)
+
+
+@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.given(spec=st.sampled_from(DRAWN_SPECS), form=st.sampled_from(["pad", "split", "ragged"]), data=st.data())
+def test_any_length_and_count(spec, form, data):
+    lengths = data.draw(st.lists(st.integers(0, spec.capacity - spec.num_tokens), min_size=3, max_size=3))
+    counts = data.draw(st.lists(st.integers(0, spec.num_tokens), min_size=3, max_size=3))
     arguments = attention_arguments(spec, lengths=np.array(lengths, np.int32))
+    arguments["num_queries"] = jnp.array(counts, jnp.int32)
     expected = reference.ragged_attention(**arguments, window=spec.window)
-    form = data.draw(st.sampled_from(["pad", "split", "ragged"]))
     for implementation in ("triton", "xla"):
-        out = ragged_attention(
-            **poisoned(arguments),
-            window=spec.window,
-            form=form,
-            implementation=implementation,
-            interpret=True,
-        )
+        out = run(poisoned(arguments), window=spec.window, form=form, implementation=implementation)
         assert_close(out, expected)
 
 
@@ -181,17 +206,14 @@ def test_runs_under_jit_in_a_while_loop(implementation):
     def run(arguments):
         def body(carry):
             step, lengths, total = carry
-            out = ragged_attention(
-                **arguments | {"lengths": lengths}, implementation=implementation, interpret=True
-            )
+            out = ragged_attention(**arguments | {"lengths": lengths}, implementation=implementation, interpret=True)
             return step + 1, lengths + 2, total + out
 
         start = (0, arguments["lengths"], jnp.zeros_like(arguments["q"]))
         return jax.lax.while_loop(lambda carry: carry[0] < 3, body, start)[2]
 
     expected = sum(
-        reference.ragged_attention(**arguments | {"lengths": arguments["lengths"] + 2 * step})
-        for step in range(3)
+        reference.ragged_attention(**arguments | {"lengths": arguments["lengths"] + 2 * step}) for step in range(3)
     )
     assert_close(run(arguments), expected)
 

@@ -1,0 +1,180 @@
+"""Every kernel lowered for CUDA and compiled for the cards, with register spills as errors and temporaries bounded."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from kernels_pallas import masked_acceptance, ragged_attention
+from kernels_pallas.arg_specs import ACCEPTANCE_SPECS, ATTENTION_SPECS
+from kernels_pallas.graph_capture import is_one_graph
+from tests.gpu_compile import compile_for, lower_for, needs_gpu_compiler, thunks_for
+
+ATTENTION_BY_NAME = {spec.name: spec for spec in ATTENTION_SPECS}
+ACCEPTANCE_BY_NAME = {spec.name: spec for spec in ACCEPTANCE_SPECS}
+MOSAIC_SPECS = ("smollm2_135m", "qwen3_0_6b", "llama3_8b_f16", "llama3_8b_long_draft", "mistral_7b")
+FORM_SPECS = ("phi2", "llama3_8b_int8")
+MEGABYTE = 1 << 20
+
+
+def attention(arguments, spec, **options):
+    return ragged_attention(**arguments, window=spec.window, **options)
+
+
+def acceptance(arguments, **options):
+    return masked_acceptance(**arguments, **options)
+
+
+def attention_temporaries(spec, **options):
+    """Bytes of temporaries, after a compilation for the card."""
+    device = options.pop("device")
+    function = functools.partial(attention, spec=spec, **options)
+    return compile_for(function, spec.shapes(), device=device).memory_analysis().temp_size_in_bytes
+
+
+def assert_no_cache_copy(spec, num_bytes):
+    """Temporaries are the splits' partial results: a fraction of what a full cache makes the walk read."""
+    cache = spec.shapes()["k_cache"]
+    assert num_bytes < cache.size * cache.dtype.itemsize / 4
+
+
+@pytest.mark.parametrize("name", ATTENTION_BY_NAME)
+def test_triton_attention_lowers(name):
+    spec = ATTENTION_BY_NAME[name]
+    for form in ("pad", "split", "ragged"):
+        text = lower_for(functools.partial(attention, spec=spec, form=form, implementation="triton"), spec.shapes())
+        calls = text.as_text().count("stablehlo.custom_call @__gpu$xla.gpu.triton")
+        assert calls == (spec.batch if form == "split" else 1)
+
+
+@pytest.mark.parametrize("name", ["smollm2_135m", "mistral_7b"])
+def test_mosaic_gpu_attention_lowers(name):
+    spec = ATTENTION_BY_NAME[name]
+    for form, num_calls in (("pad", 1), ("ragged", 1), ("split", spec.batch)):
+        function = functools.partial(attention, spec=spec, form=form, implementation="mosaic_gpu")
+        assert lower_for(function, spec.shapes()).as_text().count("stablehlo.custom_call @mosaic_gpu") == num_calls
+
+
+@pytest.mark.parametrize("name", ACCEPTANCE_BY_NAME)
+def test_triton_acceptance_lowers(name):
+    function = functools.partial(acceptance, implementation="triton")
+    text = lower_for(function, ACCEPTANCE_BY_NAME[name].shapes()).as_text()
+    assert text.count("stablehlo.custom_call @__gpu$xla.gpu.triton") == 3
+
+
+@needs_gpu_compiler
+@pytest.mark.parametrize("device", ["H200", "A100"])
+@pytest.mark.parametrize("name", ATTENTION_BY_NAME)
+def test_triton_attention_compiles(name, device):
+    spec = ATTENTION_BY_NAME[name]
+    assert_no_cache_copy(spec, attention_temporaries(spec, implementation="triton", device=device))
+
+
+@needs_gpu_compiler
+@pytest.mark.parametrize("device", ["H200", "A100"])
+@pytest.mark.parametrize("num_tokens", [1, 2, 16, 33])
+def test_every_height_of_tile_compiles(num_tokens, device):
+    """Each block height with each grouping meets another register budget; head size 64 has spilled before."""
+    spec = dataclasses.replace(ATTENTION_BY_NAME["smollm2_135m"], num_tokens=num_tokens)
+    assert_no_cache_copy(spec, attention_temporaries(spec, implementation="triton", device=device))
+
+
+@needs_gpu_compiler
+@pytest.mark.parametrize("form", ["pad", "split"])
+@pytest.mark.parametrize("name", FORM_SPECS)
+def test_triton_forms_compile(name, form):
+    spec = ATTENTION_BY_NAME[name]
+    assert_no_cache_copy(spec, attention_temporaries(spec, implementation="triton", form=form, device="H200"))
+
+
+@needs_gpu_compiler
+@pytest.mark.parametrize("name", MOSAIC_SPECS)
+def test_mosaic_gpu_attention_compiles(name, monkeypatch, capfd):
+    """Mosaic GPU calls ptxas by itself, which tells of spills rather than failing."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    spec = ATTENTION_BY_NAME[name]
+    assert_no_cache_copy(spec, attention_temporaries(spec, implementation="mosaic_gpu", device="H200"))
+    spills = re.findall(r"(\d+) bytes spill stores", "".join(capfd.readouterr()))
+    assert spills and set(spills) == {"0"}
+
+
+@needs_gpu_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["pad", "split"])
+def test_mosaic_gpu_forms_compile(form):
+    spec = ATTENTION_BY_NAME["mistral_7b"]
+    assert_no_cache_copy(spec, attention_temporaries(spec, implementation="mosaic_gpu", form=form, device="H200"))
+
+
+@needs_gpu_compiler
+@pytest.mark.parametrize("device, kernel", [("H200", "mosaic_gpu"), ("A100", "triton")])
+def test_default_takes_the_best_kernel_of_the_card(device, kernel):
+    """Chosen by the device that the function is compiled for, not by the one that compiles."""
+    spec = ATTENTION_BY_NAME["llama3_8b"]
+    text = compile_for(functools.partial(attention, spec=spec), spec.shapes(), device=device).as_text()
+    assert ("mosaic_gpu" in text) == (kernel == "mosaic_gpu")
+    assert ("__gpu$xla.gpu.triton" in text or "triton_kernel_call" in text) == (kernel == "triton")
+
+
+def on_each_card(names, quick_on_a100):
+    """Every name on an H200 and an A100; there, those that are not `quick_on_a100` are slow tests."""
+    a100 = (pytest.param(n, "A100", marks=[] if n in quick_on_a100 else pytest.mark.slow) for n in names)
+    return [*((name, "H200") for name in names), *a100]
+
+
+@needs_gpu_compiler
+@pytest.mark.parametrize("name, device", on_each_card(ACCEPTANCE_BY_NAME, ("smollm2_135m", "qwen3_8b_ngram")))
+def test_triton_acceptance_compiles_within_a_megabyte(name, device):
+    """Nothing of the vocabulary's size is written: V = 152k, B = 16, G = 8 would be 88 MB."""
+    function = functools.partial(acceptance, implementation="triton")
+    compiled = compile_for(function, ACCEPTANCE_BY_NAME[name].shapes(), device=device)
+    assert compiled.memory_analysis().temp_size_in_bytes < MEGABYTE
+    assert " sort(" not in compiled.as_text()
+
+
+@needs_gpu_compiler
+def test_attention_is_one_graph_of_few_kernels():
+    """The limits of the lengths, the packing of the queries, the kernel, the merge of the splits."""
+    for name, implementation in (("llama3_8b", "mosaic_gpu"), ("phi2", "triton")):
+        spec = ATTENTION_BY_NAME[name]
+        function = functools.partial(attention, spec=spec, implementation=implementation)
+        # Alone these are fewer kernels than XLA makes a graph for.
+        thunks = thunks_for(function, spec.shapes(), compiler_options={"xla_gpu_graph_min_graph_size": 1})
+        assert is_one_graph(thunks)
+        assert len(thunks) <= 5, thunks
+
+
+@needs_gpu_compiler
+def test_acceptance_is_one_graph_of_few_kernels():
+    function = functools.partial(acceptance, implementation="triton")
+    thunks = thunks_for(function, ACCEPTANCE_BY_NAME["qwen3_8b"].shapes())
+    assert is_one_graph(thunks)
+    assert len(thunks) <= 14, thunks
+
+
+@needs_gpu_compiler
+def test_spill_is_an_error():
+    """The guard of all tests above: a kernel that does not fit in registers does not compile."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton as plgpu
+
+    from kernels_pallas.targets import silence_triton_deprecation
+
+    def kernel(x_ref, y_ref, out_ref):
+        out_ref[...] = plgpu.dot(x_ref[...], y_ref[...])
+
+    def product(x, y):
+        silence_triton_deprecation()
+        return pl.pallas_call(
+            kernel,
+            out_shape=jax.ShapeDtypeStruct((64, 256), jnp.float32),
+            compiler_params=plgpu.CompilerParams(num_warps=1, num_stages=1),
+        )(x, y)
+
+    shapes = (jax.ShapeDtypeStruct((64, 64), jnp.bfloat16), jax.ShapeDtypeStruct((64, 256), jnp.bfloat16))
+    for device in ("H200", "A100"):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="register spilling"):
+            compile_for(product, *shapes, device=device)

@@ -1,0 +1,78 @@
+"""The tile heuristic and its table."""
+
+import itertools
+import json
+import pathlib
+
+import pytest
+
+import kernels_pallas
+from kernels_pallas.targets import Target, current_target
+from kernels_pallas.tuning import AcceptanceTiles, acceptance_tiles, attention_tiles, next_power_of_two
+
+H200 = Target("gpu", "NVIDIA H200", 132)
+A100 = Target("gpu", "NVIDIA A100-SXM4-80GB", 108)
+SHAPE = {
+    "batch": 8,
+    "num_rows": 20,
+    "num_kv_heads": 8,
+    "head_dim": 128,
+    "capacity": 8192,
+    "dtype": "bfloat16",
+    "cache_itemsize": 2,
+}
+
+
+def test_splits_fill_the_card_at_a_small_batch():
+    splits = [attention_tiles(H200, **SHAPE | {"batch": b}, implementation="triton").num_splits for b in (1, 8, 64)]
+    assert splits == [32, 8, 1]
+    short = attention_tiles(H200, **SHAPE | {"batch": 1, "capacity": 512}, implementation="triton")
+    assert short.num_splits == 2
+
+
+def test_many_query_rows_are_split_less():
+    """Partial results of 128 rows are as large as the keys and values of 256 positions."""
+    few, many = (
+        attention_tiles(H200, **SHAPE | {"batch": 1, "num_rows": n}, implementation="triton").num_splits
+        for n in (20, 128)
+    )
+    assert few == 32 and many == 8
+
+
+@pytest.mark.parametrize("target", [H200, A100])
+def test_tiles_are_powers_of_two_that_the_dialects_take(target):
+    grid = itertools.product((1, 20, 300), (64, 80, 256), ("float32", "bfloat16"), ("triton", "mosaic_gpu"))
+    for num_rows, head_dim, dtype, implementation in grid:
+        shape = SHAPE | {"num_rows": num_rows, "head_dim": head_dim, "dtype": dtype}
+        tiles = attention_tiles(target, **shape, implementation=implementation)
+        assert 16 <= tiles.block_m <= 64 and tiles.block_m == next_power_of_two(tiles.block_m)
+        assert tiles.block_k in (32, 64) and tiles.num_warps in (4, 8)
+        assert implementation != "mosaic_gpu" or tiles.block_m == 64
+
+
+def test_table_overrides_the_heuristic():
+    shape = SHAPE | {"num_rows": 64, "head_dim": 64}
+    assert attention_tiles(H200, **shape, implementation="triton").num_warps == 4
+    assert attention_tiles(A100, **shape, implementation="triton").num_warps == 8
+
+
+def test_every_entry_of_the_table_names_fields_that_exist():
+    table = json.loads((pathlib.Path(kernels_pallas.__file__).parent / "tiles.json").read_text())
+    for device, ops in table["devices"].items():
+        for entry in ops["ragged_attention"]:
+            num_rows = entry["block_m"]
+            shape = SHAPE | {"num_rows": num_rows, "head_dim": entry["head_dim"], "dtype": entry["dtype"]}
+            tiles = attention_tiles(Target("gpu", device, 100), **shape, implementation=entry["implementation"])
+            assert entry["tiles"].items() <= tiles._asdict().items()
+            assert entry["why"]
+
+
+def test_acceptance_tiles_fit_the_vocabulary():
+    assert acceptance_tiles(H200, vocab_size=151936) == AcceptanceTiles(4096, 2048, 8)
+    assert acceptance_tiles(H200, vocab_size=37).chunk == 64
+
+
+def test_target_here_is_jax_default_device():
+    target = current_target()
+    assert target.platform in ("cpu", "gpu") and target.num_cores > 0
+    assert not Target("gpu", "NVIDIA B200", 148).is_hopper and H200.is_hopper and not A100.is_hopper
