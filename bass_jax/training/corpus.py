@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,7 +98,7 @@ class Corpus:
         """
         path = self.directory / _shard_name(number)
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 shard = {name: file[name] for name in file.files}
             prompt_ends = np.cumsum(shard["prompt_lengths"])
             response_ends = np.cumsum(shard["response_lengths"])
@@ -111,7 +113,7 @@ class Corpus:
                     prompts, responses, laws, shard["temperatures"], shard["sources"], strict=True
                 )
             ]
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise ValueError(f"{path}: not a readable shard: {error}") from None
 
 

@@ -102,7 +102,7 @@ def held_out_texts(recipe: PromptRecipe) -> Iterator[str]:
 
 
 def read_rows(
-    path: Path, where: Mapping[str, tuple[tuple[float, float], ...]] | None = None
+    path: Path, where: Mapping[str, tuple[tuple[float | int, float | int], ...]] | None = None
 ) -> Iterator[dict[str, Any]]:
     """Reads JSON lines, gzipped or not, whose fields lie in the ranges of `where`.
 

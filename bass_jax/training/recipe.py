@@ -36,8 +36,8 @@ class JsonlSource:
     file: str
     templates: tuple[str, ...]
     kind: Literal["jsonl"] = "jsonl"
-    share: float = 1.0
-    where: Mapping[str, tuple[tuple[float, float], ...]] = dataclasses.field(default_factory=dict)
+    share: float | int = 1
+    where: Mapping[str, tuple[tuple[float | int, float | int], ...]] = dataclasses.field(default_factory=dict)
     repeats: int = 1
     limit: int | None = None
 
@@ -69,8 +69,8 @@ class DocumentedCodeSource:
     code_field: str = "code"
     tests_field: str = "test_list"
     templates: tuple[str, ...] = CODE_TEMPLATES
-    share: float = 1.0
-    where: Mapping[str, tuple[tuple[float, float], ...]] = dataclasses.field(default_factory=dict)
+    share: float | int = 1
+    where: Mapping[str, tuple[tuple[float | int, float | int], ...]] = dataclasses.field(default_factory=dict)
     repeats: int = 1
     limit: int | None = None
 
@@ -97,7 +97,7 @@ class PythonFunctionsSource:
     kind: Literal["python_functions"] = "python_functions"
     templates: tuple[str, ...] = CODE_TEMPLATES
     max_chars: int = 800
-    share: float = 1.0
+    share: float | int = 1
     repeats: int = 1
     limit: int | None = None
 
@@ -123,7 +123,7 @@ class HeldOut:
     name: str
     file: str
     templates: tuple[str, ...]
-    where: Mapping[str, tuple[tuple[float, float], ...]] = dataclasses.field(default_factory=dict)
+    where: Mapping[str, tuple[tuple[float | int, float | int], ...]] = dataclasses.field(default_factory=dict)
     num_prompts: int = 40
 
 

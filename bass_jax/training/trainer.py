@@ -88,8 +88,8 @@ def train(
         is_over: take no step; return what the last snapshot holds.
 
     Raises:
-        ValueError: if the corpus is empty, the snapshots are of another draft, or the loss is not finite;
-            the last snapshot then is from before that.
+        ValueError: if the corpus is empty, the snapshots are of another draft or absent though the training
+            `is_over`, or the loss is not finite; the last snapshot then is from before that.
     """
     options, output = config.training, Path(config.output_dir)
     trainable = {name: leaf for name, leaf in draft.params.items() if name != "embedding"}
@@ -99,6 +99,8 @@ def train(
     place = Place(0, 0, 0, rows.shards())
     if (snapshot := load_snapshot(output / "snapshots", state)) is not None:
         place, state = snapshot
+    elif is_over:
+        raise ValueError(f"{output / 'snapshots'}: no snapshot here: run the stage that trains first")
     state = jax.tree.map(jnp.array, state)  # Donated below: the caller keeps its own.
     columns = output_columns(proposed_ids(draft), draft.config.vocab_size)
     log = _Log(output / "metrics.jsonl", place.step, progress)
