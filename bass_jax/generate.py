@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -227,17 +227,18 @@ class Run:
         sampling = sampling or Sampling()
         if self.spec.acceptance == "token" and sampling.is_greedy:
             self.spec = dataclasses.replace(self.spec, acceptance="greedy")
+        rows: Any = prompts
         if len(prompts) and isinstance(prompts[0], str):
             if pair.tokenizer is None:
                 raise ValueError("prompts are texts: expected token ids, because the pair has no tokenizer")
-            prompts = pair.tokenizer.encode_batch(prompts)
-        self.num_rows = len(prompts) * num_samples
+            rows = pair.tokenizer.encode_batch(prompts)
+        self.num_rows = len(rows) * num_samples
         self._stops = StopStrings(pair.tokenizer, stop_strings, self.num_rows)
         compiled = EXECUTABLES.compile_seconds
         self._num_compiled = EXECUTABLES.num_compiled
         start = time.perf_counter()
         self.state = prefill(
-            pair, prompts, spec, key=key, seeds=seeds, sampling=sampling, max_new_tokens=max_new_tokens,
+            pair, rows, spec, key=key, seeds=seeds, sampling=sampling, max_new_tokens=max_new_tokens,
             num_samples=num_samples, stop_tokens=stop_tokens,
         )  # fmt: skip
         jax.block_until_ready(self.state)
@@ -262,20 +263,20 @@ class Run:
 
     def _record(self, info: StepInfo) -> StepInfo:
         """Keeps what the rows emitted, cut at a stop string, and says so to the device."""
-        writable = ("tokens", "num_emitted", "logprobs", "finish")
-        info = info._replace(**{name: np.array(getattr(info, name)) for name in writable})
+        host: dict[str, Any] = {name: np.array(field) for name, field in info._asdict().items()}
+        info = StepInfo(**host)
         self.events = []
         is_cut = False
         for row in np.flatnonzero(info.is_active[: self.num_rows]).tolist():
             num = info.num_emitted[row]
             is_finished = bool(info.finish[row] != FinishReason.RUNNING)
-            num_kept, text = self._stops.push(row, info.tokens[row, :num], is_finished)
+            num_kept, text = self._stops.push(row, host["tokens"][row, :num], is_finished)
             if self._stops.is_hit[row]:
                 is_cut |= not is_finished or num_kept < num
-                info.num_emitted[row], info.finish[row] = num_kept, FinishReason.STOP
-                info.tokens[row, num_kept:], info.logprobs[row, num_kept:] = -1, 0.0
-            self._tokens[row].append(info.tokens[row, :num_kept])
-            self._logprobs[row].append(info.logprobs[row, :num_kept])
+                host["num_emitted"][row], host["finish"][row] = num_kept, FinishReason.STOP
+                host["tokens"][row, num_kept:], host["logprobs"][row, num_kept:] = -1, 0.0
+            self._tokens[row].append(host["tokens"][row, :num_kept])
+            self._logprobs[row].append(host["logprobs"][row, :num_kept])
             self._finish[row] = info.finish[row]
             reason = None if self._finish[row] == FinishReason.RUNNING else _reason(self._finish[row])
             self.events.append(StreamEvent(row, self._tokens[row][-1], text, reason))

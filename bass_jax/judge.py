@@ -9,7 +9,7 @@ from bass_jax.drafters import Proposal
 from bass_jax.sampling import GREEDY, TOKEN, AcceptanceRule, RuleKeys, SamplingControls, make_law
 from bass_jax.sampling.law import log_normalizer
 from bass_jax.typing import Array, Float
-from kernels_pallas import ops
+from kernels_pallas import Sampling, ops
 from kernels_pallas.targets import current_target
 
 
@@ -58,8 +58,9 @@ def _by_kernel(rule, proposal: Proposal, logits, controls: SamplingControls, key
     if rule is GREEDY:
         controls = controls._replace(temperature=jnp.zeros_like(controls.temperature))
     accept, residual = (jax.random.key_data(key) for key in (keys.accept, keys.residual))
+    sampling = Sampling(*map(jnp.asarray, controls))
     verdict = ops.masked_acceptance(
-        proposal.tokens, proposal.num_drafted, logits, proposal.probs, accept, residual, controls
+        proposal.tokens, proposal.num_drafted, logits, proposal.probs, accept, residual, sampling
     )
     tokens = _joined(proposal.tokens, verdict.num_accepted, verdict.next_token)
     # A draft whose law is not finite is never accepted, so only the token after the accepted ones can be broken.

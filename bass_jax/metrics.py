@@ -1,6 +1,7 @@
 """From step infos to what the papers report."""
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 
 import jax
@@ -122,7 +123,7 @@ def _on_host(infos: Sequence[StepInfo] | StepInfo) -> list[StepInfo]:
         if info.is_active.ndim == 1:
             steps.append(info)
         else:  # From the device loop, with its steps in front.
-            steps += [jax.tree.map(lambda field: field[index], info) for index in range(len(info.is_active))]  # noqa: B023
+            steps += [jax.tree.map(operator.itemgetter(step), info) for step in range(len(info.is_active))]
     return steps
 
 

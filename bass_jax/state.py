@@ -120,8 +120,8 @@ def prefill(
         raise ValueError(f"seeds has {len(seeds)} values: expected {num_rows}, one per row")
     if seeds is not None and not all(0 <= seed < 2**32 for seed in seeds):
         raise ValueError("seeds: expected whole numbers from 0 to 2**32 - 1")
-    if stop_tokens is None:
-        stop_tokens = () if pair.tokenizer is None else pair.tokenizer.stop_ids
+    default_stops = () if pair.tokenizer is None else pair.tokenizer.stop_ids
+    stops = _pad_stop_tokens(default_stops if stop_tokens is None else stop_tokens)
 
     # Filler rows hold one token, like the shortest prompt there can be.
     num_filler = batch_bucket(num_rows) - num_rows
@@ -150,21 +150,21 @@ def prefill(
     if len(source) != len(padded) or num_samples > 1:
         caches = EXECUTABLES.get(kv.gather_rows, caches, source)(caches, source)
     target_cache, drafter = caches
-    state = SpecState(
-        tokens=padded[source],
-        lengths=fill(prompt_lengths, 1),
-        prompt_lengths=fill(prompt_lengths, 1),
-        limits=fill(limits.astype(np.int32), 1),
-        finish=fill(np.full(num_rows, FinishReason.RUNNING, np.int32), FinishReason.FILLER),
-        keys=keys,
-        num_steps=np.zeros(len(source), np.int32),
-        draft_lens=np.full(len(source), spec.draft_len, np.int32),
-        controls=SamplingControls(*(fill(control, 0) for control in controls)),
-        stop_tokens=np.tile(_pad_stop_tokens(stop_tokens), (len(source), 1)),
-        target_cache=target_cache,
-        drafter=drafter,
-    )
-    return jax.device_put(state)
+    fields = {
+        "tokens": padded[source],
+        "lengths": fill(prompt_lengths, 1),
+        "prompt_lengths": fill(prompt_lengths, 1),
+        "limits": fill(limits.astype(np.int32), 1),
+        "finish": fill(np.full(num_rows, FinishReason.RUNNING, np.int32), FinishReason.FILLER),
+        "keys": keys,
+        "num_steps": np.zeros(len(source), np.int32),
+        "draft_lens": np.full(len(source), spec.draft_len, np.int32),
+        "controls": SamplingControls(*(fill(control, 0) for control in controls)),
+        "stop_tokens": np.tile(stops, (len(source), 1)),
+        "target_cache": target_cache,
+        "drafter": drafter,
+    }
+    return SpecState(**jax.device_put(fields))
 
 
 def _read_prompts(pair: Pair, tokens: Array, lengths: Array) -> tuple[KVCache, Any]:

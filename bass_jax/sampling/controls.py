@@ -16,10 +16,10 @@ Setting = float | int | Sequence[float | int] | np.ndarray
 class SamplingControls(NamedTuple):
     """What `bass_jax.sampling.law.make_law` reads, one value per row."""
 
-    temperature: Array  # [B] float32, 0 = greedy
-    top_k: Array  # [B] int32, 0 = off
-    top_p: Array  # [B] float32, 1 = off
-    min_p: Array  # [B] float32, 0 = off
+    temperature: Array | np.ndarray  # [B] float32, 0 = greedy
+    top_k: Array | np.ndarray  # [B] int32, 0 = off
+    top_p: Array | np.ndarray  # [B] float32, 1 = off
+    min_p: Array | np.ndarray  # [B] float32, 0 = off
 
 
 @dataclasses.dataclass(frozen=True)
