@@ -28,7 +28,7 @@ def test_the_device_loop_equals_the_host_loop(pair):
     state, infos = bass.generate_on_device(pair, state, SPEC, max_steps=20)
     for row in range(3):
         np.testing.assert_array_equal(bass.output_tokens(state, row), host.tokens[row])
-    assert bass.summarize(infos) == host.summary
+    assert repr(bass.summarize(infos)) == repr(host.summary)  # repr: NaN equals itself
 
 
 def test_a_jitted_step_in_a_loop_equals_generate(pair):
@@ -40,7 +40,7 @@ def test_a_jitted_step_in_a_loop_equals_generate(pair):
         infos.append(info)
     for row in range(3):
         np.testing.assert_array_equal(bass.output_tokens(state, row), host.tokens[row])
-    assert bass.summarize(infos) == host.summary
+    assert repr(bass.summarize(infos)) == repr(host.summary)  # repr: NaN equals itself
 
 
 @pytest.mark.parametrize("step", ["speculate", "decode"])

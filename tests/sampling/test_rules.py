@@ -199,8 +199,8 @@ def test_shared_noise_accepts_as_often_as_the_theory_says():
     [
         (typical, {"epsilon": 0.0}),
         (typical, {"delta": 1.5}),
-        (threshold, {"fraction": 0}),
-        (threshold, {"fraction": 2}),
+        (threshold, {"fraction": 0.0}),
+        (threshold, {"fraction": 2.0}),
     ],
 )
 def test_a_lossy_rules_setting_out_of_range_is_refused(make, arguments):
