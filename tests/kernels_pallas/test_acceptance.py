@@ -173,9 +173,7 @@ def test_second_token_follows_the_target_law_given_the_first(implementation):
     out = run(arguments, implementation)
     has_second = np.asarray(out.num_accepted) >= 1
     second = jnp.where(out.num_accepted >= 2, arguments["draft_tokens"][:, 1], out.next_token)
-    law = np.asarray(
-        reference.target_probs(arguments["target_logits"][:1, 1:2], *(s[:1] for s in arguments["sampling"]))
-    )
+    law = law_at(arguments, 1)
     counts = np.bincount(np.asarray(second)[has_second], minlength=8)
     assert has_second.sum() > 500
     assert scipy.stats.chisquare(counts, law / law.sum() * counts.sum()).pvalue > 1e-3
@@ -198,7 +196,7 @@ def test_zero_residual_falls_back_on_the_target(implementation):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_dropped_token_never_stands(implementation):
-    """Drafts outside top-k, however probable the draft law calls them improbable."""
+    """Drafts outside top-k, however improbable the draft law calls them."""
     arguments = law_arguments(64, 16, 2, plain_sampling(64, top_k=3))
     order = jnp.argsort(arguments["target_logits"][:, :2], axis=-1)
     arguments["draft_tokens"] = order[..., 5].astype(jnp.int32)
