@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -146,6 +147,22 @@ def test_a_failure_leaves_what_was_there(tmp_path, model, same, monkeypatch):
     for name in ("model", "new"):
         with pytest.raises(OSError, match="disk full"):
             save_model(tmp_path / name, random_model(model.config, 9))
+    same(load_model(tmp_path / "model"), model)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_move_that_fails_puts_the_old_one_back(tmp_path, model, same, monkeypatch):
+    save_model(tmp_path / "model", model)
+    rename = Path.rename
+
+    def fail(path, destination):
+        if "partial" in path.name and Path(destination).name == "model":
+            raise OSError("cannot move")
+        return rename(path, destination)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="cannot move"):
+        save_model(tmp_path / "model", random_model(model.config, 9))
     same(load_model(tmp_path / "model"), model)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
