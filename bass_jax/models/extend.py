@@ -7,8 +7,9 @@ from bass_jax.cache import KVCache
 from bass_jax.models.model import Model
 from bass_jax.typing import Array, Int
 
-CHUNK = 256
-"""Tokens per row and pass: bounds the scores of attention to ``[B, N, 256, S]``."""
+CHUNK = 64
+"""Tokens per row and pass: the least prompt bucket, so that short prompts are not padded beyond it; it also bounds the
+scores of attention to ``[B, N, 64, S]``."""
 
 
 def extend_cache(model: Model, tokens: Int[Array, "B C"], num_tokens: Int[Array, "B"], cache: KVCache) -> KVCache:
