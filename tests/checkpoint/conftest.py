@@ -1,17 +1,22 @@
 """Small checkpoints of every format, and SmolLM2's tokenizer."""
 
 import importlib.util
+import json
+import shutil
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
-from bass_jax.checkpoint import Tokenizer
+from bass_jax.checkpoint import Tokenizer, save_hugging_face, save_model
 from bass_jax.checkpoint.gguf import GgufFile
 from bass_jax.checkpoint.gguf_tokenizer import read_gguf_tokenizer
 from bass_jax.config import ModelConfig
 from bass_jax.models import Model
+from tests.checkpoint.gguf_writer import write_gguf
+from tests.checkpoint.slow_bpe import byte_names
 from tests.checkpoint.small import random_model, small_config, small_tokenizer
 
 
@@ -62,3 +67,36 @@ def same():
             np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
     return check
+
+
+@pytest.fixture(scope="session")
+def originals(tmp_path_factory, model, tokenizer):
+    """One checkpoint of every format."""
+    directory = tmp_path_factory.mktemp("originals")
+    save_hugging_face(directory / "theirs", model, tokenizer=tokenizer)
+    save_model(directory / "ours", model, tokenizer=tokenizer)
+    tokens = ["<a>", "<b>", "<end>", *byte_names(), "th"]
+    tokens += [f"<unused{i}>" for i in range(model.config.vocab_size - len(tokens))]
+    write_gguf(directory / "model.gguf", model, tokens=tokens)
+    shard(directory / "theirs", directory / "sharded")
+    return directory
+
+
+def shard(source, destination):
+    """Copies a directory with its tensors in two files and an index."""
+    shutil.copytree(source, destination)
+    tensors = load_file(destination / "model.safetensors")
+    (destination / "model.safetensors").unlink()
+    names = sorted(tensors)
+    table = {}
+    for i, part in enumerate((names[::2], names[1::2])):
+        save_file({name: tensors[name] for name in part}, destination / f"part-{i}.safetensors")
+        table |= dict.fromkeys(part, f"part-{i}.safetensors")
+    (destination / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
+
+
+@pytest.fixture
+def checkpoint(originals, tmp_path):
+    """A copy that a test may damage."""
+    shutil.copytree(originals, tmp_path / "checkpoints")
+    return tmp_path / "checkpoints"
