@@ -5,11 +5,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bass_jax.commands import convert, distill, generate
+from bass_jax.commands import convert, distill, generate, inspect
 
 COMMANDS = {
     "generate": (generate, "decode a batch of prompts, with speculation"),
     "convert": (convert, "make a checkpoint of ours from any other"),
+    "inspect": (inspect, "say what a checkpoint holds, and whether two can be a pair"),
     "distill": (distill, "train a draft on the target's own outputs"),
 }
 

@@ -168,6 +168,20 @@ def test_convert_makes_a_target(pair, tmp_path, capsys):
     assert (foreign / "diary.txt").exists()
 
 
+def test_inspect_describes_and_judges(pair, tmp_path, capsys):
+    target, draft = f"{pair}/target", f"{pair}/draft"
+    assert main(["inspect", target, "--draft", draft, "--shapes"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("llama", "264", "256 bytes per token", "layer_1/attention/qkv: 16 x 4 x 3 x 4", "They can be a pair"):
+        assert word in printed
+    other = tmp_path / "other"
+    model = random_model(small_config(num_layers=1))
+    checkpoint.save_model(other, model, tokenizer=small_tokenizer("a b"), source="random", license="none")
+    assert main(["inspect", target, "--draft", str(other)]) == 1
+    assert "cannot be a pair: the tokenizers differ" in capsys.readouterr().out
+    assert "no/such/model" in fails(capsys, "inspect", "no/such/model")
+
+
 def test_a_killed_run_leaves_readable_rows(pair, tmp_path):
     """Broken by writing at the end, or by lines that are not flushed."""
     output = tmp_path / "answers.jsonl"
@@ -192,7 +206,7 @@ def test_a_killed_run_leaves_readable_rows(pair, tmp_path):
     assert [row["prompt_index"] for row in rows] == list(range(len(rows)))
 
 
-@pytest.mark.parametrize("command", ["generate", "convert", "distill"])
+@pytest.mark.parametrize("command", ["generate", "convert", "inspect", "distill"])
 def test_help_teaches_by_example(capsys, command):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
