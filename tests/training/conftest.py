@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -35,7 +36,23 @@ def synthetic_rollouts(count: int, seed: int = 0) -> list[Rollout]:
     return rollouts
 
 
-@pytest.fixture
+@jax.jit
+def _last_logits(model, tokens, length):
+    positions = jnp.arange(tokens.shape[1])[None]
+    positions = jnp.where(positions < length, positions, tokens.shape[1])
+    logits, _ = model.forward(tokens, positions, model.init_cache(1, tokens.shape[1]))
+    return logits[0, length - 1]
+
+
+def next_token(model, tokens) -> int:
+    """The model's likeliest token after `tokens`, from a fresh pass of one shape."""
+    padded = np.zeros((1, 64), np.int32)
+    padded[0, : len(tokens)] = tokens
+    column = int(jnp.argmax(_last_logits(model, padded, len(tokens))))
+    return column if model.output_ids is None else int(model.output_ids[column])
+
+
+@pytest.fixture(scope="session")
 def target():
     config = ModelConfig(
         vocab_size=VOCAB, width=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, mlp_width=32, context=128
@@ -62,7 +79,7 @@ def make_config(tmp_path):
             },
             "optimizer": {"learning_rate": 0.01, "warmup_steps": 5, "weight_decay": 0.0},
             "training": {
-                "num_steps": 60, "batch_tokens": 128, "length_grain": 16, "log_every": 5, "save_every": 20,
+                "num_steps": 60, "batch_tokens": 128, "length_grain": 32, "log_every": 5, "save_every": 20,
                 "held_out_share": 0.1,
             },
         }  # fmt: skip

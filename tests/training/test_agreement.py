@@ -1,22 +1,12 @@
 """Block efficiency from teacher forcing against speculation step by step."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bass_jax.training.agreement import accepted_runs, measure_agreement, teacher_forced
 from bass_jax.training.rollout import roll_out
-from tests.training.conftest import VOCAB
-
-
-def _next(model, tokens):
-    """The model's likeliest token after `tokens`, from a fresh pass."""
-    cache = model.init_cache(1, len(tokens))
-    positions = jnp.arange(len(tokens))[None]
-    logits, _ = model.forward(jnp.asarray(tokens)[None], positions, cache)
-    column = int(jnp.argmax(logits[0, -1]))
-    return column if model.output_ids is None else int(model.output_ids[column])
+from tests.training.conftest import VOCAB, next_token
 
 
 def _speculate(draft, rollout, draft_len):
@@ -26,7 +16,7 @@ def _speculate(draft, rollout, draft_len):
         prefix = [*rollout.prompt.tolist(), *response[:position]]
         drafts = []
         for _ in range(draft_len):
-            drafts.append(_next(draft, prefix + drafts))
+            drafts.append(next_token(draft, prefix + drafts))
         accepted = 0
         while accepted < draft_len and response[position + accepted : position + accepted + 1] == [drafts[accepted]]:
             accepted += 1
@@ -59,7 +49,7 @@ def _mixed(draft, row):
     """A response that follows the draft except at every fifth token."""
     response = []
     for index in range(len(row.response)):
-        token = _next(draft, row.prompt.tolist() + response)
+        token = next_token(draft, row.prompt.tolist() + response)
         response.append((token + 1) % VOCAB if index % 5 == 4 else token)
     return np.array(response, np.int32)
 

@@ -1,20 +1,17 @@
 """Rollouts are the target's own decoding, whatever batch a row is in."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bass_jax.training.rollout import roll_out, top_law, waves
-from tests.training.conftest import VOCAB
+from tests.training.conftest import VOCAB, next_token
 
 
 def _greedy(model, prompt, count):
     tokens = list(prompt)
     for _ in range(count):
-        cache = model.init_cache(1, len(tokens))
-        logits, _ = model.forward(jnp.asarray(tokens)[None], jnp.arange(len(tokens))[None], cache)
-        tokens.append(int(jnp.argmax(logits[0, -1])))
+        tokens.append(next_token(model, tokens))
     return tokens[len(prompt) :]
 
 
