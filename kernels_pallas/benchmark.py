@@ -65,7 +65,7 @@ def time_attention(spec: AttentionSpec, lengths: np.ndarray, bandwidth: float, i
     arguments = attention_arguments(spec, lengths=lengths)
     del arguments["num_queries"]
     runners = attention_runners(spec, is_smoke)
-    operands = dict.fromkeys(runners, (arguments,))
+    operands: dict[str, tuple] = dict.fromkeys(runners, (arguments,))
     if not is_smoke:
         transposed = [jnp.swapaxes(arguments[name], 1, 2) for name in ("k_cache", "v_cache")]
         runners["cudnn"] = jax.jit(prefix_and_merge)

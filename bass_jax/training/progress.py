@@ -1,6 +1,6 @@
 """Shows how far a distillation is, in a terminal."""
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from bass_jax.training.config import DistillConfig
 from bass_jax.training.trainer import TrainProgress
@@ -17,7 +17,7 @@ class DistillProgress:
             TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("{task.fields[figures]}"), TimeRemainingColumn(), disable=not is_shown,
         )  # fmt: skip
-        self._tasks: dict[str, int] = {}
+        self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> "DistillProgress":
         self._bars.start()

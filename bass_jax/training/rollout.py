@@ -136,7 +136,7 @@ def roll_out(
             cache = gather_rows(cache, taken)
             last, keys, warmth, positions = (jnp.take(x, taken, axis=0) for x in (last, keys, warmth, positions))
     return [
-        Rollout(np.asarray(prompt, np.int32), *(np.concatenate(part) for part in zip(*row, strict=True)), warm)
+        Rollout(np.asarray(prompt, np.int32), *map(np.concatenate, zip(*row, strict=True)), temperature=warm)
         for prompt, row, warm in zip(prompts, rows, temperatures, strict=True)
     ]
 
