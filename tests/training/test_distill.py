@@ -1,0 +1,91 @@
+"""From a configuration file to a draft on disk, in the three stages of the command."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+from bass_jax.checkpoint import Tokenizer, load_model, save_model
+from bass_jax.config import ModelConfig
+from bass_jax.models import init_model
+from bass_jax.training import run_distill
+from tests.checkpoint.small import small_tokenizer
+
+
+@pytest.fixture
+def config_path(tmp_path):
+    from bass_jax.checkpoint.tokenizer import import_transformers
+
+    fast = import_transformers().PreTrainedTokenizerFast(tokenizer_object=small_tokenizer()._backend, eos_token="<end>")
+    fast.chat_template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+    tokenizer = Tokenizer(fast)
+    shape = {"width": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "mlp_width": 16}
+    target = init_model(ModelConfig(vocab_size=tokenizer.vocab_size, context=256, **shape), jax.random.key(0))
+    save_model(tmp_path / "target", target, tokenizer=tokenizer)
+    for name, count in (("train", 24), ("test", 3)):
+        lines = [json.dumps({"text": f"{name} number {index}"}) for index in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    source = {"kind": "jsonl", "name": "train", "file": "train.jsonl", "templates": ["{text}"]}
+    held_out = {"name": "test", "file": "test.jsonl", "templates": ["{text}"], "num_prompts": 2}
+    content = {
+        "target": str(tmp_path / "target"),
+        "output_dir": str(tmp_path / "run"),
+        "prompts": {"data_dir": str(tmp_path), "sources": [source], "held_out": [held_out]},
+        "rollout": {
+            "num_tokens": 100,
+            "max_new_tokens": 12,
+            "batch": 8,
+            "temperatures": {0.0: 0.5, 1.0: 0.5},
+            "top": 4,
+        },
+        "draft": shape | {"output_vocab_size": tokenizer.vocab_size - 1},
+        "training": {"num_steps": 4, "batch_tokens": 64, "length_grain": 64, "save_every": 2, "held_out_share": 0.0},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_three_stages_and_a_second_run(config_path):
+    first = run_distill(config_path, show_progress=False)
+    assert set(first.agreements) == {"test"}
+    shards = sorted((config_path.parent / "run" / "corpus").glob("shard_*.npz"))
+    written = [shard.stat().st_mtime_ns for shard in shards]
+    assert len(shards) == 2  # 8 answers of at most 12 tokens each; 100 were asked for.
+
+    embedding = load_model(config_path.parent / "target").params["embedding"]
+    draft = load_model(first.directory, dtype="float32", embedding=embedding)
+    # Stored in bfloat16: 8 bits.
+    np.testing.assert_allclose(draft.params["head"], first.draft.params["head"], rtol=2**-8)
+    np.testing.assert_array_equal(draft.output_ids, first.draft.output_ids)
+
+    # Nothing is left to do: the same draft comes out, and no shard is written again.
+    second = run_distill(config_path, show_progress=False)
+    assert [shard.stat().st_mtime_ns for shard in shards] == written
+    np.testing.assert_array_equal(second.draft.params["head"], first.draft.params["head"])
+    assert second.agreements == first.agreements
+
+
+def test_more_of_the_same_corpus_and_another_recipe(config_path):
+    run_distill(config_path, {"training.num_steps": 2}, show_progress=False)
+    run_distill(config_path, {"rollout.num_tokens": 200}, show_progress=False)
+    assert len(list((config_path.parent / "run" / "corpus").glob("shard_*.npz"))) == 3
+    with pytest.raises(ValueError, match=r"corpus: seed differs .* use another output_dir"):
+        run_distill(config_path, {"seed": 1}, show_progress=False)
+
+
+@pytest.mark.parametrize(
+    "overrides, stages, message",
+    [
+        ({}, ("training",), "stages: 'training': expected"),
+        ({}, ("train",), "no corpus here"),
+        ({"target": "package:no_such_package"}, ("corpus",), "target: package 'no_such_package' is not installed"),
+        ({"prompts.max_prompt_tokens": 1}, ("corpus",), "max_prompt_tokens=1: no prompt is short enough"),
+        ({"draft.output_vocab_size": 10**6}, ("corpus", "train"), "output_vocab_size=1000000: expected"),
+    ],
+)
+def test_mistakes_are_named(config_path, overrides, stages, message):
+    with pytest.raises(ValueError, match=message):
+        run_distill(config_path, overrides, stages=stages, show_progress=False)
