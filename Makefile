@@ -52,10 +52,10 @@ demo: install
 	$(RUN)/bass-jax generate --file configs/demo_prompts.txt --baseline --max-new-tokens 96
 
 test: install $(GPU_COMPILE)/.installed peers
-	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE) $(RUN)/python -m pytest -m "not slow"
+	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE) $(RUN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-slow: install $(GPU_COMPILE)/.installed peers
-	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE) $(RUN)/python -m pytest -m slow
+	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE) $(RUN)/python -m pytest -n 2 --dist loadfile -m slow
 
 lint: install
 	$(RUN)/ruff check .
