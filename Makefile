@@ -70,7 +70,7 @@ check: lint types test
 gpu-check: install
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[cuda,test]'
 	JAX_PLATFORMS= $(RUN)/python -m pytest --gpu -m gpu
-	JAX_PLATFORMS= $(RUN)/python -m kernels_pallas.benchmark
+	JAX_PLATFORMS= $(RUN)/python -m kernels_pallas.benchmark --plot crossover.png
 
 clean:
 	rm -rf $(VENV) $(PEERS) $(GPU_COMPILE) .pytest_cache .ruff_cache .hypothesis build dist
