@@ -5,8 +5,10 @@ RUN := $(VENV)/bin
 PEERS := .venv-peers
 GPU_COMPILE := .venv-gpu-compile
 PIP := $(RUN)/python -m pip --disable-pip-version-check
-# The peers' environment holds torch; any Python that has a build of it will do.
-PEERS_PYTHON ?= python3
+# The peers' environment holds torch; any Python that has a build of it will do. An older Python comes first, because
+# some machines carry a small build of torch for it, and the registry's own brings gigabytes of CUDA libraries.
+PEERS_PYTHON ?= $(shell PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | grep '^3\.11\.' | tail -n 1) \
+  pyenv which python3.11 2>/dev/null || command -v python3.11 || command -v python3)
 export JAX_PLATFORMS ?= cpu
 
 .PHONY: help install demo test test-slow check lint types peers gpu-check clean
