@@ -3,58 +3,80 @@
 from collections.abc import Sequence
 
 from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from bass_jax.generate import Generation
+from bass_jax.generate import Generation, StreamEvent
 from bass_jax.metrics import summarize
 
-LIVE_LINES = 3
+LIVE_LINES = 2
 """Lines of its newest text that each row shows while it runs."""
 
+MAX_LIVE_ROWS = 16
+"""Batches of more rows show the bar alone."""
 
-class LiveRows:
-    """The newest text of every row, redrawn in a terminal as tokens are accepted."""
 
-    def __init__(self, progress: Progress, num_rows: int):
-        """Draws under the bar of `progress`."""
-        self._texts = [""] * num_rows
-        self._marks = ["…"] * num_rows
-        self._progress = progress
-        self._width = max(20, progress.console.width - 8)
+class Display:
+    """A progress bar, and under it the newest text of every row of the batch, redrawn as tokens are accepted."""
 
-    def __enter__(self) -> "LiveRows":
+    def __init__(self, console: Console, name: str, num_rows: int, *, is_shown: bool):
+        """Starts with no rows done.
+
+        Args:
+            console: terminal to draw on.
+            name: of the bar.
+            num_rows: of all batches.
+            is_shown: False draws nothing.
+        """
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total} rows"),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._progress.add_task(name, total=num_rows, note="")
+        self._width = max(20, console.width - 8)
+        self._texts: list[str] = []
+        self._marks: list[str] = []
+        self._live = Live(self, console=console, refresh_per_second=8, transient=True) if is_shown else None
+
+    def __enter__(self) -> "Display":
+        if self._live is not None:
+            self._live.start()
         return self
 
     def __exit__(self, *exception) -> None:
-        self._progress.live.update(self._progress.get_renderable())
+        if self._live is not None:
+            self._live.stop()
 
-    def push(self, row: int, text: str, is_finished: bool) -> None:
-        """Appends to a row."""
-        self._texts[row] += text
-        if is_finished:
-            self._marks[row] = "✓"
-        table = Table.grid(padding=(0, 1))
+    def __rich__(self) -> Group:
+        rows = Table.grid(padding=(0, 1))
         for index, (mark, content) in enumerate(zip(self._marks, self._texts, strict=True)):
-            tail = " ".join(content.split())[-LIVE_LINES * self._width :]
-            table.add_row(f"{index:>3} {mark}", Text(tail))
-        self._progress.live.update(Group(self._progress.get_renderable(), table))
+            rows.add_row(f"{index:>3} {mark}", Text(" ".join(content.split())[-LIVE_LINES * self._width :]))
+        return Group(self._progress, rows)
 
+    def begin(self, num_rows: int) -> None:
+        """Starts a batch; large ones show the bar alone."""
+        num_shown = num_rows if num_rows <= MAX_LIVE_ROWS else 0
+        self._texts, self._marks = [""] * num_shown, ["…"] * num_shown
 
-def progress_bar(console: Console, *, is_quiet: bool) -> Progress:
-    """Rows done, tokens per second, acceptance, time left."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} rows"),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=is_quiet,
-        transient=True,
-    )
+    def push(self, event: StreamEvent) -> None:
+        """Appends what a row emitted."""
+        is_finished = event.finish_reason is not None
+        if event.row < len(self._texts):
+            self._texts[event.row] += event.text
+            self._marks[event.row] = "✓" if is_finished else "…"
+        if is_finished:
+            self._progress.advance(self._task)
+
+    def note(self, text: str) -> None:
+        """Says how it goes, beside the bar."""
+        self._progress.update(self._task, note=text)
 
 
 def print_texts(

@@ -86,13 +86,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _decode_all(options, pair, prompts, encoded, spec, sampling, step, sink, notes) -> "list[Generation]":
     """Decodes batch by batch, showing rows as they grow and writing each as soon as it is finished."""
-    from bass_jax.commands.display import LiveRows, progress_bar
+    from bass_jax.commands.display import Display
     from bass_jax.generate import Run
 
     size = options.batch or max(1, min(len(encoded), 64 // options.samples))
     batches, total = [], len(encoded) * options.samples
-    with progress_bar(notes, is_quiet=options.quiet or not notes.is_terminal) as progress:
-        task = progress.add_task(step, total=total, note="")
+    with Display(notes, step, total, is_shown=notes.is_terminal and not options.quiet) as display:
         for start in range(0, len(encoded), size):
             first_row = start * options.samples
             batch = encoded[start : start + size]
@@ -102,18 +101,13 @@ def _decode_all(options, pair, prompts, encoded, spec, sampling, step, sink, not
                 num_samples=options.samples, seeds=range(options.seed + first_row, options.seed + first_row + num_rows),
                 stop_strings=options.stop, step=step,
             )  # fmt: skip
-            is_live = notes.is_terminal and not options.quiet and num_rows <= 16
-            with LiveRows(progress, num_rows) if is_live else contextlib.nullcontext() as live:
-                for _ in decoding:
-                    progress.update(task, note=_note(decoding))
-                    for event in decoding.events:
-                        is_finished = event.finish_reason is not None
-                        if live is not None:
-                            live.push(event.row, event.text, is_finished)
-                        if is_finished:
-                            progress.advance(task)
-                            if sink is not None:
-                                _write(sink, step, options, prompts, first_row, event.row, decoding)
+            display.begin(num_rows)
+            for _ in decoding:
+                display.note(_note(decoding))
+                for event in decoding.events:
+                    display.push(event)
+                    if event.finish_reason is not None and sink is not None:
+                        _write(sink, step, options, prompts, first_row, event.row, decoding)
             batches.append(decoding.result())
     return batches
 
