@@ -24,7 +24,7 @@ help:
 
 install: $(VENV)/.installed
 
-# PYENV_VERSION is cleared so that .python-version decides; uv brings a Python where there is none.
+# Under pyenv .python-version decides which Python this is; uv brings one where there is none.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@if command -v uv >/dev/null; then uv venv --allow-existing --seed --quiet $(VENV); \
 	else $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12) and "Python 3.12 or later is needed: install it with pyenv or uv")' \

@@ -290,7 +290,7 @@ class Run:
         tokens, logprobs = self._tokens[row], self._logprobs[row]
         return RowResult(
             tokens=np.concatenate(tokens) if tokens else np.zeros(0, np.int32),
-            text=self._stops.texts[row] if self.pair.tokenizer is not None else None,
+            text=self._stops.text(row) if self.pair.tokenizer is not None else None,
             logprobs=np.concatenate(logprobs) if logprobs else np.zeros(0, np.float32),
             finish_reason=_reason(self._finish[row]),
         )

@@ -70,5 +70,6 @@ def load_pair(path: str | Path, *, drafter: str | Drafter | None = None, dtype: 
 
 def _is_pair(path: Path) -> bool:
     """Whether `path` is a directory whose manifest names a target; a checkpoint's manifest does not."""
-    manifest = path / "manifest.json"
-    return manifest.is_file() and '"target"' in manifest.read_text(encoding="utf-8")
+    from bass_jax.checkpoint.manifest import NAME, read_json
+
+    return (path / NAME).is_file() and "target" in read_json(path / NAME)

@@ -39,7 +39,11 @@ class StopStrings:
     @property
     def texts(self) -> list[str]:
         """The text of each row so far, cut before its stop string."""
-        return ["".join(parts) for parts in self._parts]
+        return [self.text(row) for row in range(len(self._parts))]
+
+    def text(self, row: int) -> str:
+        """The text of one row so far."""
+        return "".join(self._parts[row])
 
     def push(self, row: int, tokens: np.ndarray, is_finished: bool) -> tuple[int, str]:
         """Takes a row's next tokens.

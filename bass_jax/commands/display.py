@@ -10,6 +10,7 @@ from rich.text import Text
 
 from bass_jax.generate import Generation, StreamEvent
 from bass_jax.metrics import summarize
+from bass_jax.state import StepInfo
 
 LIVE_LINES = 2
 """Lines of its newest text that each row shows while it runs."""
@@ -40,6 +41,7 @@ class Display:
             console=console,
         )
         self._task = self._progress.add_task(name, total=num_rows, note="")
+        self._seconds, self._num_emitted, self._num_drafted, self._num_accepted = 0.0, 0, 0, 0
         self._width = max(20, console.width - 8)
         self._texts: list[str] = []
         self._marks: list[str] = []
@@ -74,9 +76,14 @@ class Display:
         if is_finished:
             self._progress.advance(self._task)
 
-    def note(self, text: str) -> None:
-        """Says how it goes, beside the bar."""
-        self._progress.update(self._task, note=text)
+    def count(self, info: StepInfo, seconds: float) -> None:
+        """Adds a step to the rates beside the bar."""
+        self._seconds += seconds
+        self._num_emitted += int(info.num_emitted.sum())
+        self._num_drafted += int(info.num_drafted.sum())
+        self._num_accepted += int(info.num_accepted.sum())
+        accepted = f", {self._num_accepted / self._num_drafted:.0%} accepted" if self._num_drafted else ""
+        self._progress.update(self._task, note=f"{self._num_emitted / self._seconds:.1f} tokens/s{accepted}")
 
 
 def print_texts(

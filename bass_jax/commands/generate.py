@@ -87,9 +87,10 @@ def run(options: argparse.Namespace) -> int:
 def _decode_all(options, pair, prompts, encoded, spec, sampling, step, sink, notes) -> "list[Generation]":
     """Decodes batch by batch, showing rows as they grow and writing each as soon as it is finished."""
     from bass_jax.commands.display import Display
+    from bass_jax.config import BATCH_BUCKETS
     from bass_jax.generate import Run
 
-    size = options.batch or max(1, min(len(encoded), 64 // options.samples))
+    size = options.batch or max(1, min(len(encoded), BATCH_BUCKETS[-1] // options.samples))
     batches, total = [], len(encoded) * options.samples
     with Display(notes, step, total, is_shown=notes.is_terminal and not options.quiet) as display:
         for start in range(0, len(encoded), size):
@@ -103,22 +104,13 @@ def _decode_all(options, pair, prompts, encoded, spec, sampling, step, sink, not
             )  # fmt: skip
             display.begin(num_rows)
             for _ in decoding:
-                display.note(_note(decoding))
+                display.count(decoding.infos[-1], decoding.step_seconds[-1])
                 for event in decoding.events:
                     display.push(event)
                     if event.finish_reason is not None and sink is not None:
                         _write(sink, step, options, prompts, first_row, event.row, decoding)
             batches.append(decoding.result())
     return batches
-
-
-def _note(decoding) -> str:
-    seconds = sum(decoding.step_seconds)
-    num_emitted = sum(int(info.num_emitted.sum()) for info in decoding.infos)
-    num_drafted = sum(int(info.num_drafted.sum()) for info in decoding.infos)
-    num_accepted = sum(int(info.num_accepted.sum()) for info in decoding.infos)
-    accepted = f", {num_accepted / num_drafted:.0%} accepted" if num_drafted else ""
-    return f"{num_emitted / seconds:.1f} tokens/s{accepted}"
 
 
 def _write(sink: IO[str], step: str, options, prompts: Sequence[str], first_row: int, row: int, decoding) -> None:
