@@ -10,6 +10,7 @@ from bass_jax.drafters import DraftContext, Proposal
 from bass_jax.judge import Judgement, judge
 from bass_jax.pair import Pair
 from bass_jax.sampling import GREEDY, TOKEN, AcceptanceRule, RuleKeys, find_rule
+from bass_jax.sampling.greedy import leading_run
 from bass_jax.sampling.keys import Role, draw_keys, position_keys, step_draft_keys
 from bass_jax.state import FinishReason, SpecState, StepInfo
 from bass_jax.typing import Array, Int, Key
@@ -83,8 +84,7 @@ def _propose(
     # A drafter's word is not taken for it: more drafts than wanted would overrun the row's limit, and an id outside
     # the vocabulary (-1 as a placeholder) would be read as another token's.
     is_token = (proposal.tokens >= 0) & (proposal.tokens < pair.target.config.vocab_size)
-    num_tokens = jnp.cumprod(is_token.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
-    num_drafted = jnp.clip(jnp.minimum(proposal.num_drafted, num_tokens), 0, num_wanted)
+    num_drafted = leading_run(is_token, jnp.minimum(proposal.num_drafted, num_wanted))
     return proposal._replace(num_drafted=num_drafted), drafter
 
 
