@@ -117,6 +117,7 @@ class ModelConfig:
         has_output_projection: a matrix from D to E before the head (OPT 350M).
         has_head_bias: a bias on the logits.
         logit_softcap: c, where logits are ``c tanh(x / c)``.
+        attention_softcap: c, where the scaled scores of attention are ``c tanh(x / c)``, before masking.
         dtype: of the parameters, activations and cache: ``"float32"`` or ``"bfloat16"``.
         attention: how attention runs: ``"ragged"``, ``"pad"`` or ``"split"``, the forms of
             `kernels_pallas.ops.ragged_attention` on a GPU (elsewhere all three are ``"xla"``), or ``"xla"``.
@@ -159,6 +160,7 @@ class ModelConfig:
     has_output_projection: bool = False
     has_head_bias: bool = False
     logit_softcap: float | None = None
+    attention_softcap: float | None = None
     dtype: str = "float32"
     attention: str = "ragged"
 
@@ -184,6 +186,10 @@ class ModelConfig:
         is_projected = self.embedding_width is not None and not self.has_output_projection
         if self.is_tied and (is_projected or self.output_vocab_size is not None):
             raise ValueError("is_tied=True: a projected embedding or a trimmed head has its own head")
+        for name in ("logit_softcap", "attention_softcap"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}={value!r}: expected a positive number")
         if self.output_vocab_size is not None and self.output_vocab_size > self.vocab_size:
             raise ValueError(
                 f"output_vocab_size={self.output_vocab_size}: expected at most vocab_size={self.vocab_size}"

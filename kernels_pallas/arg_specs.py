@@ -25,6 +25,12 @@ class AttentionSpec:
     dtype: str = "bfloat16"
     window: int | None = None
     is_quantized: bool = False
+    soft_cap: float | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The op's static arguments that belong to the model."""
+        return {"window": self.window, "soft_cap": self.soft_cap}
 
     def reduced(self) -> "AttentionSpec":
         """The same grouping, head size, tokens and dtype with few rows, few kv heads and a short cache.
@@ -109,7 +115,7 @@ ATTENTION_SPECS = (
     AttentionSpec("phi2", 8, 5, 32, 32, 80, 2048),
     AttentionSpec("phi2_f32", 8, 5, 32, 32, 80, 2048, "float32"),
     AttentionSpec("phi3_mini", 8, 5, 32, 32, 96, 4096),
-    AttentionSpec("gemma2_2b", 8, 5, 8, 4, 256, 4096, "bfloat16", 2048),
+    AttentionSpec("gemma2_2b", 8, 5, 8, 4, 256, 4096, "bfloat16", 2048, soft_cap=50.0),
     AttentionSpec("gemma_2b_f32", 2, 5, 8, 1, 256, 2048, "float32"),
 )
 """Ragged attention as named models call it: every grouping, head size and dtype that the op promises."""

@@ -51,7 +51,7 @@ def attention_runners(spec: AttentionSpec, is_smoke: bool) -> dict[str, Callable
     """Jitted functions of `attention_arguments` by name; `xla` first, which the others are compared with."""
 
     def ours(arguments, **options):
-        return ragged_attention(**arguments, window=spec.window, interpret=is_smoke, **options)
+        return ragged_attention(**arguments, **spec.options, interpret=is_smoke, **options)
 
     runners = {"xla": functools.partial(ours, implementation="xla")}
     for implementation in ("triton",) if is_smoke else ("triton", "mosaic_gpu"):

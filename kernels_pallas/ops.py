@@ -34,6 +34,7 @@ def ragged_attention(
     num_queries: jax.Array | None = None,
     window: int | None = None,
     scale: float | None = None,
+    soft_cap: float | None = None,
     implementation: Implementation | None = None,
     interpret: bool = False,
     k_scale: jax.Array | None = None,
@@ -60,6 +61,7 @@ def ragged_attention(
             are zero.
         window: Number of positions a query sees, itself included; None for all.
         scale: Factor on the scores; `H ** -0.5` where None.
+        soft_cap: c, where a scaled score x becomes `c tanh(x / c)` before masking (Gemma 2); None for no cap.
         implementation: `"mosaic_gpu"`, `"triton"` or `"xla"`; None takes the best that can.
         interpret: Run the kernel's interpreter, on any device; for tests.
         k_scale: `[B, K, S]` float32 scale per (head, token) of an int8 `k_cache`.
@@ -84,6 +86,7 @@ def ragged_attention(
         v_scale,
         form=form,
         window=window,
+        soft_cap=soft_cap,
         implementation=implementation,
     )
     batch, num_tokens, num_heads, head_dim = q.shape
@@ -97,6 +100,7 @@ def ragged_attention(
     options = {
         "window": window,
         "scale": head_dim**-0.5 if scale is None else scale,
+        "soft_cap": soft_cap,
         "k_scale": k_scale,
         "v_scale": v_scale,
     }

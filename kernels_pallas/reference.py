@@ -15,13 +15,15 @@ def ragged_attention(
     num_queries: jax.Array | None = None,
     window: int | None = None,
     scale: float | None = None,
+    soft_cap: float | None = None,
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
 ) -> jax.Array:
     """Query t of row b attends to positions `lengths[b] + t - window < s <= lengths[b] + t`, head by head.
 
     `out[b,t,n] = sum_s softmax_s(scale * q[b,t,n] . k[b,k,s]) v[b,k,s]` with `k = n // R` (grouped-query
-    attention, Ainslie et al. 2023); the arguments are those of `kernels_pallas.ops.ragged_attention`.
+    attention, Ainslie et al. 2023) and, where `soft_cap` is c, `c tanh(x / c)` in place of the scaled score x.
+    The arguments are those of `kernels_pallas.ops.ragged_attention`.
 
     Returns:
         `[B, T, N, H]` float32; zero where `t >= num_queries[b]`.
@@ -49,6 +51,8 @@ def ragged_attention(
     factor = head_dim**-0.5 if scale is None else scale
     precision = jax.lax.Precision.HIGHEST
     scores = jnp.einsum("btnh,bnsh->bnts", q.astype(jnp.float32), keys, precision=precision) * factor
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
     weights = jax.nn.softmax(scores, axis=-1, where=visible)
     # 0 * NaN is NaN: values no query sees are dropped before the product.
     values = jnp.where(visible.any(axis=2)[..., None], values, 0.0)

@@ -57,7 +57,8 @@ class Attention(nn.Module):
         kernel: dict[str, Any] = {"implementation": "xla"} if config.attention == "xla" else {"form": config.attention}
         attended = ops.ragged_attention(
             scored[:, :, :, :R].reshape(B, T, K * R, H), keys, values, lengths, num_queries=num_queries,
-            window=self.window, scale=config.attention_scale, is_cache_finite=True, **kernel,
+            window=self.window, scale=config.attention_scale, soft_cap=config.attention_softcap,
+            is_cache_finite=True, **kernel,
         )  # fmt: skip
         out = declare(self, "out", (K, R, H, D), ("kv_heads", None, None, "embed"))
         # One contracted axis: XLA's CPU product over three is ten times slower.

@@ -19,6 +19,7 @@ def check_attention(
     *,
     form: str,
     window: int | None,
+    soft_cap: float | None,
     implementation: str | None,
 ) -> None:
     """Raises `ValueError`, naming the argument, for what `ragged_attention` does not accept."""
@@ -57,5 +58,7 @@ def check_attention(
         raise ValueError(f"form is {form!r}; expected one of {FORMS}")
     if window is not None and window < 1:
         raise ValueError(f"window is {window}; expected a positive number of positions")
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"soft_cap is {soft_cap}; expected a positive number")
     if implementation not in (None, *IMPLEMENTATIONS):
         raise ValueError(f"implementation is {implementation!r}; expected one of {IMPLEMENTATIONS} or None")

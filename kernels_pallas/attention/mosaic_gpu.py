@@ -17,11 +17,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.attention.packing import combine_splits, pack_rows, unpack_rows
+from kernels_pallas.attention.scores import base_two_scores
 from kernels_pallas.tuning import AttentionTiles
 
 # Finite, so that the difference of two masked maxima is 0 and not NaN.
 _MASKED = -1e30
-_LOG2_E = 1.4426950408889634
 _BLOCK_M = 64
 _HEAD_DIMS = (64, 128)
 # The 128-byte swizzle that wgmma reads without bank conflicts: 64 elements of two bytes.
@@ -38,6 +38,7 @@ def ragged_attention_mosaic_gpu(
     form: str,
     window: int | None,
     scale: float,
+    soft_cap: float | None = None,
     tiles: AttentionTiles,
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
@@ -54,6 +55,7 @@ def ragged_attention_mosaic_gpu(
         form: `"pad"`, `"split"` or `"ragged"`.
         window: Positions a query sees, itself included, or None for all.
         scale: Factor on the scores.
+        soft_cap: c, where a scaled score x becomes `c tanh(x / c)`, or None.
         tiles: Tile sizes; `block_m` is 64 and `num_warps` 4 here, whatever they say.
         k_scale: None; the kernel reads no INT8 cache.
         v_scale: None.
@@ -92,7 +94,8 @@ def ragged_attention_mosaic_gpu(
         group=num_heads // num_kv_heads,
         num_kv_heads=num_kv_heads,
         window=window,
-        scale=scale * _LOG2_E,
+        scale=scale,
+        soft_cap=soft_cap,
         tiles=tiles,
         tile_rows=tile_rows,
     )
@@ -162,6 +165,7 @@ def _kernel(
     num_kv_heads,
     window,
     scale,
+    soft_cap,
     tiles,
     tile_rows,
 ):
@@ -207,7 +211,8 @@ def _kernel(
             plgpu.wgmma(scores_ref, q_smem, k_smem.at[slot].transpose((1, 0)))
             return scores_ref[...]
 
-        scores = pl.run_scoped(multiply_keys, plgpu.ACC((_BLOCK_M, block_k), jnp.float32)) * scale
+        scores = pl.run_scoped(multiply_keys, plgpu.ACC((_BLOCK_M, block_k), jnp.float32))
+        scores = base_two_scores(scores, scale, soft_cap)
         query_row = lax.broadcasted_iota(jnp.int32, (_BLOCK_M, block_k), 0) + tile * _BLOCK_M
         position = lax.broadcasted_iota(jnp.int32, (_BLOCK_M, block_k), 1) + start
         # position <= length + query_row // group, without a division per element.

@@ -18,12 +18,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from kernels_pallas.attention.packing import combine_splits
+from kernels_pallas.attention.scores import base_two_scores
 from kernels_pallas.targets import silence_triton_deprecation
 from kernels_pallas.tuning import AttentionTiles
 
 # Finite, so that the difference of two masked maxima is 0 and not NaN.
 _MASKED = -1e30
-_LOG2_E = 1.4426950408889634
 
 
 def ragged_attention_triton(
@@ -36,6 +36,7 @@ def ragged_attention_triton(
     form: str,
     window: int | None,
     scale: float,
+    soft_cap: float | None = None,
     tiles: AttentionTiles,
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
@@ -52,6 +53,7 @@ def ragged_attention_triton(
         form: `"pad"`, `"split"` or `"ragged"`.
         window: Positions a query sees, itself included, or None for all.
         scale: Factor on the scores.
+        soft_cap: c, where a scaled score x becomes `c tanh(x / c)`, or None.
         tiles: Tile sizes and launch parameters.
         k_scale: `[B, K, S]` float32 scales of an int8 `k_cache`, or None.
         v_scale: `[B, K, S]` float32 scales of an int8 `v_cache`, or None.
@@ -81,7 +83,8 @@ def ragged_attention_triton(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         window=window,
-        scale=scale * _LOG2_E,
+        scale=scale,
+        soft_cap=soft_cap,
         tiles=tiles,
         is_padded=form == "pad",
     )
@@ -153,6 +156,7 @@ def _kernel(
     num_kv_heads,
     window,
     scale,
+    soft_cap,
     tiles,
     is_padded,
 ):
@@ -217,7 +221,7 @@ def _kernel(
             # Loaded like a padded batch's, but unwritten: the queries past `num_queries` must not see NaN
             # either.
             visible &= is_written[None, :]
-        scores = jnp.where(visible, scores * scale, _MASKED)
+        scores = jnp.where(visible, base_two_scores(scores, scale, soft_cap), _MASKED)
 
         new_max = jnp.maximum(row_max, scores.max(axis=1))
         weights = jnp.exp2(scores - new_max[:, None])

@@ -15,6 +15,7 @@ def ragged_attention_xla(
     *,
     window: int | None,
     scale: float,
+    soft_cap: float | None = None,
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
     is_cache_finite: bool = False,
@@ -34,6 +35,7 @@ def ragged_attention_xla(
         num_queries: `[B]` int32 real queries among the T.
         window: Positions a query sees, itself included, or None for all.
         scale: Factor on the scores.
+        soft_cap: c, where a scaled score x becomes `c tanh(x / c)`, or None.
         k_scale: `[B, K, S]` float32 scales of an int8 `k_cache`, or None.
         v_scale: `[B, K, S]` float32 scales of an int8 `v_cache`, or None.
         is_cache_finite: No position of the cache holds NaN or infinity, written or not.
@@ -59,7 +61,10 @@ def ragged_attention_xla(
     scores = jnp.einsum("bkmh,bksh->bkms", rows, k_cache.astype(q.dtype), preferred_element_type=jnp.float32)
     if k_scale is not None:
         scores *= k_scale[:, :, None]
-    scores = jnp.where(visible, scores * scale, -jnp.inf)
+    scores *= scale
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    scores = jnp.where(visible, scores, -jnp.inf)
     # A row that sees nothing has a maximum of -inf; -inf - -inf would be NaN.
     row_max = jnp.maximum(scores.max(axis=-1, keepdims=True), jnp.finfo(jnp.float32).min)
     weights = jnp.exp(scores - row_max)

@@ -38,11 +38,11 @@ def poisoned(arguments):
 
 def check(spec: AttentionSpec, **options):
     arguments = attention_arguments(spec)
-    expected = reference.ragged_attention(**arguments, window=spec.window)
+    expected = reference.ragged_attention(**arguments, **spec.options)
 
     @jax.jit
     def run(arguments):
-        return ragged_attention(**arguments, window=spec.window, **options)
+        return ragged_attention(**arguments, **spec.options, **options)
 
     out = run(poisoned(arguments))
     assert out.dtype == arguments["q"].dtype
@@ -75,12 +75,17 @@ def test_mosaic_gpu_forms_equal_reference(form, num_splits):
     out = ragged_attention_mosaic_gpu(
         **poisoned(arguments),
         form=form,
-        window=spec.window,
+        **spec.options,
         scale=spec.head_dim**-0.5,
         tiles=AttentionTiles(64, 64, num_splits, 4, 2),
         interpret=True,
     )
-    assert_close(out, reference.ragged_attention(**arguments, window=spec.window))
+    assert_close(out, reference.ragged_attention(**arguments, **spec.options))
+
+
+def test_mosaic_gpu_caps_scores():
+    spec = dataclasses.replace(blocks_of_64(SPEC_BY_NAME["smollm2_135m"]), soft_cap=1.5)
+    check(spec, implementation="mosaic_gpu", interpret=True)
 
 
 @pytest.mark.parametrize("name", ["smollm2_135m_f32", "llama3_8b_int8", "phi2", "gemma2_2b"])
@@ -102,11 +107,11 @@ def test_splits_of_a_walk_merge(name, form, num_splits, block_m):
     """Several programs share a row, some of them with nothing to walk; several tiles share a kv head."""
     spec = SPEC_BY_NAME[name].reduced()
     arguments = attention_arguments(spec)
-    expected = reference.ragged_attention(**arguments, window=spec.window)
+    expected = reference.ragged_attention(**arguments, **spec.options)
     out = ragged_attention_triton(
         **poisoned(arguments),
         form=form,
-        window=spec.window,
+        **spec.options,
         scale=spec.head_dim**-0.5,
         tiles=AttentionTiles(block_m, 16, num_splits, 4, 2),
         interpret=True,
@@ -153,12 +158,12 @@ def test_row_near_its_capacity_uses_fewer_queries(implementation):
 # Few shapes, so that few programs are compiled; lengths and counts, drawn freely, are traced.
 DRAWN_SPECS = (
     AttentionSpec("multi_head", 3, 1, 3, 3, 16, 70, "float32", None, True),
-    AttentionSpec("groups_of_7", 3, 7, 14, 2, 48, 133, "float32", 9),
+    AttentionSpec("groups_of_7", 3, 7, 14, 2, 48, 133, "float32", 9, soft_cap=1.5),
     AttentionSpec("one_kv_head", 3, 33, 12, 1, 64, 90, "float32"),
 )
 
 
-@functools.partial(jax.jit, static_argnames=("window", "form", "implementation"))
+@functools.partial(jax.jit, static_argnames=("window", "soft_cap", "form", "implementation"))
 def run(arguments, **options):
     return ragged_attention(**arguments, **options, interpret=True)
 
@@ -170,16 +175,16 @@ def test_any_length_and_count(spec, form, data):
     counts = data.draw(st.lists(st.integers(0, spec.num_tokens), min_size=3, max_size=3))
     arguments = attention_arguments(spec, lengths=np.array(lengths, np.int32))
     arguments["num_queries"] = jnp.array(counts, jnp.int32)
-    expected = reference.ragged_attention(**arguments, window=spec.window)
+    expected = reference.ragged_attention(**arguments, **spec.options)
     for implementation in ("triton", "xla"):
-        out = run(poisoned(arguments), window=spec.window, form=form, implementation=implementation)
+        out = run(poisoned(arguments), **spec.options, form=form, implementation=implementation)
         assert_close(out, expected)
 
 
 @pytest.mark.parametrize("implementation", ["triton", "xla"])
 def test_equals_a_numpy_loop(implementation):
     """The reference against an independent loop in numpy, so that they cannot share a mistake."""
-    spec = AttentionSpec("tiny", 2, 3, 4, 2, 16, 20, "float32", window=4)
+    spec = AttentionSpec("tiny", 2, 3, 4, 2, 16, 20, "float32", window=4, soft_cap=0.7)
     arguments = attention_arguments(spec)
     q, k, v, lengths, num_queries = (np.asarray(arguments[n]) for n in spec.shapes())
     expected = np.zeros_like(q)
@@ -188,11 +193,11 @@ def test_equals_a_numpy_loop(implementation):
             last = lengths[b] + t
             seen = slice(max(0, last - 3), last + 1)
             for n in range(4):
-                scores = k[b, n // 2, seen] @ q[b, t, n] / 4.0
+                scores = 0.7 * np.tanh(k[b, n // 2, seen] @ q[b, t, n] / 4.0 / 0.7)
                 weights = np.exp(scores - scores.max())
                 expected[b, t, n] = weights @ v[b, n // 2, seen] / weights.sum()
-    np.testing.assert_allclose(reference.ragged_attention(**arguments, window=4), expected, atol=1e-6)
-    out = ragged_attention(**arguments, window=4, implementation=implementation, interpret=True)
+    np.testing.assert_allclose(reference.ragged_attention(**arguments, **spec.options), expected, atol=1e-6)
+    out = ragged_attention(**arguments, **spec.options, implementation=implementation, interpret=True)
     np.testing.assert_allclose(out, expected, atol=2e-6)
 
 
@@ -251,6 +256,7 @@ def arguments_of(**changes):
         ({"num_queries": jnp.zeros((2, 1), jnp.int32)}, "num_queries has shape"),
         ({"form": "paged"}, "form is 'paged'"),
         ({"window": 0}, "window is 0"),
+        ({"soft_cap": 0.0}, "soft_cap is 0.0; expected a positive number"),
         ({"implementation": "cuda"}, "implementation is 'cuda'"),
     ],
 )

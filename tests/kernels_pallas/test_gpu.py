@@ -23,8 +23,8 @@ pytestmark = [
 @pytest.mark.parametrize("spec", ATTENTION_SPECS, ids=lambda spec: spec.name)
 def test_attention_equals_reference(spec, implementation, form):
     arguments = attention_arguments(spec)
-    expected = reference.ragged_attention(**arguments, window=spec.window)
-    run = functools.partial(ragged_attention, window=spec.window, implementation=implementation, form=form)
+    expected = reference.ragged_attention(**arguments, **spec.options)
+    run = functools.partial(ragged_attention, **spec.options, implementation=implementation, form=form)
     try:
         out = jax.jit(run)(**poisoned(arguments))
     except NotImplementedError as error:

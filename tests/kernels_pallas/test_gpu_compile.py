@@ -21,7 +21,7 @@ MEGABYTE = 1 << 20
 
 
 def attention(arguments, spec, **options):
-    return ragged_attention(**arguments, window=spec.window, **options)
+    return ragged_attention(**arguments, **spec.options, **options)
 
 
 def acceptance(arguments, **options):
@@ -99,6 +99,12 @@ def test_mosaic_gpu_attention_compiles(name, monkeypatch, capfd):
     assert_no_cache_copy(spec, attention_temporaries(spec, implementation="mosaic_gpu", device="H200"))
     spills = re.findall(r"(\d+) bytes spill stores", "".join(capfd.readouterr()))
     assert spills and set(spills) == {"0"}
+
+
+@needs_gpu_compiler
+def test_mosaic_gpu_compiles_with_capped_scores():
+    spec = dataclasses.replace(ATTENTION_BY_NAME["mistral_7b"], soft_cap=50.0)
+    assert_no_cache_copy(spec, attention_temporaries(spec, implementation="mosaic_gpu", device="H200"))
 
 
 @needs_gpu_compiler

@@ -21,9 +21,10 @@ KINDS = {
         "has_attention_bias": True, "has_mlp_bias": True,
     },
     "neox, codegen": {"norm": "layer", "block": "parallel", "rotary_dim": 4, "is_gated": False, "has_head_bias": True},
-    "gemma3": {
+    "gemma2, gemma3": {
         "block": "sandwich", "norm_offset": 1.0, "window": 6, "windowed_layers": (True, False), "attention_scale": 0.5,
         "window_rope_base": 100.0, "embedding_scale": 4.0, "logit_softcap": 20.0,
+        "attention_softcap": 2.0,
     },
 }  # fmt: skip
 
