@@ -1,6 +1,6 @@
 """Batched speculative decoding for JAX: pure, jitted, exact, replaceable in every part."""
 
-from bass_jax import drafters
+from bass_jax import drafters, policies
 from bass_jax.config import ModelConfig, SpecConfig
 from bass_jax.generate import Generation, generate, generate_on_device, stream
 from bass_jax.metrics import Summary, per_token_latency, summarize
@@ -36,6 +36,7 @@ __all__ = [
     "load_pair",
     "output_tokens",
     "per_token_latency",
+    "policies",
     "prefill",
     "register_rule",
     "speculate_step",

@@ -232,11 +232,13 @@ class SpecConfig:
         acceptance: name of a registered acceptance rule, or ``"module:name"`` of one's own.
         acceptance_kernel: ``"pallas"`` runs the greedy and the token rule as one fused kernel on a GPU, to the
             same tokens; ``"xla"`` never does.
+        record_drafts: infos carry a `bass_jax.state.DraftRecord`; costs the laws that the fused kernel saves.
     """
 
     draft_len: int = 4
     acceptance: str = "token"
     acceptance_kernel: str = "pallas"
+    record_drafts: bool = False
 
     def __post_init__(self):
         draft_len_bucket(self.draft_len)

@@ -14,16 +14,19 @@ from bass_jax.config import SpecConfig
 from bass_jax.executables import EXECUTABLES
 from bass_jax.metrics import PerTokenLatency, Summary, per_token_latency, summarize
 from bass_jax.pair import Pair
+from bass_jax.policies import Policy, find_policy
+from bass_jax.policies.pacer import Pacer, advance_policy, bucket_of, no_step, policy_buckets
 from bass_jax.sampling import Sampling, find_rule
 from bass_jax.state import FinishReason, SpecState, StepInfo, prefill
 from bass_jax.step import decode_step, speculate_step
 from bass_jax.stops import StopStrings
+from bass_jax.survey import survey_step
 from bass_jax.typing import Array, Key
 
 type Prompts = Sequence[str] | Sequence[Sequence[int] | np.ndarray]
 """Texts, or token ids."""
 
-STEPS = {"speculate": speculate_step, "decode": decode_step}
+STEPS = {"speculate": speculate_step, "decode": decode_step, "survey": survey_step}
 """By the name that `generate` takes."""
 
 
@@ -37,6 +40,7 @@ class Timings:
         compile: making executables.
         num_compiled: executables made.
         steps: each step.
+        warm_up: of `compile`, the draft-length buckets of a policy, made before the first step: bucket → seconds.
     """
 
     prefill: float
@@ -44,6 +48,7 @@ class Timings:
     compile: float
     num_compiled: int
     steps: tuple[float, ...]
+    warm_up: dict[int, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +119,8 @@ def generate(
     stop_tokens: Sequence[int] | None = None,
     stop_strings: Sequence[str] = (),
     step: str = "speculate",
+    policy: str | Policy | None = None,
+    warm_up: bool = True,
     on_step: Callable[[StepInfo], None] | None = None,
 ) -> Generation:
     """Decodes a batch to its end; one executable per bucket.
@@ -130,7 +137,12 @@ def generate(
         seeds: a seed per row instead.
         stop_tokens: default those of the pair's tokenizer.
         stop_strings: a row ends with the token that completes one of these; needs a tokenizer.
-        step: ``"speculate"``, or ``"decode"`` for regular decoding, the baseline.
+        step: ``"speculate"``; ``"decode"`` for regular decoding, the baseline; or ``"survey"``, see
+            `bass_jax.survey.survey_step`.
+        policy: chooses draft lengths step by step, in place of ``spec.draft_len``: a `bass_jax.policies.Policy`, the
+            name of one, or ``"module:name"``. The tokens are the same, or have the same law, under all of them.
+        warm_up: compiles all draft-length buckets of `policy` before the first step, rather than when they are
+            first wanted.
         on_step: called with each step's info, on the host.
 
     Raises:
@@ -138,7 +150,7 @@ def generate(
     """
     run = Run(
         pair, prompts, spec, sampling=sampling, max_new_tokens=max_new_tokens, num_samples=num_samples, key=key,
-        seeds=seeds, stop_tokens=stop_tokens, stop_strings=stop_strings, step=step,
+        seeds=seeds, stop_tokens=stop_tokens, stop_strings=stop_strings, step=step, policy=policy, warm_up=warm_up,
     )  # fmt: skip
     for info in run:
         if on_step is not None:
@@ -157,7 +169,9 @@ def stream(pair: Pair, prompts: Prompts, spec: SpecConfig | None = None, **optio
 
 
 @functools.partial(jax.jit, static_argnames=("max_steps",), donate_argnames="state")
-def generate_on_device(pair: Pair, state: SpecState, spec: SpecConfig, *, max_steps: int) -> tuple[SpecState, StepInfo]:
+def generate_on_device(
+    pair: Pair, state: SpecState, spec: SpecConfig, *, max_steps: int, policy: Policy | None = None
+) -> tuple[SpecState, StepInfo]:
     """Runs `bass_jax.speculate_step` until all rows are done, without returning to the host.
 
     Jitted, the state donated.
@@ -165,28 +179,64 @@ def generate_on_device(pair: Pair, state: SpecState, spec: SpecConfig, *, max_st
     Args:
         pair: target and drafter.
         state: from `bass_jax.prefill`; consumed.
-        spec: static; the draft length stays what the state asks for.
+        spec: static; without a policy the draft length stays what the state asks for.
         max_steps: static bound on the steps; ``max_new_tokens`` is always enough.
+        policy: chooses draft lengths; the loop then holds a step per bucket of its lengths.
 
     Returns:
         ``(state, infos)`` with ``[max_steps]`` in front of every field of the infos; steps that were not
         needed have no active row.
     """
-    empty = jax.eval_shape(speculate_step, pair, state, spec)[1]
+    if policy is None:
+        policy_state, num_wanted, steps = None, jnp.int32(0), [functools.partial(speculate_step, spec=spec)]
+        buckets = (spec.bucket,)
+    else:
+        policy_state = policy.init(len(state.lengths))
+        first = no_step(len(state.lengths))
+        policy_state, state, num_wanted = advance_policy(policy, policy_state, state, first, jnp.nan)
+        buckets = policy_buckets(policy)
+        steps = [_bucket_step(spec, bucket, buckets[-1]) for bucket in buckets]
+    empty = jax.eval_shape(steps[-1], pair, state)[1]
     infos = jax.tree.map(lambda leaf: jnp.zeros((max_steps, *leaf.shape), leaf.dtype), empty)
 
     def is_running(carry):
-        index, state, _ = carry
+        index, state, *_ = carry
         return (index < max_steps) & ~state.done.all()
 
     def advance(carry):
-        index, state, infos = carry
-        state, info = speculate_step(pair, state, spec)
+        index, state, policy_state, num_wanted, infos = carry
+        chosen = jnp.searchsorted(jnp.asarray(buckets), num_wanted)
+        state, info = jax.lax.switch(chosen, steps, pair, state)
+        if policy is not None:
+            policy_state, state, num_wanted = advance_policy(policy, policy_state, state, info, jnp.nan)
         write = functools.partial(jax.lax.dynamic_update_index_in_dim, index=index, axis=0)
-        return index + 1, state, jax.tree.map(lambda all_, one: write(all_, one), infos, info)
+        return index + 1, state, policy_state, num_wanted, jax.tree.map(lambda all_, one: write(all_, one), infos, info)
 
-    _, state, infos = jax.lax.while_loop(is_running, advance, (jnp.int32(0), state, infos))
+    _, state, _, _, infos = jax.lax.while_loop(
+        is_running, advance, (jnp.int32(0), state, policy_state, num_wanted, infos)
+    )
     return state, infos
+
+
+def bucket_spec(spec: SpecConfig, bucket: int) -> SpecConfig:
+    """What a step of `bucket` runs with; without drafts all rules but greedy are a draw from the target's law."""
+    if bucket:
+        return dataclasses.replace(spec, draft_len=bucket)
+    rule = "greedy" if spec.acceptance == "greedy" else "token"
+    return dataclasses.replace(spec, draft_len=0, acceptance=rule, record_drafts=False)
+
+
+def _bucket_step(spec: SpecConfig, bucket: int, largest: int) -> Callable:
+    """A step of `bucket` whose info is as wide as that of the `largest`."""
+    spec = bucket_spec(dataclasses.replace(spec, record_drafts=False), bucket)
+
+    def step(pair: Pair, state: SpecState) -> tuple[SpecState, StepInfo]:
+        state, info = (speculate_step if bucket else decode_step)(pair, state, spec)
+        padding = ((0, 0), (0, largest - bucket))
+        tokens = jnp.pad(info.tokens, padding, constant_values=-1)
+        return state, info._replace(tokens=tokens, logprobs=jnp.pad(info.logprobs, padding))
+
+    return step
 
 
 class Run:
@@ -197,6 +247,7 @@ class Run:
         state: as it stands.
         events: what the last step emitted, per row that took part in it.
         infos: one per step so far, on the host.
+        warm_up_seconds: compile time per draft-length bucket.
     """
 
     def __init__(
@@ -213,8 +264,10 @@ class Run:
         stop_tokens: Sequence[int] | None = None,
         stop_strings: Sequence[str] = (),
         step: str = "speculate",
+        policy: str | Policy | None = None,
+        warm_up: bool = True,
     ):
-        """Reads the prompts and compiles the step; arguments and errors are those of `generate`."""
+        """Reads the prompts and compiles the steps; arguments and errors are those of `generate`."""
         if step not in STEPS:
             raise ValueError(f"step={step!r}: expected one of {sorted(STEPS)}")
         self.pair = pair
@@ -223,7 +276,7 @@ class Run:
         # The state carries the length itself, so that lengths of one bucket share an executable.
         self.spec = dataclasses.replace(spec, draft_len=spec.bucket)
         if step == "decode":  # Whatever rule would have judged drafts, tokens come from the target's law.
-            self.spec = dataclasses.replace(spec, draft_len=0, acceptance="token")
+            self.spec = bucket_spec(spec, 0)
         sampling = sampling or Sampling()
         if self.spec.acceptance == "token" and sampling.is_greedy:
             self.spec = dataclasses.replace(self.spec, acceptance="greedy")
@@ -244,26 +297,58 @@ class Run:
         jax.block_until_ready(self.state)
         compiled_seconds = EXECUTABLES.compile_seconds - compiled
         self.prefill_seconds = time.perf_counter() - start - compiled_seconds
-        self._execute = EXECUTABLES.get(self.step, pair, self.state, self.spec, donate_argnums=(1,))
-        self.compile_seconds = EXECUTABLES.compile_seconds - compiled
         self.infos: list[StepInfo] = []
         self.step_seconds: list[float] = []
+        self.warm_up_seconds: dict[int, float] = {}
+        self._steps: dict[int, Callable] = {}
+        self._buckets = (self.spec.draft_len,)
+        self._pacer = None
+        self._num_wanted = 0
+        if policy is not None:
+            if step != "speculate":
+                raise ValueError(f"step={step!r}: a policy chooses draft lengths of 'speculate' alone")
+            self._pacer = Pacer(find_policy(policy), self.state)
+            self._buckets = policy_buckets(self._pacer.policy)
+            self.state = self._pacer.plan(self.state)
+            self._num_wanted = int(self._pacer.num_wanted)
+        self.compile_seconds = EXECUTABLES.compile_seconds - compiled
+        for bucket in self._buckets if warm_up else ():
+            self._compiled_step(bucket)
         self._tokens: list[list[np.ndarray]] = [[] for _ in range(self.num_rows)]
         self._logprobs: list[list[np.ndarray]] = [[] for _ in range(self.num_rows)]
         self._finish = np.zeros(self.num_rows, np.int32)
         self.events: list[StreamEvent] = []
 
     def __iter__(self) -> Iterator[StepInfo]:
+        seconds = float("nan")
         while (self._finish == FinishReason.RUNNING).any():
+            bucket = bucket_of(self._buckets, self._num_wanted)
+            step = self._compiled_step(bucket)
             start = time.perf_counter()
-            self.state, info = self._execute(self.pair, self.state, self.spec)
-            info = jax.device_get(info)
-            self.step_seconds.append(time.perf_counter() - start)
+            self.state, info = step(self.pair, self.state, bucket_spec(self.spec, bucket))
+            if self._pacer is None:
+                info = jax.device_get(info)
+            else:  # Counts and the next bucket are read in one go.
+                self.state = self._pacer.update(self.state, info, seconds)
+                info, self._num_wanted = jax.device_get((info, self._pacer.num_wanted))
+            seconds = time.perf_counter() - start
+            self.step_seconds.append(seconds)
             yield self._record(info)
+
+    def _compiled_step(self, bucket: int) -> Callable:
+        """The step's executable for `bucket`, made when it is first asked for."""
+        if bucket not in self._steps:
+            compiled = EXECUTABLES.compile_seconds
+            step = decode_step if bucket == 0 and self.step is speculate_step else self.step
+            spec = bucket_spec(self.spec, bucket)
+            self._steps[bucket] = EXECUTABLES.get(step, self.pair, self.state, spec, donate_argnums=(1,))
+            self.warm_up_seconds[bucket] = EXECUTABLES.compile_seconds - compiled
+            self.compile_seconds += self.warm_up_seconds[bucket]
+        return self._steps[bucket]
 
     def _record(self, info: StepInfo) -> StepInfo:
         """Keeps what the rows emitted, cut at a stop string, and says so to the device."""
-        host: dict[str, Any] = {name: np.array(field) for name, field in info._asdict().items()}
+        host: dict[str, Any] = jax.tree.map(np.array, info._asdict())
         info = StepInfo(**host)
         self.events = []
         is_cut = False
@@ -311,6 +396,7 @@ class Run:
                 compile=self.compile_seconds,
                 num_compiled=EXECUTABLES.num_compiled - self._num_compiled,
                 steps=tuple(self.step_seconds),
+                warm_up=dict(self.warm_up_seconds),
             ),
             infos=self.infos,
             is_lossless=find_rule(self.spec.acceptance).lossless,

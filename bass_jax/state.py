@@ -46,11 +46,21 @@ class SpecState(NamedTuple):
     stop_tokens: Array  # [B, E] int32, padded with -1
     target_cache: KVCache  # capacity C
     drafter: Any  # the drafter's own state
+    min_confidence: Array | None = None  # [B] float32, drafts that are less sure are not drafted; None: all are
 
     @property
     def done(self) -> Array:
         """``[B]`` bool: the row emits no more."""
         return self.finish != FinishReason.RUNNING
+
+
+class DraftRecord(NamedTuple):
+    """What decided over the drafts of a step; slots past ``num_drafted`` mean nothing."""
+
+    target_logprobs: Array  # [B, G] float32, of the draft under the target's law as warped; -inf at probability 0
+    draft_logprobs: Array  # [B, G] float32, under the law that it was drawn from; 0 if the drafter is deterministic
+    accept_draws: Array  # [B, G] float32, the uniform draws of rules that draw
+    confidence: Array | None  # [B, G] float32, the draft's likeliest probability there; None: not known
 
 
 class StepInfo(NamedTuple):
@@ -63,6 +73,7 @@ class StepInfo(NamedTuple):
     num_drafted: Array  # [B] int32
     logprobs: Array  # [B, T] float32, of emitted tokens under the target's raw law; 0 past them
     finish: Array  # [B] int32, `FinishReason` after the step
+    drafts: DraftRecord | None = None  # of each draft, where ``SpecConfig.record_drafts`` asks for it
 
 
 def prefill(

@@ -9,6 +9,7 @@ from bass_jax.config import SpecConfig
 from bass_jax.drafters import DraftContext, Proposal
 from bass_jax.judge import Judgement, judge
 from bass_jax.pair import Pair
+from bass_jax.records import record_drafts
 from bass_jax.sampling import GREEDY, TOKEN, AcceptanceRule, RuleKeys, find_rule
 from bass_jax.sampling.greedy import leading_run
 from bass_jax.sampling.keys import Role, draw_keys, position_keys, step_draft_keys
@@ -52,7 +53,10 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
         keys = RuleKeys(accept, residual, position_keys(state.keys, state.lengths, inputs.shape[1]))
         judgement = judge(rule, proposal, logits, state.controls, keys, kernel=spec.acceptance_kernel)
     with jax.named_scope("commit"):
+        controls = state.controls
         state, info = _commit(state._replace(target_cache=target_cache), judgement, proposal.num_drafted)
+        if spec.record_drafts:
+            info = info._replace(drafts=record_drafts(proposal, logits, controls, keys))
         return state._replace(drafter=pair.drafter.commit(drafter, state.lengths)), info
 
 
@@ -79,7 +83,10 @@ def _propose(
     if spec.bucket == 0:
         return _no_drafts(state), state.drafter
     keys = _draft_keys(state, rule, spec.bucket)
-    context = DraftContext(state.tokens, state.lengths, num_wanted, state.controls, keys)
+    min_confidence = state.min_confidence
+    if min_confidence is None and spec.record_drafts:  # Of 0: reported, and never in the way.
+        min_confidence = jnp.zeros(num_wanted.shape, jnp.float32)
+    context = DraftContext(state.tokens, state.lengths, num_wanted, state.controls, keys, min_confidence)
     proposal, drafter = pair.drafter.propose(state.drafter, context, spec.bucket, is_sampled=rule.noise != "none")
     # A drafter's word is not taken for it: more drafts than wanted would overrun the row's limit, and an id outside
     # the vocabulary (-1 as a placeholder) would be read as another token's.

@@ -15,6 +15,8 @@ from bass_jax.config import ModelConfig, SpecConfig
 from bass_jax.drafters import Drafter
 from bass_jax.models import Model, abstract_params
 from bass_jax.pair import Pair
+from bass_jax.policies import Policy
+from bass_jax.policies.pacer import advance_policy, no_step
 from bass_jax.sampling import Sampling, find_rule
 from bass_jax.sampling.keys import row_keys
 from bass_jax.state import prefill
@@ -93,6 +95,7 @@ def verify_lossless(
     significance: float = 1e-4,
     seed: int = 0,
     step: Callable = speculate_step,
+    policy: Policy | None = None,
 ) -> LawReport:
     """Compares the joint law of the first four tokens, of ragged rows under several settings, with the target's.
 
@@ -109,6 +112,7 @@ def verify_lossless(
         significance: of the verdict; a sound decoder is called unsound this often.
         seed: of the noise.
         step: the step that is verified.
+        policy: chooses the draft lengths, up to `draft_len`, instead.
 
     Raises:
         ValueError: if the vocabulary is too large to enumerate, or an argument is not valid.
@@ -125,7 +129,7 @@ def verify_lossless(
     groups = [(tuple(prompt), {**_OFF, **setting}) for prompt, setting in itertools.product(prompts, settings)]
     logits = {tuple(prompt): _teacher_forced(target, prompt) for prompt in prompts}
     laws = np.stack([_joint_law(reference_law(logits[prompt], **setting)) for prompt, setting in groups])
-    counts, tokens_per_step = _draw(Pair(target, drafter), spec, groups, num_samples, seed, step)
+    counts, tokens_per_step = _draw(Pair(target, drafter), spec, groups, num_samples, seed, step, policy)
     num_per_group = counts.sum(axis=1, keepdims=True)
     noise = np.sqrt(2 * laws * (1 - laws) / (np.pi * num_per_group)).sum(axis=1) / 2
     return LawReport(
@@ -229,7 +233,7 @@ def _joint_law(laws: np.ndarray) -> np.ndarray:
     return joint.reshape(-1)
 
 
-def _draw(pair: Pair, spec: SpecConfig, groups, num_samples: int, seed: int, step) -> tuple[np.ndarray, float]:
+def _draw(pair: Pair, spec: SpecConfig, groups, num_samples: int, seed: int, step, policy) -> tuple[np.ndarray, float]:
     """Counts continuations per group, ``[groups, V ** 4]``; also returns the mean emitted tokens per step."""
     per_group = min(-(-num_samples // len(groups)), NUM_ROWS // len(groups))
     rows = [prompt for prompt, _ in groups for _ in range(per_group)]
@@ -243,21 +247,29 @@ def _draw(pair: Pair, spec: SpecConfig, groups, num_samples: int, seed: int, ste
     num_emitted, num_batches = 0, -(-num_samples // len(rows))
     for index in range(num_batches):
         keys = row_keys(jax.random.fold_in(jax.random.key(seed), index), jnp.arange(num_rows, dtype=jnp.uint32))
-        codes, emitted = _continue(pair, state._replace(keys=keys), lengths, spec, step)
+        codes, emitted = _continue(pair, state._replace(keys=keys), lengths, spec, step, policy)
         np.add.at(counts, (of_row, np.asarray(codes)[: len(rows)]), 1)
         num_emitted += int(emitted)
     return counts, num_emitted / (num_batches * len(rows) * NUM_TOKENS)
 
 
 @functools.partial(jax.jit, static_argnames="step")
-def _continue(pair: Pair, state, draft_lens: Array, spec: SpecConfig, step) -> tuple[Array, Array]:
+def _continue(pair: Pair, state, draft_lens: Array, spec: SpecConfig, step, policy) -> tuple[Array, Array]:
     """Takes four steps; returns each row's first four tokens as one number, and how many were emitted in all."""
 
-    def advance(state, wanted):
-        return step(pair, state._replace(draft_lens=wanted), spec)[0], None
+    def advance(carry, wanted):
+        state, policy_state = carry
+        if policy is None:
+            return (step(pair, state._replace(draft_lens=wanted), spec)[0], None), None
+        state, info = step(pair, state, spec)
+        policy_state, state, _ = advance_policy(policy, policy_state, state, info, jnp.nan)
+        return (state, policy_state), None
 
-    start = state.lengths
-    state, _ = jax.lax.scan(advance, state, draft_lens)
+    start, policy_state = state.lengths, None
+    if policy is not None:
+        num_rows = len(state.lengths)
+        policy_state, state, _ = advance_policy(policy, policy.init(num_rows), state, no_step(num_rows), jnp.nan)
+    (state, _), _ = jax.lax.scan(advance, (state, policy_state), draft_lens)
     columns = state.prompt_lengths[:, None] + jnp.arange(NUM_TOKENS)
     tokens = jnp.take_along_axis(state.tokens, columns, axis=1)
     codes = tokens @ (pair.target.config.vocab_size ** jnp.arange(NUM_TOKENS - 1, -1, -1))

@@ -14,7 +14,7 @@ FLOORS = (
     ("bass_jax.checkpoint",),
     ("bass_jax.sampling",),
     ("bass_jax.drafters",),
-    ("bass_jax.judge", "bass_jax.pair", "bass_jax.state", "bass_jax.step"),
+    ("bass_jax.judge", "bass_jax.pair", "bass_jax.records", "bass_jax.state", "bass_jax.step", "bass_jax.survey"),
     ("bass_jax.costmodel", "bass_jax.policies"),
     ("bass_jax.metrics", "bass_jax.stops"),
     ("bass_jax.generate", "bass_jax.scheduler", "bass_jax.verify"),

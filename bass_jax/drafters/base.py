@@ -14,6 +14,7 @@ class DraftContext(NamedTuple):
     num_wanted: Array  # [B] int32, drafts that a row can use, 0 to G; 0 for finished rows
     controls: SamplingControls  # per row; a drafter that samples draws from its own law so warped
     keys: Array  # [B, G] key, draft i is drawn with the Gumbel noise of keys[:, i]; consumed
+    min_confidence: Array | None = None  # [B] float32, stop before the first draft that is less sure; None: never
 
 
 class Proposal(NamedTuple):
@@ -22,6 +23,7 @@ class Proposal(NamedTuple):
     tokens: Array  # [B, G] int32
     num_drafted: Array  # [B] int32, at most num_wanted
     probs: Array | None  # [B, G, V] float32, the very law each draft was drawn from; None: deterministic
+    confidence: Array | None = None  # [B, G] float32, of the likeliest token at each draft; None: not known
 
 
 @runtime_checkable
@@ -30,7 +32,8 @@ class Drafter(Protocol):
 
     Whatever it proposes, a lossless rule keeps the target's law, provided that ``probs`` is the law that the
     drafts were drawn from, or None if they do not depend on ``context.keys``; and that ``num_drafted`` depends on no
-    draft that it leaves out (stopping after a draft is sound, dropping a draft for what it turned out to be is not).
+    draft that it leaves out (stopping after a draft is sound, and so is stopping at a law that is too flat; dropping a
+    draft for what it turned out to be is not).
 
     To draw draft i is ``draw(law, gumbel(context.keys[:, i], V))`` from `bass_jax.sampling`: rules of shared noise
     then meet the drafter's choice with their own as often as can be.

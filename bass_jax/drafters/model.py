@@ -1,7 +1,7 @@
 """A smaller model as drafter, with a cache of its own."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,11 @@ class ModelDrafter:
     def propose(
         self, state: ModelDrafterState, context: DraftContext, draft_len: int, *, is_sampled: bool
     ) -> tuple[Proposal, ModelDrafterState]:
-        """Runs as many passes as the row that wants most drafts; other rows write nothing in the rest."""
+        """Runs as many passes as the row that wants most drafts; other rows write nothing in the rest.
+
+        With ``context.min_confidence`` a row ends before its first draft whose law gives no token that much. The law
+        comes before the draft, so this drops no draft for what it is.
+        """
         state = self._catch_up(state, context)
         capacity = state.cache.capacity
         is_drafting = context.num_wanted > 0
@@ -63,45 +67,56 @@ class ModelDrafter:
         tokens = context.tokens[rows[:, None], jnp.minimum(positions, context.tokens.shape[1] - 1)]
         features, cache = self.model.features(tokens, jnp.where(is_missing, positions, capacity), state.cache)
         last = jnp.clip(context.lengths - 1 - state.num_cached, 0, 1)
-        first, probs = self._choose(features[rows, last][:, None], context, 0, is_sampled)
+        first, probs, confidence = self._choose(features[rows, last][:, None], context, 0, is_sampled)
 
         drafts = jnp.zeros((rows.shape[0], draft_len), jnp.int32).at[:, 0].set(first)
-        laws = None
+        laws = confidences = None
         if probs is not None:
             laws = jnp.zeros((rows.shape[0], draft_len, self.vocab_size), jnp.float32).at[:, 0].set(probs)
+        if confidence is not None:
+            confidences = jnp.zeros((rows.shape[0], draft_len), jnp.float32).at[:, 0].set(confidence)
+        num_drafted = _until_unsure(context.num_wanted, 0, confidence, context)
 
-        def extend(step, carry):
-            drafts, laws, cache = carry
-            is_wanted = step < context.num_wanted
-            position = jnp.where(is_wanted, context.lengths - 1 + step, capacity)[:, None]
+        def extend(carry):
+            step, num_drafted, drafts, laws, confidences, cache = carry
+            position = jnp.where(step < num_drafted, context.lengths - 1 + step, capacity)[:, None]
             token = jax.lax.dynamic_index_in_dim(drafts, step - 1, axis=1)
             features, cache = self.model.features(token, position, cache)
-            token, probs = self._choose(features, context, step, is_sampled)
+            token, probs, confidence = self._choose(features, context, step, is_sampled)
             drafts = jax.lax.dynamic_update_index_in_dim(drafts, token, step, axis=1)
             if probs is not None:
                 laws = jax.lax.dynamic_update_index_in_dim(laws, probs, step, axis=1)
-            return drafts, laws, cache
+            if confidence is not None:
+                confidences = jax.lax.dynamic_update_index_in_dim(confidences, confidence, step, axis=1)
+            num_drafted = _until_unsure(num_drafted, step, confidence, context)
+            return step + 1, num_drafted, drafts, laws, confidences, cache
 
-        drafts, laws, cache = jax.lax.fori_loop(1, context.num_wanted.max(), extend, (drafts, laws, cache))
-        num_cached = jnp.where(is_drafting, context.lengths + context.num_wanted - 1, state.num_cached)
-        return Proposal(drafts, context.num_wanted, laws), ModelDrafterState(cache, num_cached)
+        start = (jnp.int32(1), num_drafted, drafts, laws, confidences, cache)
+        _, num_drafted, drafts, laws, confidences, cache = jax.lax.while_loop(
+            lambda carry: carry[0] < carry[1].max(), extend, start
+        )
+        num_cached = jnp.where(is_drafting, context.lengths + jnp.maximum(num_drafted, 1) - 1, state.num_cached)
+        return Proposal(drafts, num_drafted, laws, confidences), ModelDrafterState(cache, num_cached)
 
     def commit(self, state: ModelDrafterState, lengths: Array) -> ModelDrafterState:
         """Keeps what was fed and accepted; the last committed token is never in the cache."""
         return state._replace(num_cached=jnp.minimum(state.num_cached, lengths - 1))
 
-    def _choose(self, features, context: DraftContext, step, is_sampled: bool) -> tuple[Array, Array | None]:
-        """Draws one draft per row from features ``[B, 1, D]``; returns it and its law ``[B, V]``."""
+    def _choose(self, features, context: DraftContext, step, is_sampled: bool) -> tuple[Array, Any, Any]:
+        """Draws one draft per row from features ``[B, 1, D]``; returns it, its law ``[B, V]`` and its confidence."""
         logits = self.model.logits(features)
         output_ids = self.model.output_ids
+        confidence = None
+        if context.min_confidence is not None:  # Of the raw law: at temperature 0 the warped one is always sure.
+            confidence = jax.nn.softmax(logits[:, 0].astype(jnp.float32)).max(axis=-1)
         if not is_sampled:
             column = jnp.argmax(logits[:, 0], axis=-1).astype(jnp.int32)
-            return (column if output_ids is None else output_ids[column]), None
+            return (column if output_ids is None else output_ids[column]), None, confidence
         probs = make_law(logits, context.controls).probs[:, 0]
         if output_ids is not None:
             full = jnp.zeros((probs.shape[0], self.vocab_size), jnp.float32)
             probs = full.at[:, output_ids].set(probs, unique_indices=True)
-        return draw(probs, gumbel(context.keys[:, step], self.vocab_size)), probs
+        return draw(probs, gumbel(context.keys[:, step], self.vocab_size)), probs, confidence
 
     def _catch_up(self, state: ModelDrafterState, context: DraftContext) -> ModelDrafterState:
         """Reads committed tokens until at most two are missing from every drafting row."""
@@ -119,3 +134,10 @@ class ModelDrafter:
             return ModelDrafterState(cache, state.num_cached + is_missing.sum(axis=1, dtype=jnp.int32))
 
         return jax.lax.while_loop(lambda state: (num_behind(state.num_cached) > 0).any(), read, state)
+
+
+def _until_unsure(num_drafted: Array, step: Array | int, confidence: Array | None, context: DraftContext) -> Array:
+    """Cuts rows at draft `step` where its law is too flat."""
+    if confidence is None or context.min_confidence is None:
+        return num_drafted
+    return jnp.where(confidence < context.min_confidence, jnp.minimum(num_drafted, step), num_drafted)

@@ -14,6 +14,7 @@ from bass_jax.sampling.rules import (
     registered_rules,
 )
 from bass_jax.sampling.shared_noise import SHARED_NOISE
+from bass_jax.sampling.synthetic import synthetic
 from bass_jax.sampling.token import TOKEN
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "make_law",
     "register_rule",
     "registered_rules",
+    "synthetic",
     "threshold",
     "typical",
 ]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from bass_jax.sampling.greedy import leading_run
 from bass_jax.sampling.keys import gumbel
 from bass_jax.sampling.law import Law, draw
-from bass_jax.sampling.rules import AcceptanceRule, RuleKeys, Verdict, register_rule
+from bass_jax.sampling.rules import AcceptanceRule, RuleKeys, Verdict, register_factory, register_rule
 from bass_jax.typing import Array, Bool
 
 
@@ -90,3 +90,5 @@ def threshold(fraction: float = 0.3) -> AcceptanceRule:
 
 TYPICAL = register_rule(typical())
 THRESHOLD = register_rule(threshold())
+register_factory("typical", typical)
+register_factory("threshold", threshold)

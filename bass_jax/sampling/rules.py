@@ -5,6 +5,7 @@ A rule is one pure function behind `AcceptanceRule`; `template.py` beside this f
 
 import dataclasses
 import importlib
+from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from bass_jax.sampling.law import Law
@@ -66,6 +67,7 @@ class AcceptanceRule:
 
 
 _REGISTRY: dict[str, AcceptanceRule] = {}
+_FACTORIES: dict[str, Callable[..., AcceptanceRule]] = {}
 
 
 def register_rule(rule: AcceptanceRule) -> AcceptanceRule:
@@ -80,19 +82,31 @@ def register_rule(rule: AcceptanceRule) -> AcceptanceRule:
     return rule
 
 
+def register_factory(name: str, make: Callable[..., AcceptanceRule]) -> None:
+    """Lets ``"name(0.3, 0.5)"`` stand for ``make(0.3, 0.5)`` wherever a rule is named."""
+    _FACTORIES[name] = make
+
+
 def registered_rules() -> dict[str, AcceptanceRule]:
     """Returns all registered rules by name."""
     return dict(_REGISTRY)
 
 
 def find_rule(name: str) -> AcceptanceRule:
-    """Returns the registered rule `name`, or the one that ``"module:attribute"`` names.
+    """Returns the registered rule `name`, the one that ``"module:attribute"`` names, or a family's ``"name(0.3)"``.
 
     Raises:
         ValueError: if there is none.
     """
     if name in _REGISTRY:
         return _REGISTRY[name]
+    family, bracket, numbers = name.partition("(")
+    if bracket and family in _FACTORIES:
+        try:
+            arguments = [float(number) for number in numbers.removesuffix(")").split(",")]
+        except ValueError:
+            raise ValueError(f"acceptance={name!r}: expected numbers, as in '{family}(0.5, 0.4)'") from None
+        return _FACTORIES[family](*arguments)
     if ":" not in name:
         raise ValueError(f"acceptance={name!r}: expected one of {sorted(_REGISTRY)} or 'module:attribute'")
     module, attribute = name.split(":", 1)

@@ -66,7 +66,7 @@ def propose(drafter, context, is_sampled=True):
 def test_a_proposal_is_well_formed(drafters, name, is_sampled):
     drafter = drafters[name]
     assert isinstance(drafter, Drafter)
-    (tokens, num_drafted, probs), state = propose(drafter, context(), is_sampled)
+    (tokens, num_drafted, probs, _), state = propose(drafter, context(), is_sampled)
     assert (tokens.shape, tokens.dtype) == ((5, G), jnp.int32)
     assert (num_drafted.shape, num_drafted.dtype) == ((5,), jnp.int32)
     assert ((num_drafted >= 0) & (num_drafted <= WANTED)).all()
@@ -137,6 +137,25 @@ def test_a_trimmed_draft_proposes_its_tokens_alone(drafters):
     proposal, _ = propose(drafters["trimmed"], context())
     others = np.setdiff1d(np.arange(VOCAB), [1, 3, 4, 5, 9])
     assert not np.asarray(proposal.probs)[..., others].any()
+
+
+@pytest.mark.parametrize("is_sampled", [True, False])
+@pytest.mark.parametrize("name", ["model", "trimmed"])
+def test_a_model_stops_before_a_draft_that_it_is_unsure_of(drafters, name, is_sampled):
+    """The same drafts as without a threshold, cut at the first law whose largest probability is below it."""
+    free, _ = propose(drafters[name], context()._replace(min_confidence=jnp.zeros(5)), is_sampled)
+    threshold = np.float32([0.0, 0.5, np.median(free.confidence[2]), 0.999, 1.1])
+    cut, state = propose(drafters[name], context()._replace(min_confidence=jnp.asarray(threshold)), is_sampled)
+    is_sure = np.asarray(free.confidence) >= threshold[:, None]
+    expected = np.minimum(np.cumprod(is_sure, axis=1).sum(axis=1), WANTED)
+    np.testing.assert_array_equal(cut.num_drafted, expected)
+    assert expected[0] == WANTED[0] > expected.min()
+    for row, num in enumerate(expected):
+        np.testing.assert_array_equal(cut.tokens[row, :num], free.tokens[row, :num])
+    # The cache holds no more than was fed: committed tokens, then the drafts before the last.
+    np.testing.assert_array_equal(
+        state.num_cached, np.where(WANTED > 0, LENGTHS + np.maximum(expected, 1), LENGTHS) - 1
+    )
 
 
 # What the drafters of the package propose.

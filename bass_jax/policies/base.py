@@ -1,0 +1,122 @@
+"""The policy's protocol: how many tokens to draft next, from what the last step did."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax.numpy as jnp
+
+from bass_jax.typing import Array
+
+
+class PolicyStats(NamedTuple):
+    """What a policy may see: counts per row, which every device of a mesh holds alike.
+
+    Before the first step no row was active, and the counts are 0.
+    """
+
+    is_active: Array  # [B] bool, the row took part in the last step
+    is_running: Array  # [B] bool, the row will take part in the next
+    num_wanted: Array  # [B] int32, drafts that the last plan asked for
+    num_drafted: Array  # [B] int32, fewer where the limit, the drafter or its confidence stopped it
+    num_accepted: Array  # [B] int32
+    num_emitted: Array  # [B] int32
+    was_clipped: Array  # [B] bool, the row's token limit left no room for all drafts asked for
+    lengths: Array  # [B] int32, committed tokens
+    room: Array  # [B] int32, tokens that the row may still emit
+    seconds: Array  # [] float32, wall time of the step before the last; NaN where there is no clock
+    num_acceptable: Array | None = None  # [B] int32, drafts that would be accepted next; known to a simulator alone
+
+
+class Plan(NamedTuple):
+    """What the next step shall draft."""
+
+    draft_lens: Array  # [B] int32, 0 to max(lengths); 0 for all rows is a regular step
+    min_confidence: Array | None = None  # [B] float32, a row stops before a draft that is less sure; None: never
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Chooses draft lengths; a frozen pytree of two pure functions over a state of its own.
+
+    The same code runs under `jax.jit` beside the host's loop, inside the device's loop and in the simulator. A
+    lossless rule keeps the target's law under every policy, because a length depends on what was committed before
+    and never on the drafts that it is the length of.
+    """
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The draft lengths that a plan may ask for, static and ascending; their buckets are compiled beforehand."""
+        ...
+
+    def init(self, num_rows: int) -> Any:
+        """Returns the first state, a pytree of arrays, for a batch of `num_rows` (a bucket, static)."""
+        ...
+
+    def update(self, state: Any, stats: PolicyStats) -> tuple[Any, Plan]:
+        """Takes note of a step and plans the next; it is called once before the first step too."""
+        ...
+
+
+_REGISTRY: dict[str, Callable[[], Policy]] = {}
+
+
+def register_policy(name: str, make: Callable[[], Policy]) -> None:
+    """Adds a policy under `name`; `make` builds it with its defaults.
+
+    Raises:
+        ValueError: if the name is taken.
+    """
+    if name in _REGISTRY:
+        raise ValueError(f"policy={name!r}: a policy of this name is registered already")
+    _REGISTRY[name] = make
+
+
+def registered_policies() -> dict[str, Callable[[], Policy]]:
+    """Returns what builds each registered policy, by name."""
+    return dict(_REGISTRY)
+
+
+def find_policy(policy: str | Policy, **arguments: Any) -> Policy:
+    """Returns `policy` itself, or the one that its name or ``"module:name"`` stands for.
+
+    Args:
+        policy: a policy, a registered name, or ``"module:name"`` of a policy or of what makes one.
+        arguments: for the maker.
+
+    Raises:
+        ValueError: if there is none, or it does not take the arguments.
+    """
+    if not isinstance(policy, str):
+        return _checked(policy, repr(policy))
+    make: Any
+    if policy in _REGISTRY:
+        make = _REGISTRY[policy]
+    elif ":" in policy:
+        module, attribute = policy.split(":", 1)
+        try:
+            make = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"policy={policy!r}: {error}") from None
+    else:
+        raise ValueError(f"policy={policy!r}: expected one of {sorted(_REGISTRY)} or 'module:name'")
+    if isinstance(make, Policy) and not isinstance(make, type):
+        return _checked(make, repr(policy))
+    try:
+        return _checked(make(**arguments), repr(policy))
+    except TypeError as error:
+        raise ValueError(f"policy={policy!r}: {error}") from None
+
+
+def _checked(policy: Any, name: str) -> Policy:
+    if not isinstance(policy, Policy) or isinstance(policy, type):
+        raise ValueError(f"policy={name}: expected an object with lengths, init and update")
+    lengths = policy.lengths
+    if not lengths or list(lengths) != sorted(set(lengths)) or lengths[0] < 0:
+        raise ValueError(f"policy={name}: expected ascending lengths of at least 0, not {lengths}")
+    return policy
+
+
+def all_rows(stats: PolicyStats, draft_len: Array | int) -> Plan:
+    """Plans `draft_len` for every row of the batch."""
+    return Plan(jnp.full(stats.lengths.shape, draft_len, jnp.int32))

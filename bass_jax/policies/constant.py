@@ -1,0 +1,35 @@
+"""The same draft length in every step."""
+
+import dataclasses
+
+import jax
+
+from bass_jax.policies.base import Plan, PolicyStats, all_rows, register_policy
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """No state.
+
+    Attributes:
+        draft_len: 0 is regular decoding.
+    """
+
+    draft_len: int = dataclasses.field(default=4, metadata={"static": True})
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The one length."""
+        return (self.draft_len,)
+
+    def init(self, num_rows: int) -> None:
+        """Nothing to keep."""
+        del num_rows
+
+    def update(self, state: None, stats: PolicyStats) -> tuple[None, Plan]:
+        """Plans the length again."""
+        return state, all_rows(stats, self.draft_len)
+
+
+register_policy("fixed", Fixed)

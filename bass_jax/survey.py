@@ -1,0 +1,31 @@
+"""A step that drafts at every position: what any policy would meet, recorded once."""
+
+import jax.numpy as jnp
+
+from bass_jax.config import SpecConfig
+from bass_jax.pair import Pair
+from bass_jax.state import FinishReason, SpecState, StepInfo
+from bass_jax.step import speculate_step
+
+
+def survey_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
+    """Drafts and verifies like `bass_jax.speculate_step`, then commits the first token alone.
+
+    The text follows the target's law, one token per step, and ``num_accepted`` says of every position how many drafts
+    would have been accepted there. Slow; its infos are what `bass_jax.simulate` replays.
+    """
+    start = state.lengths
+    state, info = speculate_step(pair, state, spec)
+    num_emitted = jnp.minimum(info.num_emitted, 1)
+    # A row that emitted more has met neither its limit nor a stop token in the first.
+    finish = jnp.where(info.num_emitted > 1, FinishReason.RUNNING, info.finish).astype(jnp.int32)
+    is_kept = jnp.arange(info.tokens.shape[1]) < num_emitted[:, None]
+    lengths = start + num_emitted
+    info = info._replace(
+        tokens=jnp.where(is_kept, info.tokens, -1),
+        logprobs=jnp.where(is_kept, info.logprobs, 0.0),
+        num_emitted=num_emitted,
+        finish=finish,
+    )
+    drafter = pair.drafter.commit(state.drafter, lengths)
+    return state._replace(lengths=lengths, finish=finish, drafter=drafter), info
