@@ -52,6 +52,20 @@ def shared_embedding(target: bass.Model) -> bass.Model:
     return dataclasses.replace(draft, params=draft.params | {"embedding": target.params["embedding"]})
 
 
+def repadded(original: bass.Model, vocab_size: int) -> bass.Model:
+    """The same model with a vocabulary padded to another size; added tokens score high, so as to be proposed."""
+    config, random = dataclasses.replace(original.config, vocab_size=vocab_size), np.random.default_rng(4)
+    size = original.config.vocab_size
+
+    def resize(matrix):
+        added = 3 * random.normal(size=(matrix.shape[0], max(0, vocab_size - size))).astype(np.float32)
+        return jnp.concatenate([matrix[:, :vocab_size], added], axis=1)
+
+    names = ("embedding",) if config.is_tied else ("embedding", "head")
+    changes = {name: resize(original.params[name]) for name in names}
+    return bass.Model(original.params | changes, config)
+
+
 def trimmed(output_ids: tuple[int, ...]) -> bass.Model:
     """A draft that can propose `output_ids` alone."""
     draft = model(6, num_layers=1, output_vocab_size=len(output_ids))

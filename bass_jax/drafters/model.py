@@ -36,7 +36,7 @@ class ModelDrafter:
 
     Attributes:
         model: the draft; with `output_ids` it proposes those tokens alone, and every other token has
-            probability 0 in its law.
+            probability 0 in its law. Its vocabulary may be padded to another size than the target's.
         vocab_size: V of the target, the width of the law.
     """
 
@@ -106,6 +106,8 @@ class ModelDrafter:
         """Draws one draft per row from features ``[B, 1, D]``; returns it, its law ``[B, V]`` and its confidence."""
         logits = self.model.logits(features)
         output_ids = self.model.output_ids
+        if output_ids is None:  # Vocabularies padded to different sizes: what the target lacks is not proposed.
+            logits = logits[..., : self.vocab_size]
         confidence = None
         if context.min_confidence is not None:  # Of the raw law: at temperature 0 the warped one is always sure.
             confidence = jax.nn.softmax(logits[:, 0].astype(jnp.float32)).max(axis=-1)
@@ -116,6 +118,8 @@ class ModelDrafter:
         if output_ids is not None:
             full = jnp.zeros((probs.shape[0], self.vocab_size), jnp.float32)
             probs = full.at[:, output_ids].set(probs, unique_indices=True)
+        elif probs.shape[-1] < self.vocab_size:
+            probs = jnp.pad(probs, ((0, 0), (0, self.vocab_size - probs.shape[-1])))
         return draw(probs, gumbel(context.keys[:, step], self.vocab_size)), probs, confidence
 
     def _catch_up(self, state: ModelDrafterState, context: DraftContext) -> ModelDrafterState:
