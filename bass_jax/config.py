@@ -1,6 +1,7 @@
 """Frozen, validated, hashable configurations of a model and of speculation."""
 
 import dataclasses
+import math
 import typing
 from typing import Literal
 
@@ -52,24 +53,38 @@ class RopeScaling:
 
     Attributes:
         kind: ``"linear"`` divides every frequency by `factor`; ``"llama3"`` divides the low
-            frequencies, keeps the high ones and interpolates between (Llama 3.1's rule).
+            frequencies, keeps the high ones and interpolates between (Llama 3.1's rule); ``"yarn"`` does so
+            over the lanes instead, and scales the rotated queries and keys (Peng et al., arXiv 2309.00071).
         factor: the division, above 1.
         low_freq_factor: llama3: wavelengths above ``original_context / low_freq_factor`` are divided.
         high_freq_factor: llama3: wavelengths below ``original_context / high_freq_factor`` are kept.
-        original_context: llama3: context of the first training, in tokens.
+        original_context: llama3, yarn: context of the first training, in tokens.
+        beta_fast: yarn: lanes that turn more often than this in `original_context` are kept.
+        beta_slow: yarn: lanes that turn less often than this are divided.
+        attention_factor: yarn: factor on rotated queries and keys; None means ``0.1 log(factor) + 1``.
+        is_truncated: yarn: the first and last lane between are rounded outwards to whole lanes.
     """
 
-    kind: Literal["linear", "llama3"]
+    kind: Literal["linear", "llama3", "yarn"]
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    is_truncated: bool = True
 
     def __post_init__(self):
-        if self.kind not in ("linear", "llama3"):
-            raise ValueError(f"rope_scaling.kind={self.kind!r}: expected 'linear' or 'llama3'")
+        if self.kind not in ("linear", "llama3", "yarn"):
+            raise ValueError(f"rope_scaling.kind={self.kind!r}: expected 'linear', 'llama3' or 'yarn'")
         if self.factor < 1:
             raise ValueError(f"rope_scaling.factor={self.factor}: expected at least 1")
+        for name in ("original_context", "beta_fast", "beta_slow"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"rope_scaling.{name}={getattr(self, name)}: expected a positive number")
+        if self.kind == "yarn" and self.attention_factor is None:
+            object.__setattr__(self, "attention_factor", 0.1 * math.log(self.factor) + 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +194,8 @@ class ModelConfig:
         if self.has_out_bias is None:
             object.__setattr__(self, "has_out_bias", self.has_attention_bias)
         self._check_variants()
+        if not 1 < self.rope_base < math.inf:
+            raise ValueError(f"rope_base={self.rope_base}: expected a number above 1")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype={self.dtype!r}: expected 'float32' or 'bfloat16'")
         if self.attention not in ("ragged", "pad", "split", "xla"):

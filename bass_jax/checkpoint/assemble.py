@@ -10,7 +10,7 @@ import numpy as np
 from bass_jax.checkpoint.trees import flatten, unflatten
 from bass_jax.config import ModelConfig
 from bass_jax.models import abstract_params
-from bass_jax.models.families import FAMILIES, Rule
+from bass_jax.models.families import FAMILIES, Rule, tiles
 from bass_jax.typing import Params
 
 Progress = Callable[[int, int], None]
@@ -29,7 +29,11 @@ class TensorSource(Protocol):
         ...
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor."""
+        """One tensor; it may be a view of memory that `release` lets go of."""
+        ...
+
+    def release(self, names: Iterable[str]) -> None:
+        """Lets go of what reading `names` took."""
         ...
 
     def num_elements(self) -> int:
@@ -74,8 +78,9 @@ def assemble(
     dtype = jnp.dtype(config.dtype)
     params = {}
     for done, (path, shape) in enumerate(shapes.items()):
-        array = _build(source, stored, path, rules[path], shape)
-        params[path] = jax.device_put(array.astype(dtype, order="C", copy=False), placed[path])
+        array = _build(source, stored, path, rules[path], shape, dtype)
+        source.release(stored[name] for name in rules[path].sources)
+        params[path] = jax.device_put(array, placed[path])
         del array  # Before the next tensor is read, not after.
         if progress is not None:
             progress(done + 1, len(shapes))
@@ -94,13 +99,19 @@ def _check_size(source: TensorSource, config: ModelConfig) -> None:
         )
 
 
-def _build(source: TensorSource, stored: dict[str, str], path: str, rule: Rule, shape: tuple[int, ...]) -> np.ndarray:
+def _build(
+    source: TensorSource, stored: dict[str, str], path: str, rule: Rule, shape: tuple[int, ...], dtype: np.dtype
+) -> np.ndarray:
+    """Makes one array of ours, in memory of its own and in row-major order."""
     tensors = [source.read(stored[name]) for name in rule.sources]
+    # Cast first: a tensor that is cast as it is read is read once, and what is built has its size at most.
+    parts = [tensor.astype(dtype, copy=False) for tensor in tensors]
     try:
-        array = rule.build(*tensors)
-    except ValueError:
+        array = rule.build(*parts)
+    except (IndexError, ValueError):
         array = None
     if array is None or array.shape != shape:
         found = ", ".join(f"{name!r} {list(t.shape)}" for name, t in zip(rule.sources, tensors, strict=True))
         raise ValueError(f"{source.path}: misshapen tensor {found}: does not make {path!r} {list(shape)}")
-    return array
+    is_view = any(np.may_share_memory(array, tensor) for tensor in tensors)
+    return tiles.contiguous(array) if is_view or not array.flags.c_contiguous else array

@@ -1,5 +1,6 @@
-"""Reads GGUF files of the llama architecture; quantised tensors are dequantised to float32."""
+"""Reads GGUF files; quantised tensors are dequantised to float32."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -7,15 +8,11 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, dequantize
 
+from bass_jax.checkpoint.gguf_architectures import ARCHITECTURES, Architecture, Metadata
 from bass_jax.checkpoint.manifest import one_line
 
-_KEYS = {
-    "hidden_size": "embedding_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "intermediate_size": "feed_forward_length",
-    "max_position_embeddings": "context_length",
-}
+_FREQUENCIES = "rope_freqs.weight"
+"""Divisors of the rotary frequencies, one per pair of lanes: how llama.cpp stores Llama 3's scaling."""
 
 
 class GgufFile:
@@ -38,9 +35,18 @@ class GgufFile:
             self._reader = GGUFReader(path)
         except Exception as error:  # Damage shows as whatever NumPy or the reader trips over.
             raise ValueError(f"{path}: not readable as GGUF: {one_line(error)}") from None
-        self._tensors = {_hugging_face_name(tensor.name): tensor for tensor in self._reader.tensors}
+        name = self.field("general.architecture")
+        if name not in ARCHITECTURES:
+            raise ValueError(f"{path}: general.architecture={name!r}: expected one of {list(ARCHITECTURES)}")
+        self._name, self._architecture = name, ARCHITECTURES[name]
+        stored = {tensor.name: tensor for tensor in self._reader.tensors}
+        frequencies = stored.pop(_FREQUENCIES, None) if name == "llama" else None
+        self._tensors = {self._architecture.name_of(name): tensor for name, tensor in stored.items()}
         self.dtype = "bfloat16" if all(map(_is_bfloat16, self._tensors.values())) else "float32"
-        self.config = self._read_config()
+        self.config = self._read_config(self._architecture)
+        if frequencies is not None:
+            divisors = self._dequantized(frequencies)
+            self.config["rope_scaling"] = _scaling_of(divisors, self.config, f"{path}: tensor {_FREQUENCIES!r}")
 
     def field(self, name: str, default: Any = None) -> Any:
         """Returns a metadata value as Python's own type; `default` when it is absent.
@@ -71,78 +77,74 @@ class GgufFile:
             ValueError: naming file and tensor, if its quantisation is unknown or its shape cannot be.
         """
         tensor = self._tensors[name]
+        array = self._dequantized(tensor)
+        try:
+            return self._architecture.restore(name, array, self.config)
+        except ValueError as error:
+            raise ValueError(f"{self.path}: misshapen tensor {tensor.name!r} {error}") from None
+
+    def release(self, names: Iterable[str]) -> None:
+        """Nothing: the reader maps the whole file, and what was dequantised is in memory of its own."""
+
+    def _dequantized(self, tensor: Any) -> np.ndarray:
         shape = tuple(int(size) for size in reversed(tensor.shape))
         try:
-            array = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False).reshape(shape)
+            return dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False).reshape(shape)
         except NotImplementedError:
             kind = tensor.tensor_type.name
             raise ValueError(f"{self.path}: tensor {tensor.name!r}: unknown quantisation {kind}") from None
         except (ValueError, TypeError) as error:
             raise ValueError(f"{self.path}: tensor {tensor.name!r}: {one_line(error)}") from None
-        for projection, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
-            if name.endswith((f"{projection}.weight", f"{projection}.bias")):
-                return self._unpermute(tensor.name, array, self.config[heads])
-        return array
 
-    def _read_config(self) -> dict[str, Any]:
-        architecture = self.field("general.architecture")
-        if architecture != "llama":
-            raise ValueError(f"{self.path}: general.architecture={architecture!r}: expected 'llama'")
-        config = {key: self.field(f"llama.{name}") for key, name in _KEYS.items()}
-        for key, name in _KEYS.items():
+    def _read_config(self, architecture: Architecture) -> dict[str, Any]:
+        config = {key: self._value(name) for key, name in architecture.keys.items()}
+        for key, name in architecture.keys.items():
             if not isinstance(config[key], int) or config[key] < 1:
-                raise ValueError(f"{self.path}: llama.{name}={config[key]!r}: expected a positive integer")
-        if "model.embed_tokens.weight" not in self._tensors:
+                raise ValueError(f"{self.path}: {self._name}.{name}={config[key]!r}: expected a positive integer")
+        embedding = architecture.name_of("token_embd.weight")
+        if embedding not in self._tensors:
             raise ValueError(f"{self.path}: missing tensor 'token_embd.weight'")
-        scaling = self.field("llama.rope.scaling.type", "none")
-        if scaling not in ("none", "linear"):
-            raise ValueError(f"{self.path}: llama.rope.scaling.type={scaling!r}: expected 'none' or 'linear'")
-        if scaling == "linear":
-            config["rope_scaling"] = {"rope_type": "linear", "factor": self._number("rope.scaling.factor", 1.0)}
-        num_heads = config["num_attention_heads"]
-        return config | {
-            "model_type": "llama",
-            "vocab_size": int(self._tensors["model.embed_tokens.weight"].shape[-1]),
-            "num_key_value_heads": self.field("llama.attention.head_count_kv", num_heads),
-            "head_dim": self.field("llama.attention.key_length", config["hidden_size"] // num_heads),
-            "rope_theta": self._number("rope.freq_base", 10000.0),
-            "rms_norm_eps": self._number("attention.layer_norm_rms_epsilon", 1e-6),
-            "tie_word_embeddings": "lm_head.weight" not in self._tensors,
-            "attention_bias": "model.layers.0.self_attn.q_proj.bias" in self._tensors,
-            "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in self._tensors,
-        }
+        config |= {"model_type": architecture.family, "vocab_size": int(self._tensors[embedding].shape[-1])}
+        try:
+            return architecture.finish(Metadata(self._value, self._number, frozenset(self._tensors)), config)
+        except ValueError as error:
+            message = str(error).removeprefix(f"{self.path}: ")
+            raise ValueError(f"{self.path}: {message}") from None
+
+    def _value(self, name: str, default: Any = None) -> Any:
+        return self.field(f"{self._name}.{name}", default)
 
     def _number(self, name: str, default: float) -> float:
-        value = self.field(f"llama.{name}", default)
+        value = self._value(name, default)
         if not isinstance(value, int | float):
-            raise ValueError(f"{self.path}: llama.{name}={value!r}: expected a number")
+            raise ValueError(f"{self._name}.{name}={value!r}: expected a number")
         # Stored as float32: 9.999999747378752e-06 was written as 1e-5.
         return float(str(np.float32(value)))
 
-    def _unpermute(self, name: str, weight: np.ndarray, heads: int) -> np.ndarray:
-        """Undoes llama.cpp's interleaved order of rotary lanes: ``[out, in]`` with half-split lanes."""
-        if not isinstance(heads, int) or heads < 1 or weight.shape[0] % (2 * heads):
-            raise ValueError(f"{self.path}: misshapen tensor {name!r} {list(weight.shape)}: {heads} heads")
-        pairs = weight.reshape(heads, weight.shape[0] // heads // 2, 2, *weight.shape[1:])
-        return pairs.swapaxes(1, 2).reshape(weight.shape)
+
+def _scaling_of(divisors: np.ndarray, config: dict[str, Any], where: str) -> dict[str, Any]:
+    """Finds Llama 3's scaling that has these divisors.
+
+    Raises:
+        ValueError: if there is none with the low and high frequency factors 1 and 4 of all its releases.
+    """
+    factor, half = float(np.max(divisors, initial=1)), divisors.size
+    if divisors.shape != (half,) or 2 * half != config["head_dim"] or not 1 < config["rope_theta"] < math.inf:
+        raise ValueError(f"{where}: expected a divisor per pair of lanes, with a rotary base above 1")
+    turns_per_token = config["rope_theta"] ** -(np.arange(half) / half) / (2 * math.pi)
+    for context in (8192, config["max_position_embeddings"] / factor):
+        turns = np.clip(context * turns_per_token, 1, 4)
+        expected = 3 * factor / ((turns - 1) * factor + 4 - turns)
+        if np.allclose(divisors, expected, rtol=1e-4):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": int(context),
+            }
+    raise ValueError(f"{where}: expected the divisors of Llama 3's rotary scaling")
 
 
 def _is_bfloat16(tensor: Any) -> bool:
     return tensor.tensor_type == GGMLQuantizationType.BF16
-
-
-_NAMES = {
-    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
-    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-}  # fmt: skip
-
-
-def _hugging_face_name(name: str) -> str:
-    stem, _, suffix = name.rpartition(".")
-    if stem.startswith("blk."):
-        layer, _, part = stem.removeprefix("blk.").partition(".")
-        return f"model.layers.{layer}.{_NAMES.get(part, part)}.{suffix}"
-    return f"{_NAMES.get(stem, stem)}.{suffix}"

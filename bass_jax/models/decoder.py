@@ -112,7 +112,7 @@ class Decoder(nn.Module):
         config = self.config
         if config.positions == "learned":
             return None, None
-        everywhere = rotary.angles(positions, rotary.frequencies(config))
+        everywhere = rotary.angles(positions, rotary.frequencies(config), rotary.amplitude(config))
         if config.window_rope_base is None:
             return everywhere, everywhere
         return everywhere, rotary.angles(positions, rotary.window_frequencies(config))

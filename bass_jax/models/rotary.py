@@ -12,7 +12,13 @@ from bass_jax.typing import Array, Float, Int
 def frequencies(config: ModelConfig) -> np.ndarray:
     """Returns the angle per position of each pair of rotated lanes, ``[rotary_dim / 2]`` float32."""
     inverse = _inverse(config, config.rope_base)
-    return inverse if config.rope_scaling is None else _scale(inverse, config.rope_scaling)
+    return inverse if config.rope_scaling is None else _scale(inverse, config.rope_scaling, config.rope_base)
+
+
+def amplitude(config: ModelConfig) -> float:
+    """Returns the factor on rotated queries and keys, of the layers without a base of their own."""
+    scaling = config.rope_scaling
+    return 1.0 if scaling is None or scaling.attention_factor is None else scaling.attention_factor
 
 
 def window_frequencies(config: ModelConfig) -> np.ndarray:
@@ -26,9 +32,11 @@ def _inverse(config: ModelConfig, base: float) -> np.ndarray:
     return (np.float32(1.0) / np.float32(base) ** exponents).astype(np.float32)
 
 
-def _scale(inverse: np.ndarray, scaling: RopeScaling) -> np.ndarray:
+def _scale(inverse: np.ndarray, scaling: RopeScaling, base: float) -> np.ndarray:
     if scaling.kind == "linear":
         return inverse / np.float32(scaling.factor)
+    if scaling.kind == "yarn":
+        return _scale_lanes(inverse, scaling, base)
     wavelength = 2 * math.pi / inverse
     longest = scaling.original_context / scaling.low_freq_factor
     shortest = scaling.original_context / scaling.high_freq_factor
@@ -40,12 +48,30 @@ def _scale(inverse: np.ndarray, scaling: RopeScaling) -> np.ndarray:
     return np.where(is_between, between, scaled).astype(np.float32)
 
 
+def _scale_lanes(inverse: np.ndarray, scaling: RopeScaling, base: float) -> np.ndarray:
+    """YaRN: keeps the lanes that turn fast, divides those that turn slowly, and goes from one to the other linearly."""
+    half = len(inverse)
+
+    def lane(num_turns):
+        return half * math.log(scaling.original_context / (num_turns * 2 * math.pi)) / math.log(base)
+
+    first, last = lane(scaling.beta_fast), lane(scaling.beta_slow)
+    if scaling.is_truncated:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * half - 1)
+    span = last - first or 0.001
+    share = np.clip((np.arange(half, dtype=np.float32) - np.float32(first)) / np.float32(span), 0, 1)
+    return (inverse / np.float32(scaling.factor) * share + inverse * (1 - share)).astype(np.float32)
+
+
 def angles(
-    positions: Int[Array, "B T"], inverse: np.ndarray
+    positions: Int[Array, "B T"], inverse: np.ndarray, amplitude: float = 1.0
 ) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
-    """Returns cosine and sine of every position, float32."""
+    """Returns cosine and sine of every position, times `amplitude`, float32."""
     angle = positions[..., None].astype(jnp.float32) * inverse
-    return jnp.cos(angle), jnp.sin(angle)
+    if amplitude == 1.0:
+        return jnp.cos(angle), jnp.sin(angle)
+    return amplitude * jnp.cos(angle), amplitude * jnp.sin(angle)
 
 
 def rotate(

@@ -1,4 +1,4 @@
-"""Writes small GGUF files, in llama.cpp's order of rotary lanes."""
+"""Writes small GGUF files as llama.cpp's converter does: its names, its order of rotary lanes, its offsets."""
 
 from pathlib import Path
 
@@ -6,32 +6,37 @@ import gguf
 import numpy as np
 
 from bass_jax.checkpoint.trees import flatten
-from bass_jax.models import Model
+from bass_jax.models import Model, rotary
 from bass_jax.models.families import FAMILIES
 
-_NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gemma": gguf.MODEL_ARCH.GEMMA, "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "gpt2": gguf.MODEL_ARCH.GPT2,
 }  # fmt: skip
 
 
 def write_gguf(
-    path: Path, model: Model, *, kind: str = "F32", architecture: str = "llama", tokens: list[str] | None = None
+    path: Path, model: Model, *, kind: str = "F32", architecture: str | None = None, tokens: list[str] | None = None
 ) -> None:
     """Writes `model` with its matrices quantised as `kind`."""
     config = model.config
-    writer = gguf.GGUFWriter(path, architecture)
+    arch = ARCHITECTURES[config.family]
+    writer = gguf.GGUFWriter(path, architecture or gguf.MODEL_ARCH_NAMES[arch])
     writer.add_context_length(config.context)
     writer.add_embedding_length(config.width)
     writer.add_block_count(config.num_layers)
     writer.add_feed_forward_length(config.mlp_width)
     writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_kv_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_rope_freq_base(config.rope_base)
+    if config.family == "gpt2":
+        writer.add_layer_norm_eps(config.norm_eps)
+    else:
+        _write_rotary(writer, config)
+    if config.window is not None:
+        writer.add_sliding_window(config.window)
+    if config.family == "gemma2":
+        writer.add_attn_logit_softcapping(config.attention_softcap)
+        writer.add_final_logit_softcapping(config.logit_softcap)
     if tokens is not None:
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre("smollm")
@@ -41,24 +46,46 @@ def write_gguf(
         writer.add_eos_token_id(2)
         writer.add_pad_token_id(2)
     kind = gguf.GGMLQuantizationType[kind]
+    names = gguf.get_tensor_name_map(arch, config.num_layers)
     for name, tensor in hugging_face_tensors(model).items():
         stem, suffix = name.rsplit(".", 1)
-        layer = ""
-        if stem.startswith("model.layers."):
-            _, _, index, stem = stem.split(".", 3)
-            layer = f"blk.{index}."
-        heads = {"self_attn.q_proj": config.num_heads, "self_attn.k_proj": config.num_kv_heads}.get(stem)
-        if heads is not None:
-            tensor = interleave(tensor, heads)
+        if config.family == "llama" and stem.endswith(("q_proj", "k_proj")):
+            tensor = interleave(tensor, config.num_heads if stem.endswith("q_proj") else config.num_kv_heads)
+        if config.family.startswith("gemma") and stem.endswith("norm"):
+            tensor = tensor + 1
+        if config.family == "gpt2" and tensor.ndim == 2 and ".h." in stem:
+            tensor = np.ascontiguousarray(tensor.T)
+        theirs = f"{names.get_name(stem)}.{suffix}"
         if tensor.ndim == 1:
-            writer.add_tensor(f"{layer}{_NAMES[stem]}.{suffix}", tensor)
+            writer.add_tensor(theirs, tensor)
         else:
-            data = gguf.quantize(tensor, kind)
-            writer.add_tensor(f"{layer}{_NAMES[stem]}.{suffix}", data, raw_dtype=kind)
+            writer.add_tensor(theirs, gguf.quantize(tensor, kind), raw_dtype=kind)
+    finish(writer)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _write_rotary(writer: gguf.GGUFWriter, config) -> None:
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_rope_freq_base(config.rope_base)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return
+    if scaling.kind == "llama3":
+        plain = config.rope_base ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
+        writer.add_tensor("rope_freqs.weight", (plain / rotary.frequencies(config)).astype(np.float32))
+        return
+    writer.add_rope_scaling_type(gguf.RopeScalingType(scaling.kind))
+    writer.add_rope_scaling_factor(scaling.factor)
+    if scaling.kind == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(scaling.original_context)
 
 
 def interleave(weight: np.ndarray, heads: int) -> np.ndarray:

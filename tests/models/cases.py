@@ -4,6 +4,8 @@ import numpy as np
 
 VOCAB = 131
 LENGTHS = (40, 17, 29)
+NUM_NEW = (8, 64, 8)
+"""Tokens that `transformers` continues each prompt by."""
 
 _LLAMA = {
     "model_type": "llama", "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 80,
@@ -17,6 +19,8 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
 }  # fmt: skip
 
+_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+
 _COMMON = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 _WINDOWED = {"sliding_window": 7, "max_window_layers": 1, "use_sliding_window": True}
 _QWEN2 = _LLAMA | {"model_type": "qwen2"}
@@ -25,16 +29,16 @@ _MISTRAL = _LLAMA | {"model_type": "mistral"}
 _GEMMA = _LLAMA | {"model_type": "gemma", "head_dim": 14, "tie_word_embeddings": True}
 _GEMMA3 = _GEMMA | {"model_type": "gemma3_text", "query_pre_attn_scalar": 24, "sliding_window": 6,
                     "sliding_window_pattern": 3, "num_hidden_layers": 3}  # fmt: skip
-_GPT2 = _COMMON | {"model_type": "gpt2", "n_embd": 48, "n_head": 4, "n_layer": 2, "n_positions": 64}
+_GPT2 = _COMMON | {"model_type": "gpt2", "n_embd": 48, "n_head": 4, "n_layer": 2, "n_positions": 128}
 _BIGCODE = _GPT2 | {"model_type": "gpt_bigcode"}
-_CODEGEN = _GPT2 | {"model_type": "codegen", "n_embd": 96, "n_head": 4, "rotary_dim": 8, "n_ctx": 64}
+_CODEGEN = _GPT2 | {"model_type": "codegen", "n_embd": 96, "n_head": 4, "rotary_dim": 8, "n_ctx": 128}
 _NEOX = _COMMON | {
     "model_type": "gpt_neox", "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "max_position_embeddings": 64,
+    "num_attention_heads": 4, "max_position_embeddings": 128,
 }  # fmt: skip
 _OPT = _COMMON | {
     "model_type": "opt", "hidden_size": 48, "ffn_dim": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": 64, "word_embed_proj_dim": 48, "pad_token_id": 1,
+    "max_position_embeddings": 128, "word_embed_proj_dim": 48, "pad_token_id": 1,
 }  # fmt: skip
 
 CONFIGS = {
@@ -48,8 +52,12 @@ CONFIGS = {
     "llama-rope-llama3": _LLAMA | {"rope_parameters": _LLAMA3_ROPE, "tie_word_embeddings": True},
     "llama-rope-linear": _LLAMA
     | {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 300.0}, "rms_norm_eps": 1e-3},
+    "llama-rope-yarn": _LLAMA | {"rope_parameters": _YARN | {"beta_fast": 8, "beta_slow": 2, "attention_factor": 0.8}},
+    "qwen2-rope-yarn-deepseek": _QWEN2
+    | {"rope_parameters": _YARN | {"mscale": 1.2, "mscale_all_dim": 0.7, "truncate": False}, "head_dim": 12},
     "mistral": _MISTRAL | {"sliding_window": None},
     "mistral-window-head-10": _MISTRAL | {"sliding_window": 9, "head_dim": 10},
+    "mistral-tied-mqa-window": _MISTRAL | {"sliding_window": 5, "num_key_value_heads": 1, "tie_word_embeddings": True},
     "qwen2": _QWEN2,
     "qwen2-tied-mqa-windows": _QWEN2 | _WINDOWED | {"tie_word_embeddings": True, "num_key_value_heads": 1},
     "qwen3": _QWEN3,
@@ -73,6 +81,7 @@ CONFIGS = {
     "bigcode-mha-untied": _BIGCODE | {"multi_query": False, "tie_word_embeddings": False, "n_inner": 50},
     "codegen": _CODEGEN,
     "codegen-head-14": _CODEGEN | {"n_embd": 112, "n_head": 8, "rotary_dim": 14, "n_inner": 50},
+    "codegen-tied-part-rotated": _CODEGEN | {"tie_word_embeddings": True, "rotary_dim": 4, "activation_function": "relu"},
     "neox": _NEOX | {"rotary_pct": 0.5},
     "neox-sequential-tied": _NEOX
     | {"use_parallel_residual": False, "tie_word_embeddings": True, "rotary_pct": 1.0, "hidden_act": "gelu_new"},
@@ -82,6 +91,10 @@ CONFIGS = {
     "opt-untied-no-bias": _OPT | {"enable_bias": False, "tie_word_embeddings": False, "activation_function": "gelu"},
     "opt-projected-untied": _OPT | {"word_embed_proj_dim": 20, "tie_word_embeddings": False},
 }
+
+
+PICKLED = ("llama-tied-mqa", "gpt2", "opt-350m")
+"""Of these, torch writes what it pickles too."""
 
 
 def prompts(seed: int) -> list[list[int]]:
@@ -94,6 +107,8 @@ def cases() -> list[dict]:
     """What `transformers_reference` is asked to do for the random models."""
     sharded = {"max_shard_size": "40KB"}
     return [
-        {"name": name, "config": config, "prompts": prompts(i), "seed": i} | (sharded if "sharded" in name else {})
+        {"name": name, "config": config, "prompts": prompts(i), "num_new": NUM_NEW, "seed": i}
+        | (sharded if "sharded" in name else {})
+        | ({"pickled": True} if name in PICKLED else {})
         for i, (name, config) in enumerate(CONFIGS.items())
     ]

@@ -47,7 +47,7 @@ def reference(tmp_path_factory) -> Path:
 def smollm2_reference(tmp_path_factory, smollm2_gguf, smollm2_prompts) -> dict[str, np.ndarray]:
     """SmolLM2's logits and greedy continuations of 24 tokens by `transformers`, from the same file."""
     chats = [ids.tolist() for ids in smollm2_prompts]
-    case = {"name": "smollm2", "gguf": str(smollm2_gguf), "prompts": chats, "num_new": 24}
+    case = {"name": "smollm2", "gguf": str(smollm2_gguf), "prompts": chats, "num_new": [24] * len(chats)}
     return dict(np.load(run_reference(tmp_path_factory.mktemp("smollm2"), [case]) / "smollm2.npz"))
 
 

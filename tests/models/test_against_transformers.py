@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from bass_jax.checkpoint import load_model, save_hugging_face
-from tests.models.cases import CONFIGS, cases
+from tests.models.cases import CONFIGS, PICKLED, cases
 from tests.models.passes import read_texts, relative_error
 
 pytestmark = pytest.mark.peer
@@ -15,11 +15,24 @@ TOLERANCE = 2e-5
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case["name"])
-def test_random_models_score_as_in_transformers(case, reference):
-    model = load_model(reference / case["name"])
+def test_random_models_score_and_continue_as_in_transformers(case, reference):
+    """Teacher-forced: where every logit agrees and every maximum is the same, so is the greedy continuation."""
     expected = np.load(reference / f"{case['name']}.npz")
-    for i, logits in enumerate(read_texts(model, case["prompts"])):
+    texts = [[*prompt, *expected[f"greedy_{i}"]] for i, prompt in enumerate(case["prompts"])]
+    for i, logits in enumerate(read_texts(load_model(reference / case["name"]), texts, capacity=128)):
         assert relative_error(logits, expected[f"logits_{i}"]) < TOLERANCE
+        found = logits[len(case["prompts"][i]) - 1 : -1].argmax(-1)
+        np.testing.assert_array_equal(found, expected[f"greedy_{i}"])
+
+
+@pytest.mark.parametrize("name", PICKLED)
+def test_what_torch_pickled_is_what_it_saved_as_safetensors(name, reference):
+    expected = load_model(reference / name)
+    for suffix in ("bin", "bins"):
+        found = load_model(reference / f"{name}.{suffix}")
+        assert found.config == expected.config
+        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -42,16 +55,11 @@ def smollm2(smollm2_gguf):
     return load_model(smollm2_gguf)
 
 
-def test_smollm2_scores_as_in_transformers(smollm2, smollm2_prompts, smollm2_reference):
-    for i, logits in enumerate(read_texts(smollm2, smollm2_prompts, capacity=128)):
-        assert relative_error(logits, smollm2_reference[f"logits_{i}"]) < TOLERANCE
-
-
-def test_smollm2_continues_as_in_transformers(smollm2, smollm2_prompts, smollm2_reference):
+def test_smollm2_scores_and_continues_as_in_transformers(smollm2, smollm2_prompts, smollm2_reference):
     expected = smollm2_reference
     texts = [np.concatenate([prompt, expected[f"greedy_{i}"]]) for i, prompt in enumerate(smollm2_prompts)]
-    # Teacher-forced: the first token that is not the same is where the argmax differs.
     for i, logits in enumerate(read_texts(smollm2, texts, capacity=128)):
+        assert relative_error(logits, expected[f"logits_{i}"]) < TOLERANCE
         found = logits[len(smollm2_prompts[i]) - 1 : -1].argmax(-1)
         np.testing.assert_array_equal(found, expected[f"greedy_{i}"])
 

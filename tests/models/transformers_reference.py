@@ -2,10 +2,12 @@
 
     python transformers_reference.py cases.json directory
 
-``cases.json`` lists cases: ``{"name", "config": {"model_type", …}, "prompts": [[ids], …], "seed"}`` for a random
-model of that configuration, or ``{"name", "gguf": path, "prompts", "num_new"}``. For each,
+``cases.json`` lists cases: ``{"name", "config": {"model_type", …}, "prompts": [[ids], …], "num_new": [n, …], "seed"}``
+for a random model of that configuration, or ``{"name", "gguf": path, "prompts", "num_new"}``. For each,
 ``directory/name/`` gets the checkpoint (random models) and ``directory/name.npz`` gets, for prompt ``i``,
-``logits_i`` ``[n, V]`` of every position, read without padding, and ``greedy_i``, the greedy continuation.
+``greedy_i``, its greedy continuation of ``n`` tokens, and ``logits_i`` ``[..., V]`` of every position of both, read
+without padding and without a cache. A case with ``"pickled"`` gets ``directory/name.bin/`` and
+``directory/name.bins/`` too, the same weights as one file and as shards that torch pickled.
 """
 
 import json
@@ -32,19 +34,35 @@ def randomize(model, seed):
 
 @torch.no_grad()
 def reference(model, prompts, num_new):
-    """Logits of every position of every prompt, and the greedy continuations."""
+    """Greedy continuations, and the logits of every position of every prompt with its own."""
     results = {}
-    for i, prompt in enumerate(prompts):
-        ids = torch.tensor([prompt])
-        results[f"logits_{i}"] = model(ids).logits[0].float().numpy()
-        if num_new:
-            past, tokens, step = None, [], ids
-            for _ in range(num_new):
-                output = model(step, past_key_values=past, use_cache=True)
-                past, step = output.past_key_values, output.logits[:, -1:].argmax(-1)
-                tokens.append(int(step))
-            results[f"greedy_{i}"] = np.asarray(tokens, np.int32)
+    for i, (prompt, count) in enumerate(zip(prompts, num_new, strict=True)):
+        past, tokens, step = None, [], torch.tensor([prompt])
+        for _ in range(count):
+            output = model(step, past_key_values=past, use_cache=True)
+            past, step = output.past_key_values, output.logits[:, -1:].argmax(-1)
+            tokens.append(int(step))
+        results[f"greedy_{i}"] = np.asarray(tokens, np.int32)
+        results[f"logits_{i}"] = model(torch.tensor([[*prompt, *tokens]])).logits[0].float().numpy()
     return results
+
+
+def pickle_weights(model, directory):
+    """Writes the weights as old releases did: one ``pytorch_model.bin``, and shards with their index."""
+    tensors = model.state_dict()
+    names = list(tensors)
+    for suffix, parts in (("bin", [names]), ("bins", [names[::2], names[1::2]])):
+        place = directory.with_name(f"{directory.name}.{suffix}")
+        place.mkdir()
+        model.config.save_pretrained(place)
+        table = {}
+        for i, part in enumerate(parts):
+            file = "pytorch_model.bin" if len(parts) == 1 else f"pytorch_model-{i + 1:05}-of-{len(parts):05}.bin"
+            torch.save({name: tensors[name] for name in part}, place / file)
+            table |= dict.fromkeys(part, file)
+        if len(parts) > 1:
+            index = {"metadata": {}, "weight_map": table}
+            (place / "pytorch_model.bin.index.json").write_text(json.dumps(index))
 
 
 def main(cases, directory):
@@ -60,8 +78,10 @@ def main(cases, directory):
             randomize(model, case["seed"])
             model.tie_weights()
             model.save_pretrained(directory / case["name"], max_shard_size=case.get("max_shard_size", "1GB"))
+            if case.get("pickled"):
+                pickle_weights(model, directory / case["name"])
         model.eval()
-        results = reference(model, case["prompts"], case.get("num_new", 0))
+        results = reference(model, case["prompts"], case["num_new"])
         np.savez(directory / f"{case['name']}.npz", **results)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bass_jax.config import ModelConfig
+from bass_jax.models.families import tiles
 from bass_jax.models.families.base import Rule
 
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -137,9 +138,14 @@ def under(path: str, rules: dict[str, Rule]) -> dict[str, Rule]:
 def _fuse(config: ModelConfig, parts: Parts) -> np.ndarray:
     K, R, H = config.num_kv_heads, config.queries_per_kv_head, config.head_dim
     # [out, in] weights, or [out] biases: out is (kv head, query of the group, lane).
-    grouped = [x.reshape(K, heads, H, *x.shape[1:]) for x, heads in zip(parts, (R, 1, 1), strict=True)]
-    fused = np.concatenate(grouped, axis=1)
-    return np.moveaxis(fused, -1, 0) if fused.ndim == 4 else fused
+    tail = parts[0].shape[1:]
+    fused, start = tiles.empty((*tail, K, R + 2, H), parts[0].dtype), 0
+    for part, heads in zip(parts, (R, 1, 1), strict=True):
+        grouped = part.reshape(K, heads, H, *part.shape[1:])
+        grouped = np.moveaxis(grouped, -1, 0) if grouped.ndim == 4 else grouped
+        tiles.copy(fused[..., start : start + heads, :], grouped)
+        start += heads
+    return fused
 
 
 def _unfuse(config: ModelConfig, fused: np.ndarray) -> Parts:
@@ -151,8 +157,10 @@ def _unfuse(config: ModelConfig, fused: np.ndarray) -> Parts:
 
 def _gate_up(names: tuple[str, str], suffix: str) -> Rule:
     def build(gate, up):
-        fused = np.stack([gate, up])
-        return np.moveaxis(fused, -1, 0) if fused.ndim == 3 else fused
+        fused = tiles.empty((*gate.shape[:0:-1], 2, gate.shape[0]), gate.dtype)
+        for i, part in enumerate((gate, up)):
+            tiles.copy(fused[..., i, :], part.T)
+        return fused
 
     def split(fused):
         fused = np.moveaxis(fused, 0, -1) if fused.ndim == 3 else fused

@@ -1,5 +1,6 @@
 """Llama 2 and 3, SmolLM2, TinyLlama and every model of their layout."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,7 +34,7 @@ def read_config(source: Mapping[str, Any], family: str = "llama", *, is_tied: bo
         mlp_width=read_integer(source, "intermediate_size"),
         context=read_integer(source, "max_position_embeddings", 2048),
         rope_base=float(rope.get("rope_theta", source.get("rope_theta", 10000.0))),
-        rope_scaling=read_scaling(rope or scaling),
+        rope_scaling=read_scaling(rope or scaling, source.get("max_position_embeddings")),
         norm_eps=float(source.get("rms_norm_eps", 1e-6)),
         is_tied=bool(source.get("tie_word_embeddings", is_tied)),
         has_attention_bias=bool(source.get("attention_bias", False)),
@@ -42,8 +43,12 @@ def read_config(source: Mapping[str, Any], family: str = "llama", *, is_tied: bo
     )
 
 
-def read_scaling(source: Mapping[str, Any]) -> RopeScaling | None:
+def read_scaling(source: Mapping[str, Any], context: int | None = None) -> RopeScaling | None:
     """Reads ``rope_parameters`` or the older ``rope_scaling``.
+
+    Args:
+        source: the one or the other.
+        context: of the first training where neither says.
 
     Raises:
         ValueError: if it is of an unknown type.
@@ -61,7 +66,26 @@ def read_scaling(source: Mapping[str, Any]) -> RopeScaling | None:
             float(source["high_freq_factor"]),
             int(source["original_max_position_embeddings"]),
         )
-    raise ValueError(f"config.json: rope_type={kind!r}: expected 'default', 'linear' or 'llama3'")
+    if kind == "yarn":
+        return _read_yarn({"original_max_position_embeddings": context, **source})
+    raise ValueError(f"config.json: rope_type={kind!r}: expected 'default', 'linear', 'llama3' or 'yarn'")
+
+
+def _read_yarn(source: Mapping[str, Any]) -> RopeScaling:
+    factor = float(source["factor"])
+    attention_factor = source.get("attention_factor")
+    own, of_all = source.get("mscale"), source.get("mscale_all_dim")
+    if attention_factor is None and own and of_all:  # DeepSeek's way of saying it.
+        attention_factor = (0.1 * own * math.log(factor) + 1) / (0.1 * of_all * math.log(factor) + 1)
+    return RopeScaling(
+        "yarn",
+        factor,
+        original_context=int(source["original_max_position_embeddings"]),
+        beta_fast=float(source.get("beta_fast") or 32),
+        beta_slow=float(source.get("beta_slow") or 1),
+        attention_factor=None if attention_factor is None else float(attention_factor),
+        is_truncated=bool(source.get("truncate", True)),
+    )
 
 
 def write_config(config: ModelConfig, architecture: str = "LlamaForCausalLM") -> dict[str, Any]:
@@ -97,6 +121,14 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
                 "low_freq_factor": scaling.low_freq_factor,
                 "high_freq_factor": scaling.high_freq_factor,
                 "original_max_position_embeddings": scaling.original_context,
+            }
+        if scaling.kind == "yarn":
+            rope |= {
+                "original_max_position_embeddings": scaling.original_context,
+                "beta_fast": scaling.beta_fast,
+                "beta_slow": scaling.beta_slow,
+                "attention_factor": scaling.attention_factor,
+                "truncate": scaling.is_truncated,
             }
     return rope
 

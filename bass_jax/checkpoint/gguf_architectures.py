@@ -1,0 +1,183 @@
+"""What the architectures of GGUF files mean in Hugging Face's terms: names, configuration, order of lanes."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+_LLAMA_NAMES = {
+    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+_SANDWICH_NAMES = _LLAMA_NAMES | {
+    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}  # fmt: skip
+_GPT2_NAMES = {
+    "token_embd": "transformer.wte", "position_embd": "transformer.wpe", "output_norm": "transformer.ln_f",
+    "output": "lm_head", "attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj",
+}  # fmt: skip
+
+_COMMON_KEYS = {
+    "hidden_size": "embedding_length", "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count", "intermediate_size": "feed_forward_length",
+    "max_position_embeddings": "context_length",
+}  # fmt: skip
+_GPT2_KEYS = dict(zip(("n_embd", "n_layer", "n_head", "n_inner", "n_positions"), _COMMON_KEYS.values(), strict=True))
+
+Config = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """One value of ``general.architecture``.
+
+    Attributes:
+        family: the ``model_type`` that it is.
+        layers: what Hugging Face puts before the number of a layer.
+        names: parts of tensor names, ours to theirs.
+        keys: Hugging Face's key → that of a positive integer in the metadata.
+        finish: the rest of the configuration, from the metadata's other values and what was read by `keys`.
+        restore: a stored tensor by its Hugging Face name, as Hugging Face stores it.
+    """
+
+    family: str
+    layers: str
+    names: Mapping[str, str]
+    keys: Mapping[str, str]
+    finish: Callable[["Metadata", Config], Config]
+    restore: Callable[[str, np.ndarray, Config], np.ndarray]
+
+    def name_of(self, stored: str) -> str:
+        """The Hugging Face name of a stored tensor; an unknown one keeps its own."""
+        stem, _, suffix = stored.rpartition(".")
+        layer, part = "", stem
+        if stem.startswith("blk."):
+            _, number, part = stem.split(".", 2) if stem.count(".") > 1 else ("", "", stem)
+            layer = f"{self.layers}.{number}."
+        return f"{layer}{self.names[part]}.{suffix}" if part in self.names else stored
+
+
+@dataclasses.dataclass(frozen=True)
+class Metadata:
+    """Values under an architecture's own prefix.
+
+    Attributes:
+        value: name, default → value.
+        number: as `value`, of a number; stored as float32, so that 1e-5 comes back as 1e-5.
+        tensors: Hugging Face names of all tensors.
+    """
+
+    value: Callable[..., Any]
+    number: Callable[..., float]
+    tensors: frozenset[str]
+
+
+def _llama(meta: Metadata, config: Config) -> Config:
+    heads = config["num_attention_heads"]
+    config = config | {
+        "num_key_value_heads": meta.value("attention.head_count_kv", heads),
+        "head_dim": meta.value("attention.key_length", config["hidden_size"] // heads),
+        "rope_theta": meta.number("rope.freq_base", 10000.0),
+        "rms_norm_eps": meta.number("attention.layer_norm_rms_epsilon", 1e-6),
+        "tie_word_embeddings": "lm_head.weight" not in meta.tensors,
+        "attention_bias": "model.layers.0.self_attn.q_proj.bias" in meta.tensors,
+        "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in meta.tensors,
+    }
+    kind = meta.value("rope.scaling.type", "none")
+    if kind not in ("none", "linear", "yarn"):
+        raise ValueError(f"rope.scaling.type={kind!r}: expected 'none', 'linear' or 'yarn'")
+    if kind == "linear":
+        config["rope_scaling"] = {"rope_type": "linear", "factor": meta.number("rope.scaling.factor", 1.0)}
+    if kind == "yarn":
+        if meta.value("rope.scaling.attn_factor", 1.0) != 1.0:
+            raise ValueError(f"rope.scaling.attn_factor={meta.value('rope.scaling.attn_factor')!r}: expected 1")
+        config["rope_scaling"] = {
+            "rope_type": "yarn",
+            "factor": meta.number("rope.scaling.factor", 1.0),
+            "original_max_position_embeddings": meta.value(
+                "rope.scaling.original_context_length", config["max_position_embeddings"]
+            ),
+        }
+    return config
+
+
+def _gemma2(meta: Metadata, config: Config) -> Config:
+    config = _llama(meta, config)
+    # Not in the metadata: the 27B alone scales by the width.
+    is_27b = config["num_hidden_layers"] == 46
+    return config | {
+        "query_pre_attn_scalar": _width_per_head(config) if is_27b else config["head_dim"],
+        "sliding_window": meta.value("attention.sliding_window", 4096),
+        "attn_logit_softcapping": meta.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": meta.number("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(meta: Metadata, config: Config) -> Config:
+    config = _llama(meta, config)
+    is_27b = config["num_hidden_layers"] == 62
+    return config | {
+        "rope_theta": meta.number("rope.freq_base", 1e6),
+        "query_pre_attn_scalar": _width_per_head(config) if is_27b else config["head_dim"],
+        "sliding_window": meta.value("attention.sliding_window", 4096),
+    }
+
+
+def _width_per_head(config: Config) -> int:
+    return config["hidden_size"] // config["num_attention_heads"]
+
+
+def _gpt2(meta: Metadata, config: Config) -> Config:
+    return config | {
+        "layer_norm_epsilon": meta.number("attention.layer_norm_epsilon", 1e-5),
+        "tie_word_embeddings": "lm_head.weight" not in meta.tensors,
+    }
+
+
+def _as_stored(name: str, array: np.ndarray, config: Config) -> np.ndarray:
+    return array
+
+
+def _half_split(name: str, array: np.ndarray, config: Config) -> np.ndarray:
+    """Llama's queries and keys are stored with interleaved rotary lanes: ``[out, in]`` with half-split ones."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+    if heads is None:
+        return array
+    count = config[heads]
+    if not isinstance(count, int) or count < 1 or array.ndim < 1 or array.shape[0] % (2 * count):
+        raise ValueError(f"{list(array.shape)}: {count} heads")
+    pairs = array.reshape(count, array.shape[0] // count // 2, 2, *array.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(array.shape)
+
+
+def _without_one(name: str, array: np.ndarray, config: Config) -> np.ndarray:
+    """Gemma's norms are stored with their offset added."""
+    return array - np.float32(1) if name.endswith("norm.weight") else array
+
+
+def _in_first(name: str, array: np.ndarray, config: Config) -> np.ndarray:
+    """GPT-2's matrices are ``[in, out]`` at Hugging Face's."""
+    is_matrix = array.ndim == 2 and name.split(".")[-2] in ("c_attn", "c_proj", "c_fc")
+    return array.T if is_matrix else array
+
+
+def _llama_like(family: str, restore, names=_LLAMA_NAMES, finish=_llama) -> Architecture:
+    return Architecture(family, "model.layers", names, _COMMON_KEYS, finish, restore)
+
+
+ARCHITECTURES = {
+    "llama": _llama_like("llama", _half_split),
+    "qwen2": _llama_like("qwen2", _as_stored),
+    "qwen3": _llama_like("qwen3", _as_stored),
+    "gemma": _llama_like("gemma", _without_one),
+    "gemma2": _llama_like("gemma2", _without_one, _SANDWICH_NAMES, _gemma2),
+    "gemma3": _llama_like("gemma3_text", _without_one, _SANDWICH_NAMES, _gemma3),
+    "gpt2": Architecture("gpt2", "transformer.h", _GPT2_NAMES, _GPT2_KEYS, _gpt2, _in_first),
+}
+"""By ``general.architecture``."""

@@ -1,0 +1,88 @@
+"""Copies that turn a matrix over, a tile at a time.
+
+Walking a large transposed view row by row misses every cache: on one CPU core it moves 0.6 GB/s of float32. Tiles
+that are long where the source is contiguous and 16 wide where the destination is move several times that, and two
+threads nearly twice as much again.
+"""
+
+import itertools
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+LONG, WIDE = 1024, 16
+"""Sides of a tile, in elements, along the contiguous axis of the source and of the destination."""
+
+ALIGNMENT = 64
+"""Bytes; an array that starts at a multiple is taken over by jax on a CPU without another copy."""
+
+_SMALL = 1 << 18
+"""Elements below which threads cost more than they save."""
+
+_pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="tiles")
+
+
+def empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
+    """Allocates an array aligned for jax, uninitialised."""
+    dtype = np.dtype(dtype)
+    size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def copy(destination: np.ndarray, source: np.ndarray) -> None:
+    """Copies `source` into `destination`, whatever the strides of the two.
+
+    Raises:
+        ValueError: if their shapes differ.
+    """
+    if destination.shape != source.shape:
+        raise ValueError(f"shapes {list(source.shape)} and {list(destination.shape)} differ")
+    destination, source = _merged(destination, source)
+    if source.size < _SMALL:
+        np.copyto(destination, source)
+        return
+
+    def move(tile):
+        np.copyto(destination[tile], source[tile])
+
+    list(_pool.map(move, _tiles(destination, source)))
+
+
+def contiguous(source: np.ndarray) -> np.ndarray:
+    """Returns a new, aligned array of `source` in row-major order."""
+    copied = empty(source.shape, source.dtype)
+    copy(copied, source)
+    return copied
+
+
+def _tiles(destination: np.ndarray, source: np.ndarray) -> Iterable[tuple[slice, ...]]:
+    theirs, ours = int(np.argmin(source.strides)), int(np.argmin(destination.strides))
+    if theirs == ours:
+        sides = [max(1, _SMALL // source[0].size), *source.shape[1:]]
+    else:
+        sides = [1] * source.ndim
+        sides[theirs], sides[ours] = LONG, WIDE
+    starts = [range(0, size, side) for size, side in zip(source.shape, sides, strict=True)]
+    for corner in itertools.product(*starts):
+        yield tuple(slice(start, start + side) for start, side in zip(corner, sides, strict=True))
+
+
+def _merged(destination: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Views with neighbouring axes as one where both arrays can walk them as one."""
+    axes: list[list[int]] = []  # [size, stride of the destination, stride of the source]
+    for size, *strides in zip(source.shape, destination.strides, source.strides, strict=True):
+        if size == 1:
+            continue
+        if axes and axes[-1][1:] == [stride * size for stride in strides]:
+            axes[-1] = [axes[-1][0] * size, *strides]
+        else:
+            axes.append([size, *strides])
+    if not axes or source.size == 0:
+        return destination.reshape(source.shape), source
+    shape, ours, theirs = zip(*axes, strict=True)
+    view = np.lib.stride_tricks.as_strided
+    return view(destination, shape, ours), view(source, shape, theirs)
