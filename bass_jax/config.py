@@ -115,7 +115,7 @@ class ModelConfig:
         norm: ``"rms"``, or ``"layer"`` with a mean and biases.
         norm_offset: added to the learned scale of RMS norms (Gemma's 1).
         block: ``"pre_norm"``; ``"post_norm"`` normalises each sum (OPT 350M); ``"sandwich"`` normalises before
-            and after each part (Gemma 3); ``"parallel"`` adds attention and mlp of one input (GPT-NeoX, CodeGen).
+            and after each part (Gemma 2 and 3); ``"parallel"`` adds attention and mlp of one input (GPT-NeoX, CodeGen).
         has_parallel_mlp_norm: in a parallel block, the mlp has a norm of its own.
         has_final_norm: a norm after the last layer.
         has_qk_norm: RMS norms over the heads of queries and keys (Qwen3, Gemma 3).

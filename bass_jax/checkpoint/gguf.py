@@ -128,7 +128,7 @@ def _scaling_of(divisors: np.ndarray, config: dict[str, Any], where: str) -> dic
     Raises:
         ValueError: if there is none with the low and high frequency factors 1 and 4 of all its releases.
     """
-    factor, half = float(np.max(divisors, initial=1)), divisors.size
+    factor, half = round(float(np.max(divisors, initial=1)), 4), divisors.size  # Stored as float32.
     if divisors.shape != (half,) or 2 * half != config["head_dim"] or not 1 < config["rope_theta"] < math.inf:
         raise ValueError(f"{where}: expected a divisor per pair of lanes, with a rotary base above 1")
     turns_per_token = config["rope_theta"] ** -(np.arange(half) / half) / (2 * math.pi)
@@ -141,7 +141,7 @@ def _scaling_of(divisors: np.ndarray, config: dict[str, Any], where: str) -> dic
                 "factor": factor,
                 "low_freq_factor": 1.0,
                 "high_freq_factor": 4.0,
-                "original_max_position_embeddings": int(context),
+                "original_max_position_embeddings": round(context),
             }
     raise ValueError(f"{where}: expected the divisors of Llama 3's rotary scaling")
 

@@ -23,12 +23,15 @@ _GPT2_NAMES = {
     "ffn_norm": "ln_2", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj",
 }  # fmt: skip
 
-_COMMON_KEYS = {
+_LLAMA_KEYS = {
     "hidden_size": "embedding_length", "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count", "intermediate_size": "feed_forward_length",
     "max_position_embeddings": "context_length",
 }  # fmt: skip
-_GPT2_KEYS = dict(zip(("n_embd", "n_layer", "n_head", "n_inner", "n_positions"), _COMMON_KEYS.values(), strict=True))
+_GPT2_KEYS = {
+    "n_embd": "embedding_length", "n_layer": "block_count", "n_head": "attention.head_count",
+    "n_inner": "feed_forward_length", "n_positions": "context_length",
+}  # fmt: skip
 
 Config = dict[str, Any]
 
@@ -168,7 +171,7 @@ def _in_first(name: str, array: np.ndarray, config: Config) -> np.ndarray:
 
 
 def _llama_like(family: str, restore, names=_LLAMA_NAMES, finish=_llama) -> Architecture:
-    return Architecture(family, "model.layers", names, _COMMON_KEYS, finish, restore)
+    return Architecture(family, "model.layers", names, _LLAMA_KEYS, finish, restore)
 
 
 ARCHITECTURES = {

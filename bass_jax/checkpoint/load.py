@@ -24,6 +24,8 @@ from bass_jax.typing import Array
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
+_HUB_PICKLES = ["pytorch_model*.bin"]
+"""Fetched where there are no safetensors."""
 
 
 def load_model(
@@ -38,8 +40,9 @@ def load_model(
     """Loads a model, tensor by tensor, each cast and straight to where it belongs.
 
     Args:
-        path: a checkpoint directory of ours, a Hugging Face directory (``config.json`` and safetensors, one
-            file or an index with its shards), a ``.gguf`` file, or a Hub id such as ``"owner/name"``.
+        path: a checkpoint directory of ours, a Hugging Face directory (``config.json`` and safetensors or
+            ``pytorch_model.bin``, one file or an index with its shards), a ``.gguf`` file, or a Hub id such as
+            ``"owner/name"``.
         dtype: ``"float32"`` or ``"bfloat16"``; default what is stored, or float32 if that is neither.
         mesh: devices to shard the parameters over; default the default device.
         rules: logical axis → mesh axis; see `bass_jax.models.sharding`.
@@ -108,7 +111,10 @@ def resolve(path: str | PathLike[str]) -> Path:
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.snapshot_download(str(path), allow_patterns=_HUB_FILES))
+        directory = Path(huggingface_hub.snapshot_download(str(path), allow_patterns=_HUB_FILES))
+        if not any(directory.glob("*.safetensors")):
+            huggingface_hub.snapshot_download(str(path), allow_patterns=_HUB_PICKLES)
+        return directory
     except Exception as error:  # Network, authentication and naming errors of many kinds.
         raise ValueError(
             f"{path}: no such file or directory, and not to be had as a Hub id: {one_line(error)}"

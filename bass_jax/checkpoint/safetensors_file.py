@@ -52,7 +52,9 @@ class SafetensorsFile:
     def read(self, name: str) -> np.ndarray:
         """Returns a tensor of floating point, mapped: copy it before the file may change."""
         shape = self.shapes[name]
-        return np.frombuffer(self._memory, FLOATS[self.kinds[name]], math.prod(shape), self._starts[name]).reshape(shape)
+        return np.frombuffer(self._memory, FLOATS[self.kinds[name]], math.prod(shape), self._starts[name]).reshape(
+            shape
+        )
 
     def release(self) -> None:
         """Lets go of the pages that were read; they stay in the system's cache."""

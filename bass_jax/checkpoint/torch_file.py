@@ -43,7 +43,7 @@ class _Storage(NamedTuple):
     size: int  # elements
 
 
-class _Refused(ValueError):
+class RefusedError(ValueError):
     """The pickle wants what weights have no need of."""
 
 
@@ -137,7 +137,7 @@ def _check_view(name: str, tensor: _Tensor) -> None:
 def _read_tensors(content: bytes) -> dict[str, _Tensor]:
     try:
         found = _run(pickletools.genops(content))
-    except _Refused:
+    except RefusedError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"a damaged pickle: {one_line(error)}") from None
@@ -193,7 +193,8 @@ def _run(operations: Iterator) -> Any:
                 stack.append(memo[argument])
             case "APPEND" | "APPENDS":
                 items = list(take(1)) if operation.name == "APPEND" else to_mark()
-                stack[-1].extend(items)
+                whole: Any = stack[-1]
+                whole.extend(items)
             case "SETITEM" | "SETITEMS":
                 items = list(take(2)) if operation.name == "SETITEM" else to_mark()
                 stack[-1].update(zip(items[::2], items[1::2], strict=True))
@@ -206,15 +207,15 @@ def _run(operations: Iterator) -> Any:
             case "BUILD":  # The version numbers that a module leaves beside its state.
                 take(1)
                 if not isinstance(stack[-1], dict):
-                    raise _Refused("the pickle sets the state of what is no dict")
+                    raise RefusedError("the pickle sets the state of what is no dict")
             case name:
-                raise _Refused(f"the pickle uses {name}, which weights have no need of")
+                raise RefusedError(f"the pickle uses {name}, which weights have no need of")
     raise ValueError("it has no end")
 
 
 def _find(module: Any, name: Any) -> _Name:
     if (module, name) not in _NAMES:
-        raise _Refused(
+        raise RefusedError(
             f"the pickle names {module}.{name}, which weights have no need of: it may run code and is not read"
         )
     return _Name(module, name)

@@ -23,6 +23,7 @@ def write_gguf(
     config = model.config
     arch = ARCHITECTURES[config.family]
     writer = gguf.GGUFWriter(path, architecture or gguf.MODEL_ARCH_NAMES[arch])
+    writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.context)
     writer.add_embedding_length(config.width)
     writer.add_block_count(config.num_layers)

@@ -88,6 +88,11 @@ def test_a_hub_id_without_a_network(monkeypatch):
         ({"tie_word_embeddings": False}, r"missing tensor 'lm_head.weight' \(1 missing\)"),
         ({"model_type": "mistral", "sliding_window": -1}, r"theirs: window=-1: expected a positive integer"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, r"attn_logit_softcapping=50.0: expected None"),
+        (
+            {"model_type": "gemma2", "attn_logit_softcapping": -1.0},
+            r"attention_softcap=-1.0: expected a positive",
+        ),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, r"use_bidirectional_attention=True: expected"),
         ({"model_type": "gemma3_text", "layer_types": ["chunked"]}, r"layer_types: 'chunked': expected"),
         ({"model_type": "qwen3"}, r"missing tensor 'model.layers.0.self_attn.k_norm.weight' \(4 missing\)"),
         ({"model_type": "codegen"}, r"n_embd=None: expected an integer"),
@@ -151,7 +156,7 @@ def test_an_index_that_lies(checkpoint):
 def test_gguf_of_another_kind(tmp_path, model):
     path = tmp_path / "model.gguf"
     write_gguf(path, model, architecture="falcon")
-    refused(path, r"model.gguf: general.architecture='falcon': expected 'llama'")
+    refused(path, r"model.gguf: general.architecture='falcon': expected one of \['llama'")
     tokens = [*map(str, range(model.config.vocab_size))]
     write_gguf(path, model, tokens=tokens)
     refused_tokenizer = r"model.gguf: not a readable tokenizer: .*`t`"

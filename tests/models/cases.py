@@ -27,6 +27,8 @@ _QWEN2 = _LLAMA | {"model_type": "qwen2"}
 _QWEN3 = _LLAMA | {"model_type": "qwen3", "head_dim": 14}
 _MISTRAL = _LLAMA | {"model_type": "mistral"}
 _GEMMA = _LLAMA | {"model_type": "gemma", "head_dim": 14, "tie_word_embeddings": True}
+_GEMMA2 = _GEMMA | {"model_type": "gemma2", "query_pre_attn_scalar": 24, "sliding_window": 6,
+                    "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0}  # fmt: skip
 _GEMMA3 = _GEMMA | {"model_type": "gemma3_text", "query_pre_attn_scalar": 24, "sliding_window": 6,
                     "sliding_window_pattern": 3, "num_hidden_layers": 3}  # fmt: skip
 _GPT2 = _COMMON | {"model_type": "gpt2", "n_embd": 48, "n_head": 4, "n_layer": 2, "n_positions": 128}
@@ -64,6 +66,12 @@ CONFIGS = {
     "qwen3-tied-bias-windows": _QWEN3 | _WINDOWED | {"tie_word_embeddings": True, "attention_bias": True},
     "gemma": _GEMMA,
     "gemma-untied-mqa": _GEMMA | {"tie_word_embeddings": False, "num_key_value_heads": 1, "head_dim": 22},
+    "gemma2": _GEMMA2,
+    "gemma2-untied-mqa-bias": _GEMMA2
+    | {"tie_word_embeddings": False, "num_key_value_heads": 1, "attention_bias": True, "attn_logit_softcapping": 0.7},
+    "gemma2-uncapped-other-layers": _GEMMA2
+    | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "head_dim": 10, "num_key_value_heads": 4}
+    | {"layer_types": ["full_attention", "sliding_attention"], "query_pre_attn_scalar": 31},
     "gemma3": _GEMMA3,
     "gemma3-rope-mqa-softcap": _GEMMA3
     | {"num_key_value_heads": 1, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 31}
@@ -81,7 +89,8 @@ CONFIGS = {
     "bigcode-mha-untied": _BIGCODE | {"multi_query": False, "tie_word_embeddings": False, "n_inner": 50},
     "codegen": _CODEGEN,
     "codegen-head-14": _CODEGEN | {"n_embd": 112, "n_head": 8, "rotary_dim": 14, "n_inner": 50},
-    "codegen-tied-part-rotated": _CODEGEN | {"tie_word_embeddings": True, "rotary_dim": 4, "activation_function": "relu"},
+    "codegen-tied-part-rotated": _CODEGEN
+    | {"tie_word_embeddings": True, "rotary_dim": 4, "activation_function": "relu"},
     "neox": _NEOX | {"rotary_pct": 0.5},
     "neox-sequential-tied": _NEOX
     | {"use_parallel_residual": False, "tie_word_embeddings": True, "rotary_pct": 1.0, "hidden_act": "gelu_new"},

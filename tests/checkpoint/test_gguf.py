@@ -1,0 +1,172 @@
+"""GGUF files: every architecture and quantisation that is read, and one line for what is not."""
+
+import dataclasses
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bass_jax.checkpoint import load_model
+from bass_jax.checkpoint.gguf import GgufFile
+from bass_jax.config import ModelConfig, RopeScaling
+from tests.checkpoint.gguf_writer import finish, write_gguf
+from tests.checkpoint.small import random_model, small_config
+
+WINDOWS = {"window": 6, "windowed_layers": (True, False)}
+GEMMA = {"norm_offset": 1.0, "embedding_scale": 4.0, "activation": "gelu_tanh"}
+SANDWICH = GEMMA | WINDOWS | {"block": "sandwich", "attention_scale": 0.5}
+CONFIGS = {
+    "llama": {"num_kv_heads": 2},
+    "llama biases": {"is_tied": False, "has_attention_bias": True, "has_mlp_bias": True},
+    "llama linear": {"rope_scaling": RopeScaling("linear", 4.0)},
+    "llama yarn": {"rope_scaling": RopeScaling("yarn", 4.0, original_context=32)},
+    "llama 3.1": {"rope_base": 5e5, "rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 8192), "head_dim": 64},
+    "llama 3.2": {"rope_base": 5e5, "rope_scaling": RopeScaling("llama3", 32.0, 1.0, 4.0, 8192), "head_dim": 64},
+    "qwen2": {"family": "qwen2", "is_tied": False, "has_attention_bias": True, "has_out_bias": False},
+    "qwen3": {"family": "qwen3", "has_qk_norm": True, "head_dim": 6},
+    "gemma": {"family": "gemma"} | GEMMA,
+    "gemma2": {"family": "gemma2", "attention_softcap": 50.0, "logit_softcap": 30.0} | SANDWICH,
+    "gemma3": {"family": "gemma3_text", "has_qk_norm": True, "rope_base": 1e6, "window_rope_base": 10000.0}
+    | SANDWICH
+    | {"num_layers": 6, "windowed_layers": (True,) * 5 + (False,)},
+    "gpt2": {
+        "family": "gpt2", "positions": "learned", "norm": "layer", "has_attention_bias": True, "has_mlp_bias": True,
+        "is_gated": False, "activation": "gelu_tanh",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
+def test_every_architecture(changes, tmp_path):
+    model = random_model(small_config(**changes))
+    write_gguf(tmp_path / "model.gguf", model)
+    found = load_model(tmp_path / "model.gguf")
+    assert found.config == model.config
+    assert jax.tree.structure(found) == jax.tree.structure(model)
+    # Gemma's norms are stored plus one, which costs their last digits.
+    for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(model.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=3e-7 if model.config.norm_offset else 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("F32", 0), ("F16", 2**-11), ("BF16", 2**-8), ("Q8_0", 2**-7), ("Q4_0", 2**-3), ("Q4_1", 2**-3)]
+)
+def test_what_is_read_is_what_was_quantised(kind, error, tmp_path):
+    changes = {"width": 64, "mlp_width": 64, "head_dim": 16, "num_kv_heads": 2, "is_tied": False}
+    model = random_model(small_config(**changes), 1)
+    write_gguf(tmp_path / "model.gguf", model, kind=kind)
+    found = load_model(tmp_path / "model.gguf")
+    assert found.config == model.config
+    for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(model.params), strict=True):
+        # A step of the quantisation: a share of the block's largest value, which is at most the tensor's.
+        np.testing.assert_allclose(a, b, rtol=0, atol=error * float(jnp.abs(b).max()))
+
+
+def q4_k(block: np.ndarray) -> np.ndarray:
+    """256 numbers of a Q4_K block, by ggml's definition: eight groups with a scale and a least value of 6 bits."""
+    scale, least = block[:4].view(np.float16).astype(np.float32)
+    packed, nibbles = block[4:16].astype(int), block[16:].astype(int)
+    numbers = []
+    for group in range(8):
+        if group < 4:
+            factor, floor = packed[group] & 63, packed[group + 4] & 63
+        else:
+            factor = packed[group + 4] & 15 | packed[group - 4] >> 6 << 4
+            floor = packed[group + 4] >> 4 | packed[group] >> 6 << 4
+        part = nibbles[group // 2 * 32 : group // 2 * 32 + 32] >> 4 * (group % 2) & 15
+        numbers += [scale * np.float32(factor) * np.float32(q) - least * np.float32(floor) for q in part]
+    return np.array(numbers, np.float32)
+
+
+def q6_k(block: np.ndarray) -> np.ndarray:
+    """256 numbers of a Q6_K block: sixteen groups with a signed scale, numbers of 4 low and 2 high bits, less 32."""
+    low, high = block[:128].astype(int), block[128:192].astype(int)
+    factors, scale = block[192:208].view(np.int8), block[208:].view(np.float16).astype(np.float32)[0]
+    numbers = np.zeros(256, np.float32)
+    for half in range(2):
+        for quarter in range(4):
+            for i in range(32):
+                nibble = low[64 * half + 32 * (quarter % 2) + i] >> 4 * (quarter // 2) & 15
+                q = (nibble | (high[32 * half + i] >> 2 * quarter & 3) << 4) - 32
+                at = 128 * half + 32 * quarter + i
+                numbers[at] = scale * np.float32(factors[at // 16]) * np.float32(q)
+    return numbers
+
+
+def write_one(path, data: np.ndarray, kind: str) -> None:
+    """A file of llama's architecture whose embedding, of 256 x 3, is `data`."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(32)
+    writer.add_embedding_length(256)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(8)
+    writer.add_head_count(1)
+    writer.add_tensor("token_embd.weight", data, raw_dtype=gguf.GGMLQuantizationType[kind])
+    finish(writer)
+
+
+@pytest.mark.parametrize(("kind", "size", "numbers_of"), [("Q4_K", 144, q4_k), ("Q6_K", 210, q6_k)])
+def test_k_quants(kind, size, numbers_of, tmp_path):
+    """No library here quantises to them, so blocks are random bytes, and the numbers come from the definition."""
+    blocks = np.random.default_rng(0).integers(0, 256, (3, size), np.uint8)
+    for block in blocks:
+        scales = np.array([0.013, 0.21], np.float16).view(np.uint8)
+        block[slice(0, 4) if kind == "Q4_K" else slice(208, 210)] = scales[: 4 if kind == "Q4_K" else 2]
+    write_one(tmp_path / "model.gguf", blocks, kind)
+    found = GgufFile(tmp_path / "model.gguf").read("model.embed_tokens.weight")
+    np.testing.assert_allclose(found, [numbers_of(block) for block in blocks], rtol=1e-6)
+
+
+def test_unknown_quantisations(tmp_path):
+    path = tmp_path / "model.gguf"
+    write_one(path, np.zeros((3, 292), np.uint8), "Q8_K")
+    with pytest.raises(ValueError, match=r"model.gguf: tensor 'token_embd.weight': unknown quantisation Q8_K$"):
+        GgufFile(path).read("model.embed_tokens.weight")
+    content = path.read_bytes()
+    at = content.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 2 * 8
+    assert content[at : at + 4] == (15).to_bytes(4, "little")
+    path.write_bytes(content[:at] + (999).to_bytes(4, "little") + content[at + 4 :])
+    with pytest.raises(
+        ValueError, match=r"model.gguf: not readable as GGUF: .*999.* is not a valid GGMLQuantizationType"
+    ):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        (RopeScaling("llama3", 8.0, 2.0, 5.0, 8192), "'rope_freqs.weight': expected the divisors of Llama 3's rotary"),
+        (RopeScaling("llama3", 8.0, 1.0, 4.0, 8000), "'rope_freqs.weight': expected the divisors of Llama 3's rotary"),
+    ],
+)
+def test_other_scalings_are_refused(scaling, message, tmp_path):
+    write_gguf(tmp_path / "model.gguf", random_model(small_config(head_dim=64, rope_base=5e5, rope_scaling=scaling)))
+    with pytest.raises(ValueError, match=f"model.gguf: tensor {message}"):
+        load_model(tmp_path / "model.gguf")
+
+
+def test_a_scaling_of_another_name_is_refused(tmp_path):
+    path = tmp_path / "model.gguf"
+    write_gguf(path, random_model(small_config(rope_scaling=RopeScaling("linear", 4.0))))
+    path.write_bytes(path.read_bytes().replace(b"linear", b"longer"))
+    with pytest.raises(
+        ValueError, match=r"model.gguf: rope.scaling.type='longer': expected 'none', 'linear' or 'yarn'"
+    ):
+        load_model(path)
+
+
+def test_a_context_scaled_by_the_divisors_alone(tmp_path):
+    """Some writers keep the first context nowhere: the factor and the new one say it."""
+    scaling = RopeScaling("llama3", 4.0, 1.0, 4.0, 1024)
+    config = small_config(head_dim=64, rope_base=5e5, rope_scaling=scaling, context=4096)
+    write_gguf(tmp_path / "model.gguf", random_model(config))
+    assert load_model(tmp_path / "model.gguf").config == config
+
+
+def test_bfloat16_stays_so(tmp_path):
+    model = random_model(dataclasses.replace(ModelConfig(264, 16, 1, 2, 2, 8, 32, 64), dtype="float32"))
+    write_gguf(tmp_path / "model.gguf", model, kind="BF16")
+    assert load_model(tmp_path / "model.gguf").config.dtype == "float32"  # Norms are float32.
+    assert load_model(tmp_path / "model.gguf", dtype="bfloat16").params["embedding"].dtype == jnp.bfloat16

@@ -1,0 +1,47 @@
+"""GGUF files of every architecture that `transformers` reads score as it scores them.
+
+It takes some values of Gemma and GPT-2 from its defaults and not from the file, so these models have those.
+"""
+
+import numpy as np
+import pytest
+
+from bass_jax.checkpoint import load_model
+from tests.checkpoint.gguf_writer import write_gguf
+from tests.checkpoint.small import random_model, small_config
+from tests.checkpoint.test_gguf import CONFIGS
+from tests.models.cases import prompts
+from tests.models.conftest import run_reference
+from tests.models.passes import read_texts, relative_error
+from tests.models.test_against_transformers import TOLERANCE
+
+pytestmark = pytest.mark.peer
+
+_DEFAULTS = {"head_dim": 256, "attention_scale": 1 / 16, "num_heads": 2, "num_kv_heads": 2}
+CHANGES = {
+    "llama": {"is_tied": False},
+    "qwen2": {"num_kv_heads": 1},
+    "qwen3": {"head_dim": 128, "num_kv_heads": 2},
+    "gemma2": _DEFAULTS,
+    "gemma3": _DEFAULTS,
+    "gpt2": {"vocab_size": 50257, "context": 1024, "mlp_width": 64},
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    directory, cases = tmp_path_factory.mktemp("gguf"), []
+    for i, (name, changes) in enumerate(CHANGES.items()):
+        path = directory / name / "model.gguf"
+        path.parent.mkdir()
+        write_gguf(path, random_model(small_config(**(CONFIGS[name] | changes)), i))
+        cases.append({"name": name, "gguf": str(path), "prompts": prompts(i), "num_new": [0, 0, 0]})
+    return run_reference(directory, cases)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_gguf_models_score_as_in_transformers(name, files):
+    expected = np.load(files / f"{name}.npz")
+    texts = prompts(list(CHANGES).index(name))
+    for i, logits in enumerate(read_texts(load_model(files / name / "model.gguf"), texts)):
+        assert relative_error(logits, expected[f"logits_{i}"]) < TOLERANCE
