@@ -320,7 +320,7 @@ class Run:
         self.events: list[StreamEvent] = []
 
     def __iter__(self) -> Iterator[StepInfo]:
-        seconds = float("nan")
+        seconds = 0.0
         while (self._finish == FinishReason.RUNNING).any():
             bucket = bucket_of(self._buckets, self._num_wanted)
             step = self._compiled_step(bucket)

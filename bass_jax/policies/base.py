@@ -1,5 +1,6 @@
 """The policy's protocol: how many tokens to draft next, from what the last step did."""
 
+import ast
 import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -24,7 +25,7 @@ class PolicyStats(NamedTuple):
     was_clipped: Array  # [B] bool, the row's token limit left no room for all drafts asked for
     lengths: Array  # [B] int32, committed tokens
     room: Array  # [B] int32, tokens that the row may still emit
-    seconds: Array  # [] float32, wall time of the step before the last; NaN where there is no clock
+    seconds: Array  # [] float32, wall time of the step before the last; 0: not known yet, NaN: there is no clock
     num_acceptable: Array | None = None  # [B] int32, drafts that would be accepted next; known to a simulator alone
 
 
@@ -81,8 +82,9 @@ def find_policy(policy: str | Policy, **arguments: Any) -> Policy:
     """Returns `policy` itself, or the one that its name or ``"module:name"`` stands for.
 
     Args:
-        policy: a policy, a registered name, or ``"module:name"`` of a policy or of what makes one.
-        arguments: for the maker.
+        policy: a policy; a registered name, or ``"module:name"`` of a policy or of what makes one; either may bring
+            arguments, as in ``"bass_heuristic(start=4, limit=8)"``.
+        arguments: more of them, for the maker.
 
     Raises:
         ValueError: if there is none, or it does not take the arguments.
@@ -90,6 +92,10 @@ def find_policy(policy: str | Policy, **arguments: Any) -> Policy:
     if not isinstance(policy, str):
         return _checked(policy, repr(policy))
     make: Any
+    text = policy
+    policy, bracket, rest = policy.partition("(")
+    if bracket:
+        arguments = _parsed(text, rest) | arguments
     if policy in _REGISTRY:
         make = _REGISTRY[policy]
     elif ":" in policy:
@@ -101,11 +107,22 @@ def find_policy(policy: str | Policy, **arguments: Any) -> Policy:
     else:
         raise ValueError(f"policy={policy!r}: expected one of {sorted(_REGISTRY)} or 'module:name'")
     if isinstance(make, Policy) and not isinstance(make, type):
-        return _checked(make, repr(policy))
+        return _checked(make, repr(text))
     try:
-        return _checked(make(**arguments), repr(policy))
+        return _checked(make(**arguments), repr(text))
     except TypeError as error:
-        raise ValueError(f"policy={policy!r}: {error}") from None
+        raise ValueError(f"policy={text!r}: {error}") from None
+
+
+def _parsed(text: str, rest: str) -> dict[str, Any]:
+    """The keyword arguments of ``"name(key=value, …)"``; values are literals."""
+    try:
+        call: Any = ast.parse(f"f({rest}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError
+        return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError):
+        raise ValueError(f"policy={text!r}: expected arguments as in 'bass_heuristic(start=4, limit=8)'") from None
 
 
 def _checked(policy: Any, name: str) -> Policy:

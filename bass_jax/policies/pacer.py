@@ -38,7 +38,7 @@ def advance_policy(
         policy_state: its state.
         state: after the step.
         info: of the step; `no_step` before the first.
-        seconds: wall time of the step before this one; NaN where there is no clock.
+        seconds: wall time of the step before this one; 0 if not known yet, NaN where there is no clock.
 
     Returns:
         ``(policy_state, state, num_wanted)``; `num_wanted`, ``[]`` int32, is the most drafts that a row will draft
@@ -61,7 +61,7 @@ class Pacer:
         self.policy = policy
         num_rows = len(state.lengths)
         policy_state = policy.init(num_rows)
-        info, seconds = _small(no_step(num_rows)), jnp.float32(jnp.nan)
+        info, seconds = _small(no_step(num_rows)), jnp.float32(0.0)
         arguments = (policy, policy_state, _rows(state), info, seconds)
         self._update = EXECUTABLES.get(_advance, *arguments)
         self._state, self._plan, self.num_wanted = self._update(*arguments)

@@ -1,0 +1,163 @@
+"""What the policies choose, where it is known what they should."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bass_jax import policies
+from bass_jax.policies import PolicyStats
+from tests.costmodel.profiles import made_up
+
+
+def stats(num_rows, *, accepted=None, drafted=None, seconds=float("nan"), room=500, num_acceptable=None) -> PolicyStats:
+    """All rows alike; no `accepted` is before the first step."""
+
+    def full(value):
+        return jnp.full(num_rows, value, jnp.int32)
+
+    has_stepped = accepted is not None
+    return PolicyStats(
+        is_active=jnp.full(num_rows, has_stepped), is_running=jnp.ones(num_rows, bool), num_wanted=full(drafted or 0),
+        num_drafted=full(drafted or 0), num_accepted=full(accepted or 0),
+        num_emitted=full((accepted or 0) + has_stepped),
+        was_clipped=jnp.zeros(num_rows, bool), lengths=full(100), room=full(room), seconds=jnp.float32(seconds),
+        num_acceptable=None if num_acceptable is None else jnp.asarray(num_acceptable, jnp.int32),
+    )  # fmt: skip
+
+
+def first(policy, num_rows, **options):
+    return int(policy.update(policy.init(num_rows), stats(num_rows, **options))[1].draft_lens[0])
+
+
+def by_hand(profile, num_rows, lengths):
+    """Tokens per second of each length, spelled out for `made_up`."""
+    steepness = 0.1 * np.log2(2 * num_rows)
+    rates = [*profile.rates] + [profile.rates[-1]] * 8
+    buckets = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 6: 6, 8: 8}
+    return [
+        (1 + sum(np.prod(rates[: i + 1]) for i in range(s))) / (1 + steepness * buckets[s] + 0.1 * s) for s in lengths
+    ]
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("slope", [0.1, 0.3])
+def test_goodput_starts_with_the_profiles_best(num_rows, slope):
+    profile, lengths = made_up(slope), (0, 1, 2, 3, 4, 6, 8)
+    found = first(policies.goodput(profile=profile, margin=0.0), num_rows)
+    if slope == 0.1:
+        goods = by_hand(profile, num_rows, lengths)
+        assert found == lengths[int(np.argmax(goods))]
+    table = policies.batch_table(profile=profile)
+    rates = jnp.asarray(profile.rates)
+    assert first(table, num_rows) == policies.by_batch.best_draft_len(profile.table, rates, num_rows, 64.0)
+    assert first(policies.goodput(profile=profile), 16) <= first(policies.goodput(profile=profile), 1)
+
+
+def test_goodput_turns_speculation_off_where_it_does_not_pay():
+    assert first(policies.goodput(profile=made_up(0.9)), 1) == 0
+    assert first(policies.goodput(profile=made_up(0.1)), 1) > 0
+    # Algorithm 1 knows no costs.
+    assert first(policies.bass_heuristic(), 1) == 7
+
+
+def drive(policy, num_rows, rate, num_steps, seed=0, state=None):
+    """Steps whose drafts are accepted with probability `rate`; returns the lengths."""
+    random, lengths = np.random.default_rng(seed), []
+    update = jax.jit(policy.update)
+    state, plan = update(policy.init(num_rows) if state is None else state, stats(num_rows))
+    for _ in range(num_steps):
+        drafted = int(plan.draft_lens[0])
+        lengths.append(drafted)
+        misses = np.flatnonzero(random.random(drafted) > rate)
+        accepted = int(misses[0]) if len(misses) else drafted
+        state, plan = update(state, stats(num_rows, accepted=accepted, drafted=drafted))
+    return lengths, state
+
+
+def test_goodput_follows_the_acceptance():
+    """From the prior's length to none where nothing is accepted, to the longest where all is."""
+    policy = policies.goodput(profile=made_up())
+    worse, _ = drive(policy, 2, 0.0, 150)
+    assert worse[0] > 0 and worse[-20:].count(0) >= 19
+    better, _ = drive(policy, 2, 1.0, 150)
+    assert better[-1] > better[0]
+    assert better[-1] >= 6
+
+
+def test_goodput_probes_and_comes_back():
+    """Off, it spends about a fiftieth of its time on probes; when drafts are good again it finds out."""
+    profile = made_up()
+    quick = dataclasses.replace(profile.table, catch_up=profile.table.catch_up / 10)
+    policy = policies.goodput(profile=dataclasses.replace(profile, table=quick))
+    _, state = drive(policy, 2, 0.0, 150)
+    off, _ = drive(policy, 2, 0.0, 1000, state=state)
+    num_probes = sum(length > 0 for length in off)
+    # A probe of one draft takes 0.3 ms beyond a regular step's 1 ms, and reads 8 tokens in 0.02 ms.
+    assert 1 <= num_probes <= 0.03 * 1000 / 0.34
+    back, _ = drive(policy, 2, 1.0, 4000, state=state)
+    assert min(back[-10:]) > 0
+
+
+def test_goodput_plans_for_what_a_row_may_still_emit():
+    policy = policies.goodput(profile=made_up())
+    assert first(policy, 1, room=1) == 0
+    assert first(policy, 1, room=2) <= 1
+
+
+def test_goodput_knows_what_catching_up_costs():
+    """Far behind and near the end, drafting does not pay any more; with a long way to go it does."""
+    profile = made_up(0.05)
+    slow = dataclasses.replace(profile.table, catch_up=40 * profile.table.catch_up)
+    policy = policies.goodput(profile=dataclasses.replace(profile, table=slow))
+    behind = policy.init(1)._replace(num_behind=jnp.int32(400))
+    choices = [int(policy.update(behind, stats(1, room=room))[1].draft_lens[0]) for room in (8, 5000)]
+    assert choices[0] == 0 < choices[1]
+
+
+def test_batch_table_looks_up():
+    policy = policies.batch_table({1: 6, 8: 3, 32: 0})
+    assert [first(policy, num_rows) for num_rows in (1, 4, 8, 16, 32, 64)] == [6, 6, 3, 3, 0, 0]
+    assert policy.lengths == (0, 3, 6)
+
+
+@pytest.mark.parametrize("has_clock", [True, False])
+def test_the_bandit_finds_the_best_arm(has_clock):
+    """Arms of known tokens and seconds; the best is found whether the seconds come a step late or are modelled."""
+    profile = made_up(0.1, rates=(0.9,) * 8)
+    policy = policies.bandit(cost=None if has_clock else profile.table, lengths=(0, 2, 8))
+    random, lengths, last = np.random.default_rng(0), [], 0.0
+    update = jax.jit(policy.update)
+    state, plan = update(policy.init(1), stats(1, seconds=0.0 if has_clock else float("nan")))
+    for _ in range(300):
+        drafted = int(plan.draft_lens[0])
+        lengths.append(drafted)
+        misses = np.flatnonzero(random.random(drafted) > 0.9)
+        accepted = int(misses[0]) if len(misses) else drafted
+        seconds, last = last, 1e-3 * (1 + 0.2 * drafted)
+        state, plan = update(
+            state, stats(1, accepted=accepted, drafted=drafted, seconds=seconds if has_clock else float("nan"))
+        )
+    assert lengths[:3] == [0, 2, 8]
+    # Tokens per ms: 1 of no drafts; 2.71 / 1.4 of two; 6.13 / 2.6 of eight.
+    assert lengths[-100:].count(8) > 60
+    assert lengths[-100:].count(0) < 20
+
+
+def test_the_oracle_drafts_what_will_be_accepted():
+    policy = policies.oracle(made_up().table)
+    _, plan = policy.update(policy.init(3), stats(3, num_acceptable=[5, 0, 2]))
+    best = int(plan.draft_lens.max())
+    np.testing.assert_array_equal(plan.draft_lens, np.minimum([5, 0, 2], best))
+    assert best > 0
+    with pytest.raises(ValueError, match="num_acceptable"):
+        policy.update(policy.init(3), stats(3))
+
+
+def test_confidence_asks_for_a_threshold():
+    policy = policies.confidence(threshold=0.3, max_len=6)
+    _, plan = policy.update(policy.init(2), stats(2))
+    assert plan.draft_lens.tolist() == [6, 6]
+    np.testing.assert_allclose(plan.min_confidence, 0.3)
