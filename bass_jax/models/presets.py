@@ -1,0 +1,181 @@
+"""Shapes of published models by name, and random weights of any shape made on the device.
+
+A speed does not depend on what the weights are, so latency, memory and kernels can be studied without a checkpoint.
+(What acceptance would be, random weights cannot say.)
+"""
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from bass_jax.config import ModelConfig
+from bass_jax.models.families import FAMILIES
+from bass_jax.models.model import Model, abstract_params
+from bass_jax.models.sharding import param_shardings
+from bass_jax.typing import Array, Key
+
+_LLAMA = {"model_type": "llama", "vocab_size": 32000, "rms_norm_eps": 1e-5}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+}  # fmt: skip
+_OPT = {"model_type": "opt", "vocab_size": 50272}
+_CODEGEN = {"model_type": "codegen", "vocab_size": 51200}
+_NEOX = {"model_type": "gpt_neox", "vocab_size": 50304}
+_QWEN = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 32768}
+_GEMMA2 = {"model_type": "gemma2", "vocab_size": 256000, "head_dim": 256, "max_position_embeddings": 8192}
+_BASS = {
+    "model_type": "gpt_neox", "vocab_size": 51200, "use_parallel_residual": False, "rotary_pct": 1.0,
+    "tie_word_embeddings": True, "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+def _sized(common: Mapping[str, Any], layers: int, width: int, heads: int, mlp: int, **others: Any) -> dict[str, Any]:
+    """Adds a size to a family's common keys, under the names of that family."""
+    names = {
+        "opt": ("num_hidden_layers", "hidden_size", "num_attention_heads", "ffn_dim"),
+        **dict.fromkeys(("codegen", "gpt2", "gpt_bigcode"), ("n_layer", "n_embd", "n_head", "n_inner")),
+    }.get(common["model_type"], ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size"))
+    return {**common, **dict(zip(names, (layers, width, heads, mlp), strict=True)), **others}
+
+
+_SOURCES = {
+    # The pairs of BASS. Of its code models the paper says the drafts' layers, heads and widths, and of the target
+    # no more than 7.8B: its shape here is one of that size.
+    "opt-13b": _sized(_OPT, 40, 5120, 40, 20480),
+    "opt-125m": _sized(_OPT, 12, 768, 12, 3072),
+    "opt-350m": _sized(_OPT, 24, 1024, 16, 4096, word_embed_proj_dim=512, do_layer_norm_before=False),
+    "codegen-16b": _sized(_CODEGEN, 34, 6144, 24, 24576, rotary_dim=64),
+    "codegen-350m": _sized(_CODEGEN, 20, 1024, 16, 4096, rotary_dim=32),
+    "bass-7.8b": _sized(_BASS, 38, 4096, 32, 16384),
+    "bass-draft-a-310m": _sized(_BASS, 4, 2048, 16, 8192),
+    "bass-draft-b-510m": _sized(_BASS, 8, 2048, 16, 8192),
+    "bass-draft-c-1b": _sized(_BASS, 4, 4096, 32, 16384),
+    # Those of the study of speculation and batching.
+    "opt-1.3b": _sized(_OPT, 24, 2048, 32, 8192),
+    "opt-6.7b": _sized(_OPT, 32, 4096, 32, 16384),
+    "llama-7b": _sized(_LLAMA, 32, 4096, 32, 11008, rms_norm_eps=1e-6),
+    "llama-160m": _sized(_LLAMA, 12, 768, 12, 3072, rms_norm_eps=1e-6),
+    # Others.
+    "llama-2-7b": _sized(_LLAMA, 32, 4096, 32, 11008, max_position_embeddings=4096),
+    "tinyllama-1.1b": _sized(_LLAMA, 22, 2048, 32, 5632, num_key_value_heads=4),
+    "llama-3.1-8b": _sized(
+        _LLAMA, 32, 4096, 32, 14336, num_key_value_heads=8, vocab_size=128256, max_position_embeddings=131072,
+        rope_parameters=_LLAMA3_ROPE | {"factor": 8.0},
+    ),
+    "llama-3.2-1b": _sized(
+        _LLAMA, 16, 2048, 32, 8192, num_key_value_heads=8, vocab_size=128256, max_position_embeddings=131072,
+        rope_parameters=_LLAMA3_ROPE | {"factor": 32.0}, tie_word_embeddings=True,
+    ),
+    "smollm2-135m": _sized(
+        _LLAMA, 30, 576, 9, 1536, num_key_value_heads=3, vocab_size=49152, max_position_embeddings=8192,
+        rope_theta=100000.0, tie_word_embeddings=True,
+    ),
+    "mistral-7b": _sized(
+        _LLAMA | {"model_type": "mistral"}, 32, 4096, 32, 14336, num_key_value_heads=8, sliding_window=4096,
+        max_position_embeddings=32768,
+    ),
+    "qwen2.5-0.5b": _sized(
+        _QWEN | {"model_type": "qwen2"}, 24, 896, 14, 4864, num_key_value_heads=2, vocab_size=151936,
+        tie_word_embeddings=True,
+    ),
+    "qwen2.5-7b": _sized(_QWEN | {"model_type": "qwen2"}, 28, 3584, 28, 18944, num_key_value_heads=4, vocab_size=152064),
+    "qwen3-0.6b": _sized(
+        _QWEN | {"model_type": "qwen3"}, 28, 1024, 16, 3072, num_key_value_heads=8, vocab_size=151936, head_dim=128,
+        tie_word_embeddings=True,
+    ),
+    "qwen3-8b": _sized(
+        _QWEN | {"model_type": "qwen3"}, 36, 4096, 32, 12288, num_key_value_heads=8, vocab_size=151936, head_dim=128
+    ),
+    "gemma-2-2b": _sized(_GEMMA2, 26, 2304, 8, 9216, num_key_value_heads=4),
+    "gemma-2-9b": _sized(_GEMMA2, 42, 3584, 16, 14336, num_key_value_heads=8),
+    "gemma-3-1b": _sized(
+        {"model_type": "gemma3_text"}, 26, 1152, 4, 6912, num_key_value_heads=1, vocab_size=262144, head_dim=256,
+        sliding_window=512, max_position_embeddings=32768,
+    ),
+    "gpt2": _sized({"model_type": "gpt2", "vocab_size": 50257}, 12, 768, 12, 3072),
+    "starcoder": _sized({"model_type": "gpt_bigcode", "vocab_size": 49152}, 40, 6144, 48, 24576, n_positions=8192),
+    "pythia-160m": _sized(_NEOX, 12, 768, 12, 3072),
+    "pythia-6.9b": _sized(_NEOX | {"vocab_size": 50432}, 32, 4096, 32, 16384),
+}  # fmt: skip
+
+PRESETS = tuple(_SOURCES)
+"""Names that `preset` knows."""
+
+
+def preset(name: str, *, dtype: str = "bfloat16") -> ModelConfig:
+    """Returns the configuration of a published model.
+
+    Args:
+        name: one of `PRESETS`.
+        dtype: of parameters, activations and cache.
+
+    Raises:
+        ValueError: if there is no preset of that name.
+    """
+    if name not in _SOURCES:
+        raise ValueError(f"name={name!r}: expected one of {list(PRESETS)}")
+    source = _SOURCES[name]
+    return dataclasses.replace(FAMILIES[source["model_type"]].read_config(source), dtype=dtype)
+
+
+def random_model(
+    config: ModelConfig, key: Key[Array, ""], *, mesh: Mesh | None = None, rules: dict[str, str] | None = None
+) -> Model:
+    """Makes a model of random weights, each drawn on the device in its own dtype, straight to its shard.
+
+    One small executable per shape, so that a model of 40 layers costs seconds, and no more memory than its own and
+    one tensor's random bits. Matrices are normal with standard deviation 0.02, norms and biases as training starts.
+
+    Args:
+        config: see `preset`.
+        key: a random key.
+        mesh: devices to shard the parameters over; default the default device.
+        rules: logical axis → mesh axis; see `bass_jax.models.sharding`.
+    """
+    boxed = abstract_params(config)
+    shardings = None if mesh is None else param_shardings(config, mesh, rules)
+
+    def fill(path, leaf, sharding=None):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        # Not the position among the leaves: a tensor's numbers are its own, whatever other tensors there are.
+        own = jax.random.fold_in(key, zlib.crc32(name.encode()))
+        return _drawn(_spread(name, config), leaf.value.shape, leaf.value.dtype, sharding)(own)
+
+    def is_leaf(node):
+        return isinstance(node, nn.LogicallyPartitioned)
+
+    trees = (boxed,) if shardings is None else (boxed, shardings)
+    params = jax.tree_util.tree_map_with_path(fill, *trees, is_leaf=is_leaf)
+    output_ids = None
+    if config.output_vocab_size is not None:
+        output_ids = jnp.arange(config.output_vocab_size, dtype=jnp.int32)
+    return Model(params, config, output_ids)
+
+
+def _spread(name: str, config: ModelConfig) -> tuple[float, float]:
+    """Mean and standard deviation of a tensor's numbers."""
+    if name.endswith("bias"):
+        return 0.0, 0.0
+    if name.endswith("norm"):
+        return 1.0 - config.norm_offset, 0.0
+    return 0.0, 0.02
+
+
+@functools.cache
+def _drawn(spread: tuple[float, float], shape: tuple[int, ...], dtype: Any, sharding: Any):
+    mean, deviation = spread
+
+    def draw(key):
+        if deviation == 0:
+            return jnp.full(shape, mean, dtype)
+        return deviation * jax.random.normal(key, shape, dtype) + mean
+
+    return jax.jit(draw, out_shardings=sharding)
