@@ -5,7 +5,7 @@ from bass_jax.config import ModelConfig, SpecConfig
 from bass_jax.generate import Generation, generate, generate_on_device, stream
 from bass_jax.metrics import Summary, per_token_latency, summarize
 from bass_jax.models import Model, init_model
-from bass_jax.pair import Pair, load_pair
+from bass_jax.pair import Pair, load_pair, random_pair
 from bass_jax.sampling import AcceptanceRule, Law, Sampling, Verdict, register_rule
 from bass_jax.state import FinishReason, SpecState, StepInfo, output_tokens, prefill
 from bass_jax.step import decode_step, speculate_step
@@ -38,6 +38,7 @@ __all__ = [
     "per_token_latency",
     "policies",
     "prefill",
+    "random_pair",
     "register_rule",
     "speculate_step",
     "stream",

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
+from bass_jax.config import ModelConfig
 from bass_jax.drafters import Drafter, ModelDrafter, NgramDrafter
-from bass_jax.models.model import Model
+from bass_jax.models import Model, preset, random_model
+from bass_jax.typing import Array, Key
 
 
 @jax.tree_util.register_dataclass
@@ -66,6 +69,36 @@ def load_pair(path: str | Path, *, drafter: str | Drafter | None = None, dtype: 
         other = checkpoint.load_draft(drafter, target, tokenizer)
         drafter = ModelDrafter(other, target.config.vocab_size)
     return Pair(target, drafter, tokenizer), tokenizer
+
+
+def random_pair(
+    target: str | ModelConfig,
+    draft: str | ModelConfig | None = None,
+    *,
+    key: Key[Array, ""] | None = None,
+    dtype: str = "bfloat16",
+    mesh: Mesh | None = None,
+    rules: dict[str, str] | None = None,
+) -> Pair:
+    """Makes a pair of random weights on the device, for studies of speed and memory without a checkpoint.
+
+    Args:
+        target: a name of `bass_jax.models.PRESETS`, or a configuration, which keeps its own dtype.
+        draft: likewise; None for a target with the drafter ``"ngram"``.
+        key: a random key; default ``jax.random.key(0)``.
+        dtype: of both models, where they are named.
+        mesh: see `bass_jax.models.random_model`.
+        rules: see `bass_jax.models.random_model`.
+
+    Raises:
+        ValueError: if there is no preset of that name.
+    """
+    configs = [preset(one, dtype=dtype) if isinstance(one, str) else one for one in (target, draft) if one is not None]
+    keys = jax.random.split(jax.random.key(0) if key is None else key)
+    models = [random_model(config, own, mesh=mesh, rules=rules) for config, own in zip(configs, keys, strict=False)]
+    if draft is None:
+        return Pair(models[0], NgramDrafter())
+    return Pair(models[0], ModelDrafter(models[1], models[0].config.vocab_size))
 
 
 def _is_pair(path: Path) -> bool:

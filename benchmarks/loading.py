@@ -45,11 +45,12 @@ def main() -> None:
     for name in ("GB/s (median)", "GB/s (all)", "CPU s", "kept GB", "largest tensor GB", "excess / largest"):
         table.add_column(name, justify="right")
     rates = [run["file_bytes"] / run["seconds"] / 1e9 for run in runs]
+    cpu_seconds = statistics.median(run["cpu_seconds"] for run in runs)
     excess = max(run["excess_bytes"] / run["largest_bytes"] for run in runs)
-    table.add_row(
-        f"{statistics.median(rates):.2f}", " ".join(f"{rate:.2f}" for rate in rates),
-        f"{statistics.median(run['cpu_seconds'] for run in runs):.2f}", f"{runs[0]['kept_bytes'] / 1e9:.2f}", f"{runs[0]['largest_bytes'] / 1e9:.3f}", f"{excess:.2f}",
-    )  # fmt: skip
+    kept, largest = (runs[0][name] / 1e9 for name in ("kept_bytes", "largest_bytes"))
+    all_rates = " ".join(f"{rate:.2f}" for rate in rates)
+    numbers = (f"{cpu_seconds:.2f}", f"{kept:.2f}", f"{largest:.3f}", f"{excess:.2f}")
+    table.add_row(f"{statistics.median(rates):.2f}", all_rates, *numbers)
     Console(stderr=True).print(table)
     record = {"date": datetime.date.today().isoformat(), "machine": platform.machine(), "cpus": os.cpu_count()}
     print(json.dumps(record | {"stored": options.stored, "loaded": options.dtype or options.stored, "runs": runs}))

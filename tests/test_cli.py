@@ -182,6 +182,12 @@ def test_inspect_describes_and_judges(pair, tmp_path, capsys):
     assert "no/such/model" in fails(capsys, "inspect", "no/such/model")
 
 
+def test_inspect_knows_the_presets(capsys):
+    assert main(["inspect", "codegen-350m", "--draft", "bass-draft-a-310m"]) == 0
+    printed = capsys.readouterr().out
+    assert "356,712,448 in bfloat16" in printed and "306,294,784" in printed and "They can be a pair." in printed
+
+
 def test_a_killed_run_leaves_readable_rows(pair, tmp_path):
     """Broken by writing at the end, or by lines that are not flushed."""
     output = tmp_path / "answers.jsonl"

@@ -1,7 +1,7 @@
 """Checkpoints in and out: Orbax, Hugging Face, GGUF; tokenizers; pairs of models."""
 
 from bass_jax.checkpoint.detokenizer import IncrementalDecoder
-from bass_jax.checkpoint.inspection import Inspection, inspect_checkpoint, why_not_a_pair
+from bass_jax.checkpoint.inspection import Inspection, inspect_checkpoint, inspect_preset, why_not_a_pair
 from bass_jax.checkpoint.load import load_model, load_tokenizer
 from bass_jax.checkpoint.pair import load_draft, load_target_and_draft
 from bass_jax.checkpoint.save import convert, save_hugging_face, save_model
@@ -13,6 +13,7 @@ __all__ = [
     "Tokenizer",
     "convert",
     "inspect_checkpoint",
+    "inspect_preset",
     "load_draft",
     "load_model",
     "load_target_and_draft",

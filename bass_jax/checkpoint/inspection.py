@@ -13,7 +13,7 @@ from bass_jax.checkpoint.load import has_tokenizer, load_tokenizer, open_source,
 from bass_jax.checkpoint.manifest import read_manifest
 from bass_jax.checkpoint.trees import flatten
 from bass_jax.config import ModelConfig
-from bass_jax.models import abstract_params
+from bass_jax.models import abstract_params, preset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +86,17 @@ def inspect_checkpoint(path: str | PathLike[str]) -> Inspection:
         source=None if manifest is None else manifest.source,
         license=None if manifest is None else manifest.license,
     )
+
+
+def inspect_preset(name: str) -> Inspection:
+    """Says what a preset's checkpoint would hold; nothing is stored.
+
+    Raises:
+        ValueError: if there is no preset of that name.
+    """
+    config = preset(name)
+    shapes = {path: tuple(boxed.value.shape) for path, boxed in flatten(abstract_params(config)).items()}
+    return Inspection(Path(name), config, shapes, 0, None, None, source="preset: shapes alone")
 
 
 def why_not_a_pair(target: Inspection, draft: Inspection) -> str | None:

@@ -1,16 +1,19 @@
 """``bass-jax inspect``: what a checkpoint holds, and whether two can be a pair."""
 
 import argparse
+from pathlib import Path
 
 EXAMPLES = """examples:
   bass-jax inspect checkpoints/quickstart/target
   bass-jax inspect ~/models/Llama-3.2-1B --draft checkpoints/my_draft
-  bass-jax inspect model.Q4_1.gguf --shapes"""
+  bass-jax inspect model.Q4_1.gguf --shapes
+  bass-jax inspect codegen-16b --draft codegen-350m
+  bass-jax inspect presets"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
-    parser.add_argument("path", help="Hugging Face directory or Hub id, .gguf file, or checkpoint of ours")
+    parser.add_argument("path", help="checkpoint, .gguf file, Hub id or preset; 'presets' lists those")
     parser.add_argument("--draft", help="another checkpoint: say whether it can draft for the first")
     parser.add_argument("--shapes", action="store_true", help="list every parameter's shape")
 
@@ -20,10 +23,17 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from bass_jax.checkpoint import inspect_checkpoint, why_not_a_pair
+    from bass_jax.checkpoint import inspect_checkpoint, inspect_preset, why_not_a_pair
+    from bass_jax.models import PRESETS
 
-    found = [inspect_checkpoint(path) for path in (options.path, options.draft) if path is not None]
+    def inspect(path: str):
+        return inspect_preset(path) if path in PRESETS and not Path(path).exists() else inspect_checkpoint(path)
+
     console = Console()
+    if options.path == "presets":
+        console.print(_list_presets([inspect_preset(name) for name in PRESETS]))
+        return 0
+    found = [inspect(path) for path in (options.path, options.draft) if path is not None]
     table = Table()
     for name in ("", *(str(inspection.path) for inspection in found)):
         table.add_column(name, justify="left", overflow="fold")
@@ -39,6 +49,22 @@ def run(options: argparse.Namespace) -> int:
     reason = why_not_a_pair(*found)
     console.print("They can be a pair." if reason is None else f"They cannot be a pair: {reason}.", soft_wrap=True)
     return 0 if reason is None else 1
+
+
+def _list_presets(inspections):
+    from rich.table import Table
+
+    table = Table("preset", "family")
+    for name in ("layers", "width", "parameters", "GB", "KV bytes per token"):
+        table.add_column(name, justify="right")
+    for inspection in inspections:
+        config = inspection.config
+        table.add_row(
+            str(inspection.path), config.family, f"{config.num_layers}", f"{config.width}",
+            f"{inspection.num_parameters:,}", f"{inspection.num_bytes / 1e9:.2f}",
+            f"{inspection.num_cache_bytes_per_token:,}",
+        )  # fmt: skip
+    return table
 
 
 def _describe(inspection) -> dict[str, str]:

@@ -86,7 +86,9 @@ _SOURCES = {
         _QWEN | {"model_type": "qwen2"}, 24, 896, 14, 4864, num_key_value_heads=2, vocab_size=151936,
         tie_word_embeddings=True,
     ),
-    "qwen2.5-7b": _sized(_QWEN | {"model_type": "qwen2"}, 28, 3584, 28, 18944, num_key_value_heads=4, vocab_size=152064),
+    "qwen2.5-7b": _sized(
+        _QWEN | {"model_type": "qwen2"}, 28, 3584, 28, 18944, num_key_value_heads=4, vocab_size=152064
+    ),
     "qwen3-0.6b": _sized(
         _QWEN | {"model_type": "qwen3"}, 28, 1024, 16, 3072, num_key_value_heads=8, vocab_size=151936, head_dim=128,
         tie_word_embeddings=True,

@@ -4,10 +4,11 @@ Walking a large transposed view row by row misses every cache. Tiles that are lo
 one cache line wide where the destination is use every line that they fetch.
 """
 
+import functools
 import itertools
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +23,6 @@ ALIGNMENT = 64
 
 _SMALL = 1 << 18
 """Elements below which threads cost more than they save."""
-
-_pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="tiles")
 
 
 def empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
@@ -54,7 +53,7 @@ def copy(destination: np.ndarray, source: np.ndarray) -> None:
     def move(tile):
         np.copyto(destination[tile], source[tile])
 
-    list(_pool.map(move, _tiles(destination, source)))
+    list(_pool().map(move, _tiles(destination, source)))
 
 
 def contiguous(source: np.ndarray) -> np.ndarray:
@@ -62,6 +61,13 @@ def contiguous(source: np.ndarray) -> np.ndarray:
     copied = empty(source.shape, source.dtype)
     copy(copied, source)
     return copied
+
+
+@functools.cache
+def _pool() -> Any:
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="tiles")
 
 
 def _tiles(destination: np.ndarray, source: np.ndarray) -> Iterable[tuple[slice, ...]]:

@@ -1,0 +1,131 @@
+"""Presets have the sizes of what they are named after, and random weights go straight to where they belong."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import bass_jax as bass
+from bass_jax.checkpoint import inspect_preset
+from bass_jax.checkpoint.trees import flatten
+from bass_jax.models import PRESETS, abstract_params, preset, random_model
+from bass_jax.models.sharding import param_shardings
+from tests import tiny
+
+NUM_PARAMETERS = {
+    "opt-13b": 12_853_473_280,
+    "opt-125m": 125_239_296,
+    "opt-350m": 331_196_416,
+    "codegen-16b": 16_032_155_648,
+    "codegen-350m": 356_712_448,
+    "bass-7.8b": 7_862_157_312,
+    "bass-draft-a-310m": 306_294_784,
+    "bass-draft-b-510m": 507_727_872,
+    "bass-draft-c-1b": 1_015_242_752,
+    "opt-1.3b": 1_315_758_080,
+    "opt-6.7b": 6_658_473_984,
+    "llama-7b": 6_738_415_616,
+    "llama-160m": 162_417_408,
+    "llama-2-7b": 6_738_415_616,
+    "tinyllama-1.1b": 1_100_048_384,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.2-1b": 1_235_814_400,
+    "smollm2-135m": 134_515_008,
+    "mistral-7b": 7_241_732_096,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-3-1b": 999_885_952,
+    "gpt2": 124_439_808,
+    "starcoder": 15_517_456_384,
+    "pythia-160m": 162_322_944,
+    "pythia-6.9b": 6_857_302_016,
+}
+"""Counted by `transformers` in its own model of the same configuration."""
+
+
+def count(config: bass.ModelConfig) -> int:
+    return sum(math.prod(boxed.value.shape) for boxed in flatten(abstract_params(config)).values())
+
+
+def shallow(config: bass.ModelConfig, num_layers: int) -> bass.ModelConfig:
+    windowed = None if config.windowed_layers is None else config.windowed_layers[:num_layers]
+    return dataclasses.replace(config, num_layers=num_layers, windowed_layers=windowed)
+
+
+def test_every_preset_has_the_parameters_of_its_model():
+    """Counted at one and two layers: tracing forty takes seconds, and every layer has as many as the second."""
+    found = {}
+    for name in PRESETS:
+        config = preset(name)
+        one, two = (count(shallow(config, layers)) for layers in (1, 2))
+        found[name] = one + (config.num_layers - 1) * (two - one)
+    assert found == NUM_PARAMETERS
+    assert inspect_preset("bass-draft-b-510m").num_parameters == NUM_PARAMETERS["bass-draft-b-510m"]
+
+
+@pytest.mark.parametrize("name, letter, layers, heads, width", [
+    ("bass-draft-a-310m", "A", 4, 16, 2048), ("bass-draft-b-510m", "B", 8, 16, 2048),
+    ("bass-draft-c-1b", "C", 4, 32, 4096),
+])  # fmt: skip
+def test_drafts_of_bass(name, letter, layers, heads, width):
+    config = preset(name)
+    assert (config.num_layers, config.num_heads, config.width, config.dtype) == (layers, heads, width, "bfloat16")
+    assert config.vocab_size == preset("bass-7.8b").vocab_size
+
+
+def test_an_unknown_preset_is_named():
+    with pytest.raises(ValueError, match=r"name='opt-66b': expected one of \['opt-13b', "):
+        preset("opt-66b")
+    with pytest.raises(ValueError, match=r"name='opt-66b': expected one of"):
+        bass.random_pair("opt-66b")
+
+
+def test_random_weights_have_their_spread():
+    config = tiny.config(width=64, mlp_width=96, has_attention_bias=True, norm_offset=1.0, dtype="bfloat16")
+    model = random_model(config, jax.random.key(3))
+    arrays = flatten(model.params)
+    assert {name: leaf.shape for name, leaf in arrays.items()} == {
+        name: boxed.value.shape for name, boxed in flatten(abstract_params(config)).items()
+    }
+    for name, leaf in arrays.items():
+        assert leaf.dtype == jnp.bfloat16
+        numbers = np.asarray(leaf, np.float64)
+        if name.endswith(("norm", "bias")):
+            assert not numbers.any()
+        else:
+            # Five standard errors of a standard deviation, and of a mean.
+            assert abs(numbers.std() - 0.02) < 5 * 0.02 / math.sqrt(2 * numbers.size) + 1e-4
+            assert abs(numbers.mean()) < 5 * 0.02 / math.sqrt(numbers.size) + 1e-4
+    first, second = (np.asarray(arrays[f"layer_{i}/mlp/down"], np.float32) for i in range(2))
+    assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.1
+    again = random_model(config, jax.random.key(3))
+    jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
+
+
+def test_random_weights_are_drawn_on_their_shards():
+    mesh = Mesh(np.array(jax.devices()[:2]), ("tp",))
+    config = tiny.config(num_kv_heads=2, vocab_size=12)
+    model = random_model(config, jax.random.key(0), mesh=mesh)
+    expected = param_shardings(config, mesh)
+    for leaf, sharding in zip(jax.tree.leaves(model.params), jax.tree.leaves(expected), strict=True):
+        assert leaf.sharding == sharding
+    assert model.params["embedding"].addressable_shards[0].data.shape == (16, 6)
+    whole = random_model(config, jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, model.params, whole.params)
+
+
+def test_a_random_pair_decodes():
+    target, draft = tiny.config(), tiny.config(num_layers=1, output_vocab_size=7)
+    pair = bass.random_pair(target, draft)
+    assert pair.target.config == target and pair.drafter.model.config == draft
+    run = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(2), max_new_tokens=6)
+    assert [len(row) for row in run.tokens] == [6, 6, 6]
+    assert isinstance(bass.random_pair(target).drafter, bass.drafters.NgramDrafter)
