@@ -58,6 +58,19 @@ def append(
     return layer.at[rows, heads, slots].set(update, mode="drop", unique_indices=True)
 
 
+def keep_chain(cache: KVCache, new: KVCache, chain: Int[Array, "B"], positions: Int[Array, "B T"]) -> KVCache:
+    """Writes the tokens of one chain per row over those of whichever was written last.
+
+    Args:
+        cache: after a pass over several chains.
+        new: keys and values of all chains, ``[B, M, T, K, H]`` per layer.
+        chain: which to keep.
+        positions: of its tokens; those at or past ``S`` are dropped.
+    """
+    rows = jnp.arange(chain.shape[0])
+    return jax.tree.map(lambda layer, of_all: append(layer, of_all[rows, chain], positions), cache, new)
+
+
 def gather_rows(tree: Any, rows: Int[Array, "rows"]) -> Any:
     """Takes `rows` of every array of a cache, or of any state with rows first.
 

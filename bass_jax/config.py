@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import typing
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -12,6 +13,12 @@ DRAFT_LEN_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 """Batch sizes that get an executable of their own; larger ones are multiples of the last."""
+
+MAX_CHAINS = 8
+"""Most chains of drafts per row."""
+
+MAX_LOGPROBS = 100
+"""Most alternatives that are reported per token."""
 
 MIN_CAPACITY = 64
 """Smallest prompt or cache capacity, in tokens; larger ones are powers of two."""
@@ -250,15 +257,32 @@ class SpecConfig:
         acceptance_kernel: ``"pallas"`` runs the greedy and the token rule as one fused kernel on a GPU, to the
             same tokens; ``"xla"`` never does.
         record_drafts: infos carry a `bass_jax.state.DraftRecord`; costs the laws that the fused kernel saves.
+        num_chains: M, alternative chains of drafts per row that one target pass checks; more than 1 needs a rule
+            and a drafter that can (``"multi_draft"``, ``"greedy"``).
+        logits_processors: functions ``(logits [V], tokens [C], position) -> logits [V]``, or ``"module:name"`` of
+            them, applied in this order to target and draft; see `bass_jax.sampling.adjuster.LogitsProcessor`.
+        num_logprobs: also report the log-probability of every emitted token under the law that it was drawn from,
+            and this many most probable tokens of both laws, 0 to 100; None reports the raw law's alone.
     """
 
     draft_len: int = 4
     acceptance: str = "token"
     acceptance_kernel: str = "pallas"
     record_drafts: bool = False
+    num_chains: int = 1
+    logits_processors: tuple[Callable | str, ...] = ()
+    num_logprobs: int | None = None
 
     def __post_init__(self):
         draft_len_bucket(self.draft_len)
+        if not 1 <= self.num_chains <= MAX_CHAINS:
+            raise ValueError(f"num_chains={self.num_chains}: expected 1 to {MAX_CHAINS}")
+        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= MAX_LOGPROBS:
+            raise ValueError(f"num_logprobs={self.num_logprobs}: expected None or 0 to {MAX_LOGPROBS}")
+        if self.record_drafts and self.num_chains > 1:
+            raise ValueError("record_drafts=True: drafts are recorded of one chain; expected num_chains=1")
+        if not isinstance(self.logits_processors, tuple):
+            raise ValueError(f"logits_processors={self.logits_processors!r}: expected a tuple")
         if self.acceptance_kernel not in ("pallas", "xla"):
             raise ValueError(f"acceptance_kernel={self.acceptance_kernel!r}: expected 'pallas' or 'xla'")
 

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from bass_jax.drafters import Proposal
-from bass_jax.sampling import GREEDY, TOKEN, AcceptanceRule, RuleKeys, SamplingControls, make_law
+from bass_jax.sampling import GREEDY, TOKEN, AcceptanceRule, Law, RuleKeys, SamplingControls, make_law
 from bass_jax.sampling.law import log_normalizer
+from bass_jax.state import FinishReason, TokenLaws
 from bass_jax.typing import Array, Float
 from kernels_pallas import Sampling, ops
 from kernels_pallas.targets import current_target
@@ -18,18 +19,33 @@ class Judgement(NamedTuple):
 
     tokens: Array  # [B, T] int32, accepted drafts and the token after them; what follows means nothing
     num_accepted: Array  # [B] int32
-    num_finite: Array  # [B] int32, leading tokens that were drawn from finite laws; T + 1 if none failed
+    num_drawable: Array  # [B] int32, leading tokens that were drawn from laws that exist; T + 1 if none failed
+    failure: Array  # [B] int32, `FinishReason` of a row that has fewer of those than it would emit
     logprobs: Array  # [B, T] float32, of `tokens` under the target's raw law
+    laws: TokenLaws | None
+
+
+class TargetLogits(NamedTuple):
+    """Of the positions of a pass."""
+
+    raw: Array  # [B, T, V] float32, the target's own
+    adjusted: Array  # [B, T, V] float32, what laws are made of; `raw` itself where nothing is adjusted
+
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether the two differ; static."""
+        return self.adjusted is not self.raw
 
 
 def judge(
     rule: AcceptanceRule,
     proposal: Proposal,
-    logits: Float[Array, "B T V"],
+    logits: TargetLogits,
     controls: SamplingControls,
     keys: RuleKeys,
     *,
     kernel: str,
+    num_logprobs: int | None = None,
 ) -> Judgement:
     """Applies `rule`.
 
@@ -41,31 +57,61 @@ def judge(
         keys: per row; consumed.
         kernel: ``"pallas"`` runs the greedy and the token rule as `kernels_pallas.ops.masked_acceptance` on a GPU,
             which writes nothing of the size of the vocabulary; ``"xla"`` never does. The tokens are the same.
+        num_logprobs: as in `SpecConfig`.
     """
-    if kernel == "pallas" and rule in (GREEDY, TOKEN) and _has_kernel(keys):
-        return _by_kernel(rule, proposal, logits, controls, keys)
-    law = make_law(logits, controls)
-    verdict = rule.judge(proposal.tokens, proposal.num_drafted, proposal.probs, law, keys)
-    tokens = _joined(proposal.tokens, verdict.num_accepted, verdict.next_token)
-    normalizer = log_normalizer(logits)
-    slots = jnp.arange(logits.shape[1])
-    num_finite = jnp.where(jnp.isfinite(normalizer), logits.shape[1] + 1, slots).min(axis=1)
-    logprobs = jnp.take_along_axis(logits, tokens[..., None], axis=2)[..., 0] - normalizer
-    return Judgement(tokens, verdict.num_accepted, num_finite, logprobs)
-
-
-def _by_kernel(rule, proposal: Proposal, logits, controls: SamplingControls, keys: RuleKeys) -> Judgement:
+    law = make_law(logits.adjusted, controls)
     if rule is GREEDY:
-        controls = controls._replace(temperature=jnp.zeros_like(controls.temperature))
-    accept, residual = (jax.random.key_data(key) for key in (keys.accept, keys.residual))
-    sampling = Sampling(*map(jnp.asarray, controls))
-    verdict = ops.masked_acceptance(
-        proposal.tokens, proposal.num_drafted, logits, proposal.probs, accept, residual, sampling
+        law = _greedy_law(law)
+    if kernel == "pallas" and rule in (GREEDY, TOKEN) and _has_kernel(keys):
+        verdict = _by_kernel(rule, proposal, logits.adjusted, controls, keys)
+        tokens = _joined(proposal.tokens, verdict.num_accepted, verdict.next_token)
+        if not logits.is_adjusted and num_logprobs is None:
+            # A draft whose law is not finite is never accepted, so only the token after the accepted can be broken.
+            num_drawable = jnp.where(verdict.is_valid, logits.raw.shape[1] + 1, verdict.num_accepted)
+            failure = jnp.full_like(num_drawable, FinishReason.NOT_FINITE)
+            return Judgement(tokens, verdict.num_accepted, num_drawable, failure, verdict.logprobs, None)
+    else:
+        verdict = rule.judge(proposal.tokens, proposal.num_drafted, proposal.probs, law, keys)
+        tokens = _joined(proposal.tokens, verdict.num_accepted, verdict.next_token)
+    return describe(tokens, verdict.num_accepted, logits, law, num_logprobs)
+
+
+def describe(tokens: Array, num_accepted: Array, logits: TargetLogits, law: Law, num_logprobs: int | None) -> Judgement:
+    """Says of `tokens` ``[B, T]`` how probable they were, and which were drawn from laws that exist."""
+    normalizer = log_normalizer(logits.raw)
+    is_finite = is_drawable = jnp.isfinite(normalizer)
+    if logits.is_adjusted:
+        is_drawable &= jnp.isfinite(log_normalizer(logits.adjusted))
+    num_positions = tokens.shape[1]
+    num_drawable = jnp.where(is_drawable, num_positions + 1, jnp.arange(num_positions)).min(axis=1)
+    is_banned = is_finite & (logits.adjusted.max(axis=-1) == -jnp.inf)
+    first = jnp.minimum(num_drawable, num_positions - 1)[:, None]
+    failure = jnp.where(
+        jnp.take_along_axis(is_banned, first, axis=1)[:, 0], FinishReason.NO_TOKEN, FinishReason.NOT_FINITE
     )
-    tokens = _joined(proposal.tokens, verdict.num_accepted, verdict.next_token)
-    # A draft whose law is not finite is never accepted, so only the token after the accepted ones can be broken.
-    num_finite = jnp.where(verdict.is_valid, logits.shape[1] + 1, verdict.num_accepted)
-    return Judgement(tokens, verdict.num_accepted, num_finite, verdict.logprobs)
+    logprobs = jnp.take_along_axis(logits.raw, tokens[..., None], axis=2)[..., 0] - normalizer
+    laws = None
+    if num_logprobs is not None:
+        raw, warped = logits.raw - normalizer[..., None], jnp.log(law.probs)
+        (raw_top, raw_ids), (warped_top, warped_ids) = (jax.lax.top_k(values, num_logprobs) for values in (raw, warped))
+        chosen = jnp.take_along_axis(warped, tokens[..., None], axis=2)[..., 0]
+        laws = TokenLaws(chosen, raw_ids, raw_top, warped_ids, warped_top)
+    return Judgement(tokens, num_accepted, num_drawable, failure, logprobs, laws)
+
+
+def _greedy_law(law: Law) -> Law:
+    """The greedy rule's law is one-hot, whatever the temperature; lazy like the law itself."""
+    return law._replace(probs=jax.nn.one_hot(law.mode, law.probs.shape[-1], dtype=jnp.float32))
+
+
+def _by_kernel(rule, proposal: Proposal, logits: Float[Array, "B T V"], controls: SamplingControls, keys: RuleKeys):
+    warps = jax.tree.map(jnp.asarray, controls[:4])
+    if rule is GREEDY:
+        warps = (jnp.zeros_like(warps[0]), *warps[1:])
+    accept, residual = (jax.random.key_data(key) for key in (keys.accept, keys.residual))
+    return ops.masked_acceptance(
+        proposal.tokens, proposal.num_drafted, logits, proposal.probs, accept, residual, Sampling(*warps)
+    )
 
 
 def _has_kernel(keys: RuleKeys) -> bool:

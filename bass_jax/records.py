@@ -16,7 +16,7 @@ def record_drafts(
 
     Args:
         proposal: drafts ``[B, G]``.
-        logits: of the target, over ``G + 1`` positions.
+        logits: of the target, adjusted, over ``G + 1`` positions.
         controls: per row.
         keys: of the step; the draws are those that a rule makes from ``keys.accept``.
     """

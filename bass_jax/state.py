@@ -26,6 +26,7 @@ class FinishReason(enum.IntEnum):
     LENGTH = 2  # its token limit
     NOT_FINITE = 3  # the target's logits held NaN or infinity: nothing was emitted from them
     FILLER = 4  # never a request: it pads the batch to its bucket
+    NO_TOKEN = 5  # bans and processors left no token that could be emitted
 
 
 class SpecState(NamedTuple):
@@ -63,6 +64,20 @@ class DraftRecord(NamedTuple):
     confidence: Array | None  # [B, G] float32, the draft's likeliest probability there; None: not known
 
 
+class TokenLaws(NamedTuple):
+    """Emitted tokens under the law that they were drawn from, and the n most probable tokens of both laws.
+
+    The warped law is that after adjustments, temperature, top-k, top-p and min-p; tokens of probability 0 have a
+    log-probability of -inf.
+    """
+
+    warped_logprobs: Array  # [B, T] float32, of the emitted tokens
+    raw_top_tokens: Array  # [B, T, n] int32, most probable first
+    raw_top_logprobs: Array  # [B, T, n] float32
+    warped_top_tokens: Array  # [B, T, n] int32
+    warped_top_logprobs: Array  # [B, T, n] float32
+
+
 class StepInfo(NamedTuple):
     """What one step did; T is 1 for a regular step, else the bucket's ``G + 1``."""
 
@@ -74,6 +89,7 @@ class StepInfo(NamedTuple):
     logprobs: Array  # [B, T] float32, of emitted tokens under the target's raw law; 0 past them
     finish: Array  # [B] int32, `FinishReason` after the step
     drafts: DraftRecord | None = None  # of each draft, where ``SpecConfig.record_drafts`` asks for it
+    laws: TokenLaws | None = None  # with `SpecConfig.num_logprobs`; means nothing past the emitted tokens
 
 
 def prefill(
@@ -155,7 +171,7 @@ def prefill(
     def fill(values, value):
         return np.concatenate([values, np.full(num_filler, value, values.dtype)])
 
-    controls = (sampling or Sampling()).controls(num_rows)
+    controls = (sampling or Sampling()).controls(num_rows, pair.target.config.vocab_size, num_filler)
     read = EXECUTABLES.get(_read_prompts, pair, padded, read_lengths)
     caches = read(pair, padded, read_lengths)
     if len(source) != len(padded) or num_samples > 1:
@@ -170,7 +186,7 @@ def prefill(
         "keys": keys,
         "num_steps": np.zeros(len(source), np.int32),
         "draft_lens": np.full(len(source), spec.draft_len, np.int32),
-        "controls": SamplingControls(*(fill(control, 0) for control in controls)),
+        "controls": controls,
         "stop_tokens": np.tile(stops, (len(source), 1)),
         "target_cache": target_cache,
         "drafter": drafter,

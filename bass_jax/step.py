@@ -5,16 +5,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bass_jax.chains import check_chains, verify_chains
 from bass_jax.config import SpecConfig
 from bass_jax.drafters import DraftContext, Proposal
-from bass_jax.judge import Judgement, judge
+from bass_jax.judge import Judgement, TargetLogits, judge
 from bass_jax.pair import Pair
 from bass_jax.records import record_drafts
-from bass_jax.sampling import GREEDY, TOKEN, AcceptanceRule, RuleKeys, find_rule
+from bass_jax.sampling import GREEDY, TOKEN, AcceptanceRule, Adjuster, RuleKeys, find_processors, find_rule
 from bass_jax.sampling.greedy import leading_run
 from bass_jax.sampling.keys import Role, draw_keys, position_keys, step_draft_keys
 from bass_jax.state import FinishReason, SpecState, StepInfo
 from bass_jax.typing import Array, Int, Key
+from bass_jax.window import input_positions, last_tokens, with_drafts
 
 
 def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
@@ -32,7 +34,8 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
         ``(state, info)``.
 
     Raises:
-        ValueError: when traced, if `spec` names an unknown rule.
+        ValueError: when traced, if `spec` names an unknown rule or processor, or several chains that rule or drafter
+            do not know.
 
     Source: Qian et al. 2024 (BASS, arXiv 2404.15778), section 3: ragged batched speculation.
     """
@@ -42,22 +45,33 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
     room = state.limits - state.lengths - 1
     num_wanted = jnp.clip(jnp.minimum(state.draft_lens, room), 0, spec.draft_len)
     num_wanted = jnp.where(is_active, num_wanted, 0)
+    adjuster = _adjuster(state, spec)
 
     with jax.named_scope("draft"):
-        proposal, drafter = _propose(pair, state, spec, rule, num_wanted)
-    with jax.named_scope("verify"):
-        inputs = jnp.concatenate([_last_tokens(state)[:, None], proposal.tokens], axis=1)
-        logits, target_cache = _verify(pair, state, inputs, jnp.where(is_active, proposal.num_drafted + 1, 0))
-    with jax.named_scope("accept"):
-        accept, residual = (draw_keys(state.keys, state.num_steps, role) for role in (Role.ACCEPT, Role.RESIDUAL))
-        keys = RuleKeys(accept, residual, position_keys(state.keys, state.lengths, inputs.shape[1]))
-        judgement = judge(rule, proposal, logits, state.controls, keys, kernel=spec.acceptance_kernel)
+        proposal, drafter = _propose(pair, state, spec, rule, num_wanted, adjuster)
+    accept, residual = (draw_keys(state.keys, state.num_steps, role) for role in (Role.ACCEPT, Role.RESIDUAL))
+    keys = RuleKeys(accept, residual, position_keys(state.keys, state.lengths, spec.bucket + 1))
+    record = None
+    if proposal.tokens.ndim == 3:
+        judgement, num_drafted, target_cache = verify_chains(pair, state, spec, rule, proposal, adjuster, keys)
+    else:
+        num_drafted = proposal.num_drafted
+        with jax.named_scope("verify"):
+            inputs = jnp.concatenate([last_tokens(state)[:, None], proposal.tokens], axis=1)
+            num_inputs = jnp.where(is_active, num_drafted + 1, 0)
+            raw, target_cache = _verify(pair, state, inputs, num_inputs)
+        with jax.named_scope("accept"):
+            tokens = state.tokens if adjuster.is_identity else with_drafts(state, proposal.tokens)
+            logits = TargetLogits(raw, adjuster(raw, tokens, state.lengths))
+            judgement = judge(
+                rule, proposal, logits, state.controls, keys,
+                kernel=spec.acceptance_kernel, num_logprobs=spec.num_logprobs,
+            )  # fmt: skip
+            record = record_drafts(proposal, logits.adjusted, state.controls, keys) if spec.record_drafts else None
     with jax.named_scope("commit"):
-        controls = state.controls
-        state, info = _commit(state._replace(target_cache=target_cache), judgement, proposal.num_drafted)
-        if spec.record_drafts:
-            info = info._replace(drafts=record_drafts(proposal, logits, controls, keys))
-        return state._replace(drafter=pair.drafter.commit(drafter, state.lengths)), info
+        state, info = _commit(state._replace(target_cache=target_cache), judgement, num_drafted)
+        state = state._replace(drafter=pair.drafter.commit(drafter, state.lengths))
+        return state, info._replace(drafts=record)
 
 
 def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
@@ -70,38 +84,59 @@ def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecSta
     # Without drafts the token rule is a draw from the target's law.
     rule = GREEDY if find_rule(spec.acceptance).noise == "none" else TOKEN
     proposal = _no_drafts(state)
-    logits, target_cache = _verify(pair, state, _last_tokens(state)[:, None], (~state.done).astype(jnp.int32))
+    raw, target_cache = _verify(pair, state, last_tokens(state)[:, None], (~state.done).astype(jnp.int32))
+    logits = TargetLogits(raw, _adjuster(state, spec)(raw, state.tokens, state.lengths))
     positions = position_keys(state.keys, state.lengths, 1)
     keys = RuleKeys(accept=positions[:, 0], residual=positions[:, 0], positions=positions)
-    judgement = judge(rule, proposal, logits, state.controls, keys, kernel=spec.acceptance_kernel)
+    judgement = judge(
+        rule, proposal, logits, state.controls, keys, kernel=spec.acceptance_kernel, num_logprobs=spec.num_logprobs
+    )
     return _commit(state._replace(target_cache=target_cache), judgement, proposal.num_drafted)
 
 
 def _propose(
-    pair: Pair, state: SpecState, spec: SpecConfig, rule: AcceptanceRule, num_wanted: Int[Array, "B"]
+    pair: Pair,
+    state: SpecState,
+    spec: SpecConfig,
+    rule: AcceptanceRule,
+    num_wanted: Int[Array, "B"],
+    adjuster: Adjuster,
 ) -> tuple[Proposal, Any]:
+    """Asks the drafter; with several chains every field of the proposal has M after B."""
     if spec.bucket == 0:
         return _no_drafts(state), state.drafter
     keys = _draft_keys(state, rule, spec.bucket)
     min_confidence = state.min_confidence
     if min_confidence is None and spec.record_drafts:  # Of 0: reported, and never in the way.
         min_confidence = jnp.zeros(num_wanted.shape, jnp.float32)
-    context = DraftContext(state.tokens, state.lengths, num_wanted, state.controls, keys, min_confidence)
-    proposal, drafter = pair.drafter.propose(state.drafter, context, spec.bucket, is_sampled=rule.noise != "none")
-    # A drafter's word is not taken for it: more drafts than wanted would overrun the row's limit, and an id outside
-    # the vocabulary (-1 as a placeholder) would be read as another token's.
-    is_token = (proposal.tokens >= 0) & (proposal.tokens < pair.target.config.vocab_size)
-    num_drafted = leading_run(is_token, jnp.minimum(proposal.num_drafted, num_wanted))
+    context = DraftContext(state.tokens, state.lengths, num_wanted, state.controls, keys, adjuster, min_confidence)
+    is_sampled = rule.noise != "none"
+    if spec.num_chains == 1:
+        proposal, drafter = pair.drafter.propose(state.drafter, context, spec.bucket, is_sampled=is_sampled)
+    else:
+        check_chains(pair, spec, rule)
+        drafts = pair.drafter.propose_chains(
+            state.drafter, context, spec.bucket, spec.num_chains, is_sampled=is_sampled
+        )
+        proposal, drafter = drafts
+        num_wanted = num_wanted[:, None]
+    # A drafter's word is not taken for it: more drafts than wanted would overrun the row's limit, an id outside the
+    # vocabulary (-1 as a placeholder) would be read as another token's, and from a law that is none nothing was drawn.
+    is_draft = (proposal.tokens >= 0) & (proposal.tokens < pair.target.config.vocab_size)
+    if proposal.probs is not None:
+        is_draft &= jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=-1)[..., 0] > 0
+    num_drafted = leading_run(is_draft, jnp.minimum(proposal.num_drafted, num_wanted))
     return proposal._replace(num_drafted=num_drafted), drafter
 
 
 def _verify(pair: Pair, state: SpecState, inputs: Int[Array, "B T"], num_inputs: Int[Array, "B"]):
     """Scores `inputs`, which follow the cached prefix; those past `num_inputs` write nothing."""
-    slots = jnp.arange(inputs.shape[1])
-    positions = state.lengths[:, None] - 1 + slots
-    is_real = slots < num_inputs[:, None]
-    positions = jnp.where(is_real, positions, state.target_cache.capacity)
-    return pair.target.forward(inputs, positions, state.target_cache)
+    return pair.target.forward(inputs, input_positions(state, inputs.shape[1], num_inputs), state.target_cache)
+
+
+def _adjuster(state: SpecState, spec: SpecConfig) -> Adjuster:
+    processors = find_processors(spec.logits_processors)
+    return Adjuster(state.controls.adjustments, state.prompt_lengths, state.stop_tokens, processors)
 
 
 def _commit(state: SpecState, judgement: Judgement, num_drafted: Int[Array, "B"]) -> tuple[SpecState, StepInfo]:
@@ -112,15 +147,15 @@ def _commit(state: SpecState, judgement: Judgement, num_drafted: Int[Array, "B"]
     is_stop = (tokens[..., None] == state.stop_tokens[:, None]).any(axis=-1)
     until_stop = jnp.where(is_stop, slots + 1, tokens.shape[1] + 1).min(axis=1)
     num_due = jnp.minimum(jnp.minimum(num_accepted + 1, until_stop), state.limits - state.lengths)
-    # A law that is not finite ends the row where it is drawn from: the tokens before it stand, as in regular decoding.
-    is_broken = judgement.num_finite < num_due
-    num_emitted = jnp.where(is_active, jnp.minimum(num_due, judgement.num_finite), 0).astype(jnp.int32)
+    # A law that does not exist ends the row where it is drawn from: the tokens before it stand, as in regular decoding.
+    is_broken = judgement.num_drawable < num_due
+    num_emitted = jnp.where(is_active, jnp.minimum(num_due, judgement.num_drawable), 0).astype(jnp.int32)
     is_emitted = slots < num_emitted[:, None]
     lengths = state.lengths + num_emitted
 
     finish = jnp.where(lengths >= state.limits, FinishReason.LENGTH, FinishReason.RUNNING)
     finish = jnp.where((is_stop & is_emitted).any(axis=1), FinishReason.STOP, finish)
-    finish = jnp.where(is_broken, FinishReason.NOT_FINITE, finish)
+    finish = jnp.where(is_broken, judgement.failure, finish)
     finish = jnp.where(is_active, finish, state.finish).astype(jnp.int32)
 
     capacity = state.tokens.shape[1]
@@ -135,6 +170,7 @@ def _commit(state: SpecState, judgement: Judgement, num_drafted: Int[Array, "B"]
         num_drafted=jnp.where(is_active, num_drafted, 0),
         logprobs=jnp.where(is_emitted, judgement.logprobs, 0.0),
         finish=finish,
+        laws=judgement.laws,
     )
     state = state._replace(
         tokens=state.tokens.at[rows, columns].set(tokens, mode="drop", unique_indices=True),
@@ -148,10 +184,6 @@ def _commit(state: SpecState, judgement: Judgement, num_drafted: Int[Array, "B"]
 def _no_drafts(state: SpecState) -> Proposal:
     empty = jnp.zeros((state.lengths.shape[0], 0), jnp.int32)
     return Proposal(empty, jnp.zeros_like(state.lengths), probs=None)
-
-
-def _last_tokens(state: SpecState) -> Int[Array, "B"]:
-    return jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)[:, 0]
 
 
 def _draft_keys(state: SpecState, rule: AcceptanceRule, num_drafts: int) -> Key[Array, "B G"]:

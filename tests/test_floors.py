@@ -8,13 +8,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FLOORS = (
     ("kernels_pallas",),
-    ("bass_jax.typing", "bass_jax.config", "bass_jax.executables"),
+    ("bass_jax.typing", "bass_jax.config", "bass_jax.executables", "bass_jax.references"),
     ("bass_jax.cache",),
     ("bass_jax.models",),
     ("bass_jax.checkpoint",),
     ("bass_jax.sampling",),
     ("bass_jax.drafters",),
-    ("bass_jax.judge", "bass_jax.pair", "bass_jax.records", "bass_jax.state", "bass_jax.step", "bass_jax.survey"),
+    (
+        "bass_jax.chains", "bass_jax.judge", "bass_jax.pair", "bass_jax.records", "bass_jax.state", "bass_jax.step",
+        "bass_jax.survey", "bass_jax.window",
+    ),
     ("bass_jax.costmodel", "bass_jax.policies"),
     ("bass_jax.metrics", "bass_jax.stops"),
     ("bass_jax.generate", "bass_jax.scheduler", "bass_jax.verify"),

@@ -8,7 +8,7 @@ import pytest
 import bass_jax as bass
 from bass_jax import judge as judge_module
 from bass_jax.drafters import Proposal
-from bass_jax.judge import judge
+from bass_jax.judge import TargetLogits, judge
 from bass_jax.sampling import GREEDY, TOKEN, RuleKeys, Sampling
 from tests.gpu_compile import compile_for, needs_gpu_compiler
 from tests.test_step_on_gpu import abstract_pair, abstract_state
@@ -30,9 +30,9 @@ def case(seed: int, is_sampled: bool):
         temperature=np.tile([0.0, 0.7, 1.0, 1.3], 4), top_k=np.repeat([0, 5, 40, 0], 4),
         top_p=np.tile([1.0, 0.9], 8), min_p=np.repeat([0.0, 0.05], 8),
     )  # fmt: skip
-    controls = jax.tree.map(jnp.asarray, sampling.controls(BATCH))
+    controls = jax.tree.map(jnp.asarray, sampling.controls(BATCH, VOCAB))
     positions = jax.random.split(keys[4], (BATCH, DRAFTS + 1))
-    return proposal, logits, controls, RuleKeys(row_keys[0], row_keys[1], positions)
+    return proposal, TargetLogits(logits, logits), controls, RuleKeys(row_keys[0], row_keys[1], positions)
 
 
 @pytest.mark.parametrize("rule", [GREEDY, TOKEN], ids=lambda rule: rule.name)
@@ -58,15 +58,17 @@ def test_both_end_a_row_at_the_same_broken_law(monkeypatch):
     proposal, logits, controls, keys = case(0, is_sampled=False)
     proposal = proposal._replace(num_drafted=jnp.full((BATCH,), DRAFTS))
     controls = controls._replace(temperature=jnp.zeros(BATCH))
+    logits = logits.raw
     modes = logits[:, :-1].argmax(axis=-1).astype(jnp.int32)
     proposal = proposal._replace(tokens=modes)
     broken = np.arange(BATCH) % (DRAFTS + 1)
     logits = logits.at[jnp.arange(BATCH), broken, 7].set(jnp.nan)
+    logits = TargetLogits(logits, logits)
     by_rule = judge(TOKEN, proposal, logits, controls, keys, kernel="xla")
     monkeypatch.setattr(judge_module, "_has_kernel", lambda keys: True)
     by_op = judge(TOKEN, proposal, logits, controls, keys, kernel="pallas")
-    np.testing.assert_array_equal(np.minimum(by_rule.num_finite, by_rule.num_accepted + 1), broken)
-    np.testing.assert_array_equal(np.minimum(by_op.num_finite, by_op.num_accepted + 1), broken)
+    np.testing.assert_array_equal(np.minimum(by_rule.num_drawable, by_rule.num_accepted + 1), broken)
+    np.testing.assert_array_equal(np.minimum(by_op.num_drawable, by_op.num_accepted + 1), broken)
 
 
 @needs_gpu_compiler

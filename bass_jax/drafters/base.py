@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from bass_jax.sampling.adjuster import Adjuster
 from bass_jax.sampling.controls import SamplingControls
 from bass_jax.typing import Array
 
@@ -14,6 +15,7 @@ class DraftContext(NamedTuple):
     num_wanted: Array  # [B] int32, drafts that a row can use, 0 to G; 0 for finished rows
     controls: SamplingControls  # per row; a drafter that samples draws from its own law so warped
     keys: Array  # [B, G] key, draft i is drawn with the Gumbel noise of keys[:, i]; consumed
+    adjuster: Adjuster  # what is done to logits before the law; a drafter that has logits does it to its own
     min_confidence: Array | None = None  # [B] float32, stop before the first draft that is less sure; None: never
 
 
@@ -62,6 +64,10 @@ class Drafter(Protocol):
                 and return ``probs=None``.
         """
         ...
+
+    # A drafter may also have `propose_chains(state, context, draft_len, num_chains, *, is_sampled)`, for
+    # `SpecConfig.num_chains` above 1: a proposal with M after B in every field. First tokens of a row's chains
+    # differ; `probs` of a first draft is the law that it was drawn from given the chains before its own.
 
     def commit(self, state: Any, lengths: Array) -> Any:
         """Takes note that each row's first ``lengths[b]`` tokens are now committed; the rest is void."""

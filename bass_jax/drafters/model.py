@@ -12,7 +12,7 @@ from bass_jax.models.extend import extend_cache
 from bass_jax.models.model import Model
 from bass_jax.sampling.keys import gumbel
 from bass_jax.sampling.law import draw, make_law
-from bass_jax.typing import Array
+from bass_jax.typing import Array, Int, Key
 
 CATCH_UP_CHUNK = 8
 """Tokens per row that one pass reads while the draft catches up."""
@@ -23,6 +23,11 @@ class ModelDrafterState(NamedTuple):
 
     cache: KVCache
     num_cached: Array  # [B] int32, leading committed tokens whose keys and values the cache holds
+
+
+type Draft = tuple[Array, Array | None, Array | None]
+"""Of every row: the token ``[B]``, the law that it was drawn from ``[B, V]``, and how sure its draft was ``[B]``; the
+last two None where nobody asks."""
 
 
 @jax.tree_util.register_dataclass
@@ -56,71 +61,150 @@ class ModelDrafter:
         With ``context.min_confidence`` a row ends before its first draft whose law gives no token that much. The law
         comes before the draft, so this drops no draft for what it is.
         """
-        state = self._catch_up(state, context)
-        capacity = state.cache.capacity
-        is_drafting = context.num_wanted > 0
+        features, cache = self._start(state, context)
+        first = self._choose(features, context, context.tokens, 0, context.keys[:, 0], is_sampled)
+        proposal, cache = self._continue(first, context.num_wanted, cache, context, context.keys, draft_len)
+        num_fed = jnp.maximum(proposal.num_drafted, 1) - 1
+        num_cached = jnp.where(context.num_wanted > 0, context.lengths + num_fed, state.num_cached)
+        return proposal, ModelDrafterState(cache, num_cached)
+
+    def propose_chains(
+        self, state: ModelDrafterState, context: DraftContext, draft_len: int, num_chains: int, *, is_sampled: bool
+    ) -> tuple[Proposal, ModelDrafterState]:
+        """Draws M first tokens without replacement and continues each; no more chains than a row's law has tokens.
+
+        The chains take turns in the cache, so that accepted drafts are read again in the next round.
+        """
+        features, cache = self._start(state, context)
+        logits = self._logits(features, context, context.tokens, 0)
         rows = jnp.arange(context.lengths.shape[0])
-
-        # Pass 1: the one or two committed tokens that the cache lacks.
-        positions = state.num_cached[:, None] + jnp.arange(2)
-        is_missing = (positions < context.lengths[:, None]) & is_drafting[:, None]
-        tokens = context.tokens[rows[:, None], jnp.minimum(positions, context.tokens.shape[1] - 1)]
-        features, cache = self.model.features(tokens, jnp.where(is_missing, positions, capacity), state.cache)
-        last = jnp.clip(context.lengths - 1 - state.num_cached, 0, 1)
-        first, probs, confidence = self._choose(features[rows, last][:, None], context, 0, is_sampled)
-
-        drafts = jnp.zeros((rows.shape[0], draft_len), jnp.int32).at[:, 0].set(first)
-        laws = confidences = None
-        if probs is not None:
-            laws = jnp.zeros((rows.shape[0], draft_len, self.vocab_size), jnp.float32).at[:, 0].set(probs)
-        if confidence is not None:
-            confidences = jnp.zeros((rows.shape[0], draft_len), jnp.float32).at[:, 0].set(confidence)
-        num_drafted = _until_unsure(context.num_wanted, 0, confidence, context)
-
-        def extend(carry):
-            step, num_drafted, drafts, laws, confidences, cache = carry
-            position = jnp.where(step < num_drafted, context.lengths - 1 + step, capacity)[:, None]
-            token = jax.lax.dynamic_index_in_dim(drafts, step - 1, axis=1)
-            features, cache = self.model.features(token, position, cache)
-            token, probs, confidence = self._choose(features, context, step, is_sampled)
-            drafts = jax.lax.dynamic_update_index_in_dim(drafts, token, step, axis=1)
-            if probs is not None:
-                laws = jax.lax.dynamic_update_index_in_dim(laws, probs, step, axis=1)
-            if confidence is not None:
-                confidences = jax.lax.dynamic_update_index_in_dim(confidences, confidence, step, axis=1)
-            num_drafted = _until_unsure(num_drafted, step, confidence, context)
-            return step + 1, num_drafted, drafts, laws, confidences, cache
-
-        start = (jnp.int32(1), num_drafted, drafts, laws, confidences, cache)
-        _, num_drafted, drafts, laws, confidences, cache = jax.lax.while_loop(
-            lambda carry: carry[0] < carry[1].max(), extend, start
-        )
-        num_cached = jnp.where(is_drafting, context.lengths + jnp.maximum(num_drafted, 1) - 1, state.num_cached)
-        return Proposal(drafts, num_drafted, laws, confidences), ModelDrafterState(cache, num_cached)
+        law = make_law(logits, context.controls).probs[:, 0] if is_sampled else None
+        confidence = _confidence(logits, context)
+        scores = logits[:, 0]
+        chains = []
+        for index in range(num_chains):
+            # Chain 0 draws with the noise that a single chain would.
+            keys = context.keys if index == 0 else _chain_keys(context.keys, index)
+            if law is None:
+                first, probs = jnp.argmax(scores, axis=-1).astype(jnp.int32), None
+                is_possible = scores[rows, first] > -jnp.inf
+                scores = scores.at[rows, first].set(-jnp.inf)
+            else:
+                first, probs, is_possible = self._next_first(law, scores, keys[:, 0], context)
+                scores = scores.at[rows, first].set(-jnp.inf)
+                law = law.at[rows, first].set(0.0)
+            num_wanted = jnp.where(is_possible, context.num_wanted, 0)
+            chain, cache = self._continue((first, probs, confidence), num_wanted, cache, context, keys, draft_len)
+            chains.append(chain)
+        proposal = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *chains)
+        num_cached = jnp.where(context.num_wanted > 0, context.lengths, state.num_cached)
+        return proposal, ModelDrafterState(cache, num_cached)
 
     def commit(self, state: ModelDrafterState, lengths: Array) -> ModelDrafterState:
         """Keeps what was fed and accepted; the last committed token is never in the cache."""
         return state._replace(num_cached=jnp.minimum(state.num_cached, lengths - 1))
 
-    def _choose(self, features, context: DraftContext, step, is_sampled: bool) -> tuple[Array, Any, Any]:
-        """Draws one draft per row from features ``[B, 1, D]``; returns it, its law ``[B, V]`` and its confidence."""
-        logits = self.model.logits(features)
-        output_ids = self.model.output_ids
-        if output_ids is None:  # Vocabularies padded to different sizes: what the target lacks is not proposed.
-            logits = logits[..., : self.vocab_size]
-        confidence = None
-        if context.min_confidence is not None:  # Of the raw law: at temperature 0 the warped one is always sure.
-            confidence = jax.nn.softmax(logits[:, 0].astype(jnp.float32)).max(axis=-1)
+    def _start(self, state: ModelDrafterState, context: DraftContext) -> tuple[Array, KVCache]:
+        """Reads the committed tokens that the cache lacks; returns the features ``[B, 1, D]`` after the last."""
+        state = self._catch_up(state, context)
+        rows = jnp.arange(context.lengths.shape[0])
+        positions = state.num_cached[:, None] + jnp.arange(2)
+        is_missing = (positions < context.lengths[:, None]) & (context.num_wanted > 0)[:, None]
+        tokens = context.tokens[rows[:, None], jnp.minimum(positions, context.tokens.shape[1] - 1)]
+        positions = jnp.where(is_missing, positions, state.cache.capacity)
+        features, cache = self.model.features(tokens, positions, state.cache)
+        last = jnp.clip(context.lengths - 1 - state.num_cached, 0, 1)
+        return features[rows, last][:, None], cache
+
+    def _continue(
+        self,
+        first: Draft,
+        num_wanted: Int[Array, "B"],
+        cache: KVCache,
+        context: DraftContext,
+        keys: Key[Array, "B G"],
+        draft_len: int,
+    ) -> tuple[Proposal, KVCache]:
+        """Drafts on after the first draft."""
+        num_rows = num_wanted.shape[0]
+        rows = jnp.arange(num_rows)[:, None]
+        columns = context.lengths[:, None] + jnp.arange(draft_len)
+        is_sampled = first[1] is not None
+        # Token, law and confidence of every draft; the last two only where they are wanted.
+        drafted = jax.tree.map(
+            lambda leaf: jnp.zeros((num_rows, draft_len, *leaf.shape[1:]), leaf.dtype).at[:, 0].set(leaf), first
+        )
+
+        def extend(carry):
+            step, num_drafted, drafted, cache = carry
+            position = jnp.where(step < num_drafted, context.lengths - 1 + step, cache.capacity)[:, None]
+            token = jax.lax.dynamic_index_in_dim(drafted[0], step - 1, axis=1)
+            features, cache = self.model.features(token, position, cache)
+            tokens = context.tokens
+            if not context.adjuster.is_identity:
+                tokens = tokens.at[rows, columns].set(drafted[0], mode="drop")
+            draft = self._choose(features, context, tokens, step, keys[:, step], is_sampled)
+            drafted = jax.tree.map(
+                lambda all_, one: jax.lax.dynamic_update_index_in_dim(all_, one, step, axis=1), drafted, draft
+            )
+            return step + 1, _until_unsure(num_drafted, step, draft[2], context), drafted, cache
+
+        start = (jnp.int32(1), _until_unsure(num_wanted, 0, first[2], context), drafted, cache)
+        _, num_drafted, (tokens, laws, confidences), cache = jax.lax.while_loop(
+            lambda carry: carry[0] < carry[1].max(), extend, start
+        )
+        return Proposal(tokens, num_drafted, laws, confidences), cache
+
+    def _choose(
+        self, features: Array, context: DraftContext, tokens: Array, step, keys: Key[Array, "B"], is_sampled: bool
+    ) -> Draft:
+        """Draws one draft per row from features ``[B, 1, D]``."""
+        # What the draft can propose is few tokens: their law is made before it is spread over the target's vocabulary.
+        is_narrow = context.adjuster.is_identity
+        logits = self._own_logits(features) if is_narrow else self._logits(features, context, tokens, step)
+        confidence = _confidence(logits, context)
         if not is_sampled:
             column = jnp.argmax(logits[:, 0], axis=-1).astype(jnp.int32)
-            return (column if output_ids is None else output_ids[column]), None, confidence
+            has_ids = is_narrow and self.model.output_ids is not None
+            return (self.model.output_ids[column] if has_ids else column), None, confidence
         probs = make_law(logits, context.controls).probs[:, 0]
-        if output_ids is not None:
-            full = jnp.zeros((probs.shape[0], self.vocab_size), jnp.float32)
-            probs = full.at[:, output_ids].set(probs, unique_indices=True)
-        elif probs.shape[-1] < self.vocab_size:
-            probs = jnp.pad(probs, ((0, 0), (0, self.vocab_size - probs.shape[-1])))
-        return draw(probs, gumbel(context.keys[:, step], self.vocab_size)), probs, confidence
+        if is_narrow:
+            probs = self._spread(probs, 0.0)
+        return draw(probs, gumbel(keys, self.vocab_size)), probs, confidence
+
+    def _own_logits(self, features: Array) -> Array:
+        """Over the tokens that the draft can propose, ``[B, 1, O]``."""
+        logits = self.model.logits(features)
+        # Vocabularies padded to different sizes: what the target lacks is not proposed.
+        return logits[..., : self.vocab_size] if self.model.output_ids is None else logits
+
+    def _logits(self, features: Array, context: DraftContext, tokens: Array, step) -> Array:
+        """Adjusted, over the target's vocabulary, ``[B, 1, V]``: -inf for what cannot be proposed."""
+        logits = self._spread(self._own_logits(features), -jnp.inf)
+        return context.adjuster(logits, tokens, context.lengths + step)
+
+    def _spread(self, values: Array, missing: float) -> Array:
+        """Puts ``[..., O]`` in the places of their tokens, ``[..., V]``."""
+        if self.model.output_ids is not None:
+            full = jnp.full((*values.shape[:-1], self.vocab_size), missing, values.dtype)
+            return full.at[..., self.model.output_ids].set(values, unique_indices=True)
+        padding = self.vocab_size - values.shape[-1]
+        widths = [(0, 0)] * (values.ndim - 1) + [(0, padding)]
+        return jnp.pad(values, widths, constant_values=missing) if padding else values
+
+    def _next_first(self, law: Array, scores: Array, keys: Key[Array, "B"], context: DraftContext):
+        """Draws a first token from what is left of `law` ``[B, V]``; returns it, its law and whether there is one.
+
+        At temperature 0 nothing is left after one token; the next best by `scores` follows, which is not drawn at all.
+        """
+        rows = jnp.arange(law.shape[0])
+        mass = law.sum(axis=-1)
+        is_greedy = (jnp.asarray(context.controls.temperature) <= 0) & (mass <= 0)
+        best = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+        one_hot = jax.nn.one_hot(best, law.shape[-1], dtype=jnp.float32)
+        probs = jnp.where(is_greedy[:, None], one_hot, law / jnp.where(mass > 0, mass, 1.0)[:, None])
+        first = draw(probs, gumbel(keys, self.vocab_size))
+        return first, probs, (mass > 0) | (is_greedy & (scores[rows, best] > -jnp.inf))
 
     def _catch_up(self, state: ModelDrafterState, context: DraftContext) -> ModelDrafterState:
         """Reads committed tokens until at most two are missing from every drafting row."""
@@ -138,6 +222,18 @@ class ModelDrafter:
             return ModelDrafterState(cache, state.num_cached + is_missing.sum(axis=1, dtype=jnp.int32))
 
         return jax.lax.while_loop(lambda state: (num_behind(state.num_cached) > 0).any(), read, state)
+
+
+def _chain_keys(keys: Key[Array, "B G"], chain: int) -> Key[Array, "B G"]:
+    """Noise of a further chain."""
+    return jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, chain)))(keys)
+
+
+def _confidence(logits: Array, context: DraftContext) -> Array | None:
+    """The likeliest token's probability, ``[B]``, of the raw law: at temperature 0 the warped one is always sure."""
+    if context.min_confidence is None:
+        return None
+    return jax.nn.softmax(logits[:, 0].astype(jnp.float32)).max(axis=-1)
 
 
 def _until_unsure(num_drafted: Array, step: Array | int, confidence: Array | None, context: DraftContext) -> Array:

@@ -1,6 +1,7 @@
 """Prompt lookup: proposes what followed the last n tokens when they occurred before."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -37,18 +38,26 @@ class NgramDrafter:
 
     def propose(self, state: None, context: DraftContext, draft_len: int, *, is_sampled: bool) -> tuple[Proposal, None]:
         """Looks the suffixes up; a row without a match drafts nothing."""
+        proposal, state = self.propose_chains(state, context, draft_len, 1, is_sampled=is_sampled)
+        return Proposal(proposal.tokens[:, 0], proposal.num_drafted[:, 0], probs=None), state
+
+    def propose_chains(
+        self, state: None, context: DraftContext, draft_len: int, num_chains: int, *, is_sampled: bool
+    ) -> tuple[Proposal, None]:
+        """Takes the best occurrence, then the best of those that go on with another token, and so forth."""
         del is_sampled
-        tokens, num_drafted = jax.vmap(self._lookup, in_axes=(0, 0, 0, None))(
-            context.tokens, context.lengths, context.num_wanted, draft_len
-        )
+        lookup = functools.partial(self._lookup, draft_len=draft_len, num_chains=num_chains)
+        tokens, num_drafted = jax.vmap(lookup)(context.tokens, context.lengths, context.num_wanted)
         return Proposal(tokens, num_drafted, probs=None), state
 
     def commit(self, state: None, lengths: Array) -> None:
         """Nothing to keep."""
         del state, lengths
 
-    def _lookup(self, tokens: Array, length: Array, num_wanted: Array, draft_len: int) -> tuple[Array, Array]:
-        """One row: ``tokens [C]`` → drafts ``[G]`` and their number."""
+    def _lookup(
+        self, tokens: Array, length: Array, num_wanted: Array, *, draft_len: int, num_chains: int
+    ) -> tuple[Array, Array]:
+        """One row: ``tokens [C]`` → drafts ``[M, G]`` and their numbers ``[M]``."""
         end = jnp.arange(tokens.shape[0])  # an occurrence is named by the position after it
         run = jnp.zeros(tokens.shape, jnp.int32)
         is_equal = jnp.ones(tokens.shape, bool)
@@ -58,8 +67,12 @@ class NgramDrafter:
             is_equal &= (shifted == last) & (end >= back) & (length >= back)
             run += is_equal
         run = jnp.where((end < length) & (run >= self.min_ngram), run, 0)
-        # The longest run wins; among equals the most recent.
-        best = jnp.argmax(run * tokens.shape[0] + end)
-        period = jnp.maximum(length - best, 1)
-        drafts = tokens[jnp.clip(best + jnp.arange(draft_len) % period, 0, tokens.shape[0] - 1)]
-        return drafts.astype(jnp.int32), jnp.where(run[best] > 0, num_wanted, 0).astype(jnp.int32)
+        drafts, num_drafted = [], []
+        for _ in range(num_chains):
+            # The longest run wins; among equals the most recent.
+            best = jnp.argmax(run * tokens.shape[0] + end)
+            period = jnp.maximum(length - best, 1)
+            drafts.append(tokens[jnp.clip(best + jnp.arange(draft_len) % period, 0, tokens.shape[0] - 1)])
+            num_drafted.append(jnp.where(run[best] > 0, num_wanted, 0))
+            run = jnp.where(tokens == tokens[best], 0, run)
+        return jnp.stack(drafts).astype(jnp.int32), jnp.stack(num_drafted).astype(jnp.int32)

@@ -25,10 +25,12 @@ class Attention(nn.Module):
     window: int | None = None
 
     @nn.compact
-    def __call__(self, x, positions, angles, keys, values):
+    def __call__(self, x, positions, angles, keys, values, num_chains=1):
         """Returns the attention's output ``[B, T, D]`` and the layer's cache with the new tokens in it.
 
-        `angles` is None for a model without rotary positions.
+        `angles` is None for a model without rotary positions. With `num_chains` the tokens are that many chains, one
+        after the other, that follow the same prefix: the cache is left with the last one's tokens in it, and the new
+        keys and values of all, ``[B, T, K, H]``, are returned behind it.
         """
         config = self.config
         K, R, H, D = config.num_kv_heads, config.queries_per_kv_head, config.head_dim, config.width
@@ -45,24 +47,34 @@ class Attention(nn.Module):
         if angles is not None:
             scored = rotary.rotate(scored, *angles)
         new_keys, new_values = scored[:, :, :, R], projected[:, :, :, R + 1]
-        if keys is None:  # A whole sequence, of which nothing was read before.
+        is_whole = keys is None
+        if is_whole:  # A whole sequence, of which nothing was read before.
             keys, values = new_keys.swapaxes(1, 2), new_values.swapaxes(1, 2)
-        else:
-            keys, values = append(keys, new_keys, positions), append(values, new_values, positions)
-
-        is_real = positions < keys.shape[2]
-        num_queries = is_real.sum(axis=1, dtype=jnp.int32)
-        lengths = jnp.where(num_queries > 0, positions[:, 0], 0)
         B, T = positions.shape
-        kernel: dict[str, Any] = {"implementation": "xla"} if config.attention == "xla" else {"form": config.attention}
-        attended = ops.ragged_attention(
-            scored[:, :, :, :R].reshape(B, T, K * R, H), keys, values, lengths, num_queries=num_queries,
-            window=self.window, scale=config.attention_scale, soft_cap=config.attention_softcap,
-            is_cache_finite=True, **kernel,
-        )  # fmt: skip
+        queries = scored[:, :, :, :R].reshape(B, T, K * R, H)
+        parts = []
+        # Chains take turns in the same slots: each attends as if it were alone, and the weights are read once for all.
+        for part in range(num_chains):
+            chain = slice(part * T // num_chains, (part + 1) * T // num_chains)
+            slots = positions[:, chain]
+            if not is_whole:
+                keys, values = append(keys, new_keys[:, chain], slots), append(values, new_values[:, chain], slots)
+            parts.append(self._attend(queries[:, chain], keys, values, slots))
+        attended = parts[0] if num_chains == 1 else jnp.concatenate(parts, axis=1)
         out = declare(self, "out", (K, R, H, D), ("kv_heads", None, None, "embed"))
         # One contracted axis: XLA's CPU product over three is ten times slower.
         y = jnp.einsum("btn,nd->btd", attended.reshape(B, T, K * R * H), out.reshape(K * R * H, D))
         if config.has_out_bias:
             y += declare(self, "out_bias", (D,), ("embed",), zeros)
-        return y, keys, values
+        return (y, keys, values) if num_chains == 1 else (y, keys, values, new_keys, new_values)
+
+    def _attend(self, queries, keys, values, positions):
+        """Scores the cache for one chain's queries ``[B, T, N, H]``."""
+        config = self.config
+        num_queries = (positions < keys.shape[2]).sum(axis=1, dtype=jnp.int32)
+        lengths = jnp.where(num_queries > 0, positions[:, 0], 0)
+        kernel: dict[str, Any] = {"implementation": "xla"} if config.attention == "xla" else {"form": config.attention}
+        return ops.ragged_attention(
+            queries, keys, values, lengths, num_queries=num_queries, window=self.window,
+            scale=config.attention_scale, soft_cap=config.attention_softcap, is_cache_finite=True, **kernel,
+        )  # fmt: skip

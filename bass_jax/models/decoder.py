@@ -37,8 +37,8 @@ class Layer(nn.Module):
     window: int | None = None
 
     @nn.compact
-    def __call__(self, x, positions, angles, keys, values):
-        """Returns the new residual stream and the layer's cache."""
+    def __call__(self, x, positions, angles, keys, values, num_chains=1):
+        """Returns the new residual stream and what the attention returns behind its output."""
         config = self.config
 
         def normed(name, x):
@@ -46,7 +46,7 @@ class Layer(nn.Module):
 
         def attend(x):
             attention = Attention(config, self.window, name="attention")
-            return attention(x, positions, angles, keys, values)
+            return attention(x, positions, angles, keys, values, num_chains)
 
         mlp = (GatedMlp if config.is_gated else PlainMlp)(config, name="mlp")
         if config.block == "parallel":
@@ -118,26 +118,26 @@ class Decoder(nn.Module):
         return everywhere, rotary.angles(positions, rotary.window_frequencies(config))
 
     def features(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache | None
-    ) -> tuple[Float[Array, "B T D"], KVCache]:
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache | None, num_chains: int = 1
+    ):
         """Runs embedding, layers and final norm; prefill needs no more than this.
 
         Without a cache, the tokens are whole sequences from position 0 on, and nothing is scattered: the
-        pass to differentiate.
+        pass to differentiate. With several chains, also returns their new keys and values, ``[B, T, K, H]`` per layer.
         """
         config = self.config
         x = self._embed(tokens, positions)
         angles, window_angles = self._angles(positions)
-        keys, values = [], []
+        written = []
         nothing = (None,) * config.num_layers
         cached = (nothing, nothing) if cache is None else (cache.keys, cache.values)
         for layer, k, v in zip(self.layers, *cached, strict=True):
-            x, k, v = layer(x, positions, angles if layer.window is None else window_angles, k, v)
-            keys.append(k)
-            values.append(v)
+            x, *layer_written = layer(x, positions, angles if layer.window is None else window_angles, k, v, num_chains)
+            written.append(layer_written)
+        keys, values, *new = zip(*written, strict=True)
         if config.has_final_norm:
             x = apply_norm(config, x, self.final_norm)
-        return x, KVCache(tuple(keys), tuple(values))
+        return (x, KVCache(keys, values)) if num_chains == 1 else (x, KVCache(keys, values), KVCache(*new))
 
     def logits(self, features: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
         """Scores the vocabulary, float32."""

@@ -54,6 +54,26 @@ class Model:
         """
         return forward(self.config, self.params, tokens, positions, cache)
 
+    def forward_chains(
+        self, tokens: Int[Array, "B M T"], positions: Int[Array, "B M T"], cache: KVCache
+    ) -> tuple[Float[Array, "B M T O"], KVCache, KVCache]:
+        """One pass over M alternative continuations of every row; the weights are read once.
+
+        Args:
+            tokens: ``[B, M, T]`` int32.
+            positions: ``[B, M, T]`` int32; each chain's as in `forward`.
+            cache: holds every earlier position of each row.
+
+        Returns:
+            ``(logits, cache, new)``: the cache has one chain's tokens in it; `new` has the keys and values of all,
+            ``[B, M, T, K, H]`` per layer, from which `bass_jax.cache.keep_chain` makes the cache of any of them.
+        """
+        B, M, T = tokens.shape
+        flat = tokens.reshape(B, M * T), positions.reshape(B, M * T)
+        features, cache, new = _apply(self.config, self.params, *flat, cache, M, method="features")
+        new = jax.tree.map(lambda leaf: leaf.reshape(B, M, T, *leaf.shape[2:]), new)
+        return self.logits(features).reshape(B, M, T, -1), cache, new
+
     def features(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache
     ) -> tuple[Float[Array, "B T D"], KVCache]:

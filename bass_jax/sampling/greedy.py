@@ -3,15 +3,14 @@
 import jax.numpy as jnp
 
 from bass_jax.sampling.law import Law
-from bass_jax.sampling.rules import AcceptanceRule, RuleKeys, Verdict, register_rule
+from bass_jax.sampling.rules import AcceptanceRule, ChainVerdict, RuleKeys, Verdict, register_rule
 from bass_jax.typing import Array, Bool, Int
 
 
-def leading_run(is_accepted: Bool[Array, "B G"], num_drafted: Int[Array, "B"]) -> Int[Array, "B"]:
+def leading_run(is_accepted: Bool[Array, "*rows G"], num_drafted: Int[Array, "*rows"]) -> Int[Array, "*rows"]:
     """Counts the accepted drafts before the first that fails or was not drafted."""
-    num_slots = is_accepted.shape[1]
-    is_real = jnp.arange(num_slots) < num_drafted[:, None]
-    return jnp.cumprod((is_accepted & is_real).astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
+    is_real = jnp.arange(is_accepted.shape[-1]) < num_drafted[..., None]
+    return jnp.cumprod((is_accepted & is_real).astype(jnp.int32), axis=-1).sum(axis=-1, dtype=jnp.int32)
 
 
 def judge(draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys) -> Verdict:
@@ -21,6 +20,18 @@ def judge(draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, ta
     return Verdict(num_accepted, jnp.take_along_axis(target.mode, num_accepted[:, None], axis=1)[:, 0])
 
 
+def judge_chains(
+    draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys
+) -> ChainVerdict:
+    """Follows the chain that begins with the target's mode; first tokens differ, so there is one at the most."""
+    rows = jnp.arange(draft_tokens.shape[0])
+    is_right = (draft_tokens[:, :, 0] == target.mode[:, :, 0]) & (num_drafted > 0)
+    chain = jnp.argmax(is_right, axis=1).astype(jnp.int32)
+    of_chain = Law(probs=target.probs[rows, chain], mode=target.mode[rows, chain])
+    verdict = judge(draft_tokens[rows, chain], num_drafted[rows, chain], None, of_chain, keys)
+    return ChainVerdict(chain, *verdict)
+
+
 GREEDY = register_rule(
     AcceptanceRule(
         name="greedy",
@@ -28,6 +39,7 @@ GREEDY = register_rule(
         lossless=True,
         noise="none",
         source="Stern et al. 2018 (arXiv 1811.03115), section 3: blockwise parallel decoding's exact match",
+        judge_chains=judge_chains,
     )
 )
 """Exact for rows at temperature 0; it decodes every row greedily, whatever its temperature says."""

@@ -32,14 +32,14 @@ def make_law(logits: Float[Array, "B T V"], controls: SamplingControls) -> Law:
 
     Args:
         logits: ``[B, T, V]``.
-        controls: per row.
+        controls: per row; their adjustments are made to the logits before, by `bass_jax.sampling.adjuster.Adjuster`.
 
     Returns:
         A `Law` over ``[B, T]``. A row whose logits hold NaN has an undefined law: see `is_finite`.
     """
     logits = logits.astype(jnp.float32)
     mode = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    temperature, top_k, top_p, min_p = (jnp.asarray(control)[:, None, None] for control in controls)
+    temperature, top_k, top_p, min_p = (jnp.asarray(control)[:, None, None] for control in controls[:4])
     # Subnormal temperatures count as 0: devices flush them. The maximum is taken off first, since a logit over a
     # tiny temperature overflows and inf - inf is NaN.
     is_greedy = temperature < jnp.finfo(jnp.float32).tiny

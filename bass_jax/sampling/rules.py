@@ -4,10 +4,10 @@ A rule is one pure function behind `AcceptanceRule`; `template.py` beside this f
 """
 
 import dataclasses
-import importlib
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
+from bass_jax.references import load_reference
 from bass_jax.sampling.law import Law
 from bass_jax.typing import Array
 
@@ -25,6 +25,14 @@ class Verdict(NamedTuple):
 
     num_accepted: Array  # [B] int32, leading drafts that stand, at most num_drafted
     next_token: Array  # [B] int32, the residual token, or the bonus token after a full acceptance
+
+
+class ChainVerdict(NamedTuple):
+    """A rule's decision over several chains of drafts."""
+
+    chain: Array  # [B] int32, the chain whose drafts stand; any where none stands
+    num_accepted: Array  # [B] int32, leading drafts of it that stand
+    next_token: Array  # [B] int32
 
 
 @runtime_checkable
@@ -47,6 +55,26 @@ class Judge(Protocol):
         ...
 
 
+@runtime_checkable
+class ChainJudge(Protocol):
+    """What a rule does with M chains per row that begin with different tokens."""
+
+    def __call__(
+        self, draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys
+    ) -> ChainVerdict:
+        """Judges each row's chains.
+
+        Args:
+            draft_tokens: ``[B, M, G]`` int32.
+            num_drafted: ``[B, M]`` int32.
+            draft_probs: ``[B, M, G, V]`` float32, the law that each draft was drawn from *given the chains before
+                its own*: the first tokens of earlier chains have probability 0 in it. None if deterministic.
+            target: the target's law over ``[B, M, G + 1]`` positions; the first is the same for all chains.
+            keys: the row's noise; consumed.
+        """
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class AcceptanceRule:
     """A rule with what a user must know of it on its face.
@@ -57,6 +85,7 @@ class AcceptanceRule:
         lossless: the emitted tokens follow the target's law exactly.
         noise: ``"none"``, ``"step"`` (keyed by the row's step) or ``"position"`` (keyed by position).
         source: where the rule comes from.
+        judge_chains: for ``SpecConfig.num_chains`` above 1; None if the rule knows one chain alone.
     """
 
     name: str
@@ -64,6 +93,7 @@ class AcceptanceRule:
     lossless: bool
     noise: Literal["none", "step", "position"]
     source: str
+    judge_chains: ChainJudge | None = None
 
 
 _REGISTRY: dict[str, AcceptanceRule] = {}
@@ -109,11 +139,7 @@ def find_rule(name: str) -> AcceptanceRule:
         return _FACTORIES[family](*arguments)
     if ":" not in name:
         raise ValueError(f"acceptance={name!r}: expected one of {sorted(_REGISTRY)} or 'module:attribute'")
-    module, attribute = name.split(":", 1)
-    try:
-        rule = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"acceptance={name!r}: {error}") from None
+    rule = load_reference(name, "acceptance")
     if not isinstance(rule, AcceptanceRule):
         raise ValueError(f"acceptance={name!r}: expected an AcceptanceRule, not {type(rule).__name__}")
     return rule

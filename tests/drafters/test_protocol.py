@@ -11,7 +11,7 @@ import scipy.stats
 
 from bass_jax.drafters import DraftContext, Drafter, NgramDrafter
 from bass_jax.drafters.template import RepeatDrafter
-from bass_jax.sampling import Sampling
+from bass_jax.sampling import Adjuster, Sampling
 from bass_jax.sampling.keys import row_keys, step_draft_keys
 from tests import tiny
 from tests.tiny import VOCAB
@@ -52,8 +52,9 @@ def context(lengths=LENGTHS, wanted=WANTED, seed=0, past_the_end=0) -> DraftCont
         tokens=jnp.asarray(tokens, jnp.int32),
         lengths=jnp.asarray(lengths),
         num_wanted=jnp.asarray(wanted),
-        controls=Sampling(temperature=[1.0, 0.0, 0.7, 1.0, 1.0][:num_rows], top_p=0.9).controls(num_rows),
+        controls=Sampling(temperature=[1.0, 0.0, 0.7, 1.0, 1.0][:num_rows], top_p=0.9).controls(num_rows, VOCAB),
         keys=draft_keys(seed, num_rows),
+        adjuster=Adjuster(None, jnp.asarray(lengths), jnp.full((num_rows, 1), -1)),
     )
 
 

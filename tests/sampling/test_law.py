@@ -37,7 +37,7 @@ SETTINGS = (
 
 def controls(settings) -> SamplingControls:
     rows = [{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | setting for setting in settings]
-    return bass.Sampling(**{name: [row[name] for row in rows] for name in rows[0]}).controls(len(rows))
+    return bass.Sampling(**{name: [row[name] for row in rows] for name in rows[0]}).controls(len(rows), 4)
 
 
 def random_logits(count: int, vocab_size: int) -> np.ndarray:
@@ -119,4 +119,4 @@ def test_a_setting_out_of_range_is_refused_by_name(name, value):
 
 def test_a_setting_per_row_must_have_one_value_per_row():
     with pytest.raises(ValueError, match=r"top_p has 2 values: expected 1 or 3"):
-        bass.Sampling(top_p=[0.5, 0.6]).controls(3)
+        bass.Sampling(top_p=[0.5, 0.6]).controls(3, 4)

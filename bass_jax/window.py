@@ -1,0 +1,31 @@
+"""Where a step's tokens stand: the last committed one, and the drafts behind it."""
+
+import jax.numpy as jnp
+
+from bass_jax.state import SpecState
+from bass_jax.typing import Array, Int
+
+
+def last_tokens(state: SpecState) -> Int[Array, "B"]:
+    """The last committed token of each row, which the next pass reads first."""
+    return jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)[:, 0]
+
+
+def input_positions(state: SpecState, num_slots: int, num_inputs: Int[Array, "*rows"]) -> Int[Array, "*rows T"]:
+    """Positions of a pass over the last committed token and drafts; what lies past `num_inputs` writes nothing.
+
+    Args:
+        state: the rows.
+        num_slots: T.
+        num_inputs: ``[B]``, or ``[B, M]`` for several chains.
+    """
+    slots = jnp.arange(num_slots)
+    start = state.lengths.reshape(-1, *(1,) * num_inputs.ndim) - 1
+    return jnp.where(slots < num_inputs[..., None], start + slots, state.target_cache.capacity)
+
+
+def with_drafts(state: SpecState, drafts: Int[Array, "B G"]) -> Int[Array, "B C"]:
+    """The committed tokens with `drafts` behind them, for what looks at the tokens before a position."""
+    rows = jnp.arange(drafts.shape[0])[:, None]
+    columns = state.lengths[:, None] + jnp.arange(drafts.shape[1])
+    return state.tokens.at[rows, columns].set(drafts, mode="drop")
