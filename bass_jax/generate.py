@@ -17,7 +17,7 @@ from bass_jax.pair import Pair
 from bass_jax.policies import Policy, find_policy
 from bass_jax.policies.pacer import Pacer, advance_policy, bucket_of, no_step, policy_buckets
 from bass_jax.sampling import Sampling, find_rule
-from bass_jax.state import FinishReason, SpecState, StepInfo, prefill
+from bass_jax.state import FinishReason, SpecState, StepInfo, TokenLaws, prefill
 from bass_jax.step import decode_step, speculate_step
 from bass_jax.stops import StopStrings
 from bass_jax.survey import survey_step
@@ -59,7 +59,9 @@ class Generation:
         tokens: per row ``[num]`` int32, a stop token included.
         texts: per row, without special tokens and cut before a stop string; None without a tokenizer.
         logprobs: per row ``[num]`` float32, of each token under the target's raw law.
-        finish_reasons: per row ``"stop"``, ``"length"`` or ``"not_finite"``.
+        laws: per row the fields of `bass_jax.state.TokenLaws`, ``[num]`` and ``[num, n]``: log-probabilities under the
+            law that the tokens were drawn from, and the alternatives; None without `SpecConfig.num_logprobs`.
+        finish_reasons: per row ``"stop"``, ``"length"``, ``"not_finite"`` or ``"no_token"``.
         summary: acceptance, block efficiency and counts.
         latency: per-token latency, seconds.
         timings: wall time.
@@ -70,6 +72,7 @@ class Generation:
     tokens: list[np.ndarray]
     texts: list[str] | None
     logprobs: list[np.ndarray]
+    laws: list[TokenLaws] | None
     finish_reasons: list[str]
     summary: Summary
     latency: PerTokenLatency
@@ -94,6 +97,7 @@ class RowResult(NamedTuple):
     tokens: np.ndarray  # [num] int32
     text: str | None  # None without a tokenizer
     logprobs: np.ndarray  # [num] float32
+    laws: TokenLaws | None  # [num] and [num, n]; None without `SpecConfig.num_logprobs`
     finish_reason: str  # "running" while it runs
 
 
@@ -128,8 +132,8 @@ def generate(
     Args:
         pair: target and drafter.
         prompts: texts (the pair's tokenizer encodes them as they are) or token ids.
-        spec: default ``SpecConfig()``. Where every row is greedy, the token rule is run as the greedy rule,
-            which is the same thing without the noise.
+        spec: default ``SpecConfig()``. Where every row is greedy, the token and the multi-draft rule are run as the
+            greedy rule, which is the same thing without the noise.
         sampling: default greedy.
         max_new_tokens: limit per row, or one for all.
         num_samples: rows per prompt.
@@ -278,7 +282,7 @@ class Run:
         if step == "decode":  # Whatever rule would have judged drafts, tokens come from the target's law.
             self.spec = bucket_spec(spec, 0)
         sampling = sampling or Sampling()
-        if self.spec.acceptance == "token" and sampling.is_greedy:
+        if self.spec.acceptance in ("token", "multi_draft") and sampling.is_greedy:
             self.spec = dataclasses.replace(self.spec, acceptance="greedy")
         rows: Any = prompts
         if len(prompts) and isinstance(prompts[0], str):
@@ -316,6 +320,7 @@ class Run:
             self._compiled_step(bucket)
         self._tokens: list[list[np.ndarray]] = [[] for _ in range(self.num_rows)]
         self._logprobs: list[list[np.ndarray]] = [[] for _ in range(self.num_rows)]
+        self._laws: list[list[TokenLaws]] = [[] for _ in range(self.num_rows)]
         self._finish = np.zeros(self.num_rows, np.int32)
         self.events: list[StreamEvent] = []
 
@@ -362,6 +367,8 @@ class Run:
                 host["tokens"][row, num_kept:], host["logprobs"][row, num_kept:] = -1, 0.0
             self._tokens[row].append(host["tokens"][row, :num_kept])
             self._logprobs[row].append(host["logprobs"][row, :num_kept])
+            if info.laws is not None:
+                self._laws[row].append(TokenLaws(*(field[row, :num_kept] for field in info.laws)))
             self._finish[row] = info.finish[row]
             reason = None if self._finish[row] == FinishReason.RUNNING else _reason(self._finish[row])
             self.events.append(StreamEvent(row, self._tokens[row][-1], text, reason))
@@ -377,6 +384,7 @@ class Run:
             tokens=np.concatenate(tokens) if tokens else np.zeros(0, np.int32),
             text=self._stops.text(row) if self.pair.tokenizer is not None else None,
             logprobs=np.concatenate(logprobs) if logprobs else np.zeros(0, np.float32),
+            laws=TokenLaws(*map(np.concatenate, zip(*laws, strict=True))) if (laws := self._laws[row]) else None,
             finish_reason=_reason(self._finish[row]),
         )
 
@@ -387,6 +395,7 @@ class Run:
             tokens=[row.tokens for row in rows],
             texts=None if self.pair.tokenizer is None else [row.text or "" for row in rows],
             logprobs=[row.logprobs for row in rows],
+            laws=None if self.spec.num_logprobs is None else [row.laws for row in rows],
             finish_reasons=[row.finish_reason for row in rows],
             summary=summarize(self.infos),
             latency=per_token_latency(self.infos, self.step_seconds),

@@ -117,7 +117,7 @@ def _on_host(infos: Sequence[StepInfo] | StepInfo) -> list[StepInfo]:
         infos = [infos]
     elif len(infos) == 0:
         raise ValueError("infos is empty: expected at least one step")
-    host = jax.device_get([info._replace(tokens=None, logprobs=None, drafts=None) for info in infos])
+    host = jax.device_get([info._replace(tokens=None, logprobs=None, drafts=None, laws=None) for info in infos])
     steps = []
     for info in host:
         if info.is_active.ndim == 1:

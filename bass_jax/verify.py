@@ -5,6 +5,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -13,11 +14,12 @@ import numpy as np
 
 from bass_jax.config import ModelConfig, SpecConfig
 from bass_jax.drafters import Drafter
+from bass_jax.enumeration import CAPACITY, continuation_law
 from bass_jax.models import Model, abstract_params
 from bass_jax.pair import Pair
 from bass_jax.policies import Policy
 from bass_jax.policies.pacer import advance_policy, no_step
-from bass_jax.sampling import Sampling, find_rule
+from bass_jax.sampling import Sampling, find_processors, find_rule
 from bass_jax.sampling.keys import row_keys
 from bass_jax.state import prefill
 from bass_jax.step import speculate_step
@@ -29,18 +31,21 @@ NUM_TOKENS = 4
 PROMPTS = ((4,), (0, 3, 1), (2, 0, 1, 1, 3, 4))
 """Ragged, one of a single token."""
 
-SETTINGS: tuple[Mapping[str, float], ...] = (
+SETTINGS: tuple[Mapping[str, Any], ...] = (
     {"temperature": 1.0},
     {"temperature": 0.7, "top_k": 3},
     {"temperature": 0.7, "top_p": 0.8},
     {"temperature": 0.7, "min_p": 0.15},
+    {"temperature": 1.0, "repetition_penalty": 1.8},
+    {"temperature": 1.0, "frequency_penalty": 0.9, "presence_penalty": -0.6},
+    {"temperature": 1.0, "logit_bias": {0: 1.2, 3: -0.8}, "banned_tokens": (1,)},
+    {"temperature": 0.8, "allowed_tokens": (0, 2, 3), "repetition_penalty": 1.5, "top_p": 0.95},
 )
 """Fields of `bass_jax.Sampling`; rows of all of them share the batch."""
 
 MAX_CELLS = 20_000
 NUM_ROWS = 4096
-_OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-_CAPACITY = 64
+_OFF = {field.name: field.default for field in dataclasses.fields(Sampling)} | {"temperature": 1.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +94,11 @@ def verify_lossless(
     *,
     target: Model | None = None,
     draft_len: int = 3,
-    settings: Sequence[Mapping[str, float]] = SETTINGS,
+    num_chains: int = 1,
+    settings: Sequence[Mapping[str, Any]] = SETTINGS,
     prompts: Sequence[Sequence[int]] = PROMPTS,
+    stop_tokens: Sequence[int] = (),
+    logits_processors: tuple[Callable | str, ...] = (),
     num_samples: int = 200_000,
     significance: float = 1e-4,
     seed: int = 0,
@@ -106,8 +114,11 @@ def verify_lossless(
         rule: name of a registered rule, or ``"module:attribute"``.
         target: a model with few tokens; default `tiny_target`.
         draft_len: largest number of drafts per step.
+        num_chains: M, of rules that judge several chains.
         settings: fields of `Sampling` per group of rows.
         prompts: token ids per group of rows.
+        stop_tokens: rows end with these.
+        logits_processors: as in `SpecConfig`.
         num_samples: continuations in all, rounded up to whole batches.
         significance: of the verdict; a sound decoder is called unsound this often.
         seed: of the noise.
@@ -125,11 +136,11 @@ def verify_lossless(
         raise ValueError(f"significance={significance}: expected a number between 0 and 1")
     if num_samples < 1:
         raise ValueError(f"num_samples={num_samples}: expected at least 1")
-    spec = SpecConfig(draft_len, rule)
+    spec = SpecConfig(draft_len, rule, num_chains=num_chains, logits_processors=logits_processors)
     groups = [(tuple(prompt), {**_OFF, **setting}) for prompt, setting in itertools.product(prompts, settings)]
-    logits = {tuple(prompt): _teacher_forced(target, prompt) for prompt in prompts}
-    laws = np.stack([_joint_law(reference_law(logits[prompt], **setting)) for prompt, setting in groups])
-    counts, tokens_per_step = _draw(Pair(target, drafter), spec, groups, num_samples, seed, step, policy)
+    processors = find_processors(logits_processors)
+    laws = np.stack([continuation_law(target, *group, NUM_TOKENS, stop_tokens, processors) for group in groups])
+    counts, tokens_per_step = _draw(Pair(target, drafter), spec, groups, stop_tokens, num_samples, seed, step, policy)
     num_per_group = counts.sum(axis=1, keepdims=True)
     noise = np.sqrt(2 * laws * (1 - laws) / (np.pi * num_per_group)).sum(axis=1) / 2
     return LawReport(
@@ -146,7 +157,7 @@ def verify_lossless(
 
 def tiny_target(vocab_size: int = 5, seed: int = 1) -> Model:
     """Makes a random decoder of one layer whose laws are uneven and depend on the whole prefix."""
-    config = ModelConfig(vocab_size, 8, 1, 1, 1, 8, 16, context=_CAPACITY)
+    config = ModelConfig(vocab_size, 8, 1, 1, 1, 8, 16, context=CAPACITY)
     random = np.random.default_rng(seed)
 
     def fill(leaf):
@@ -154,29 +165,6 @@ def tiny_target(vocab_size: int = 5, seed: int = 1) -> Model:
         return jnp.asarray(np.ones(leaf.shape) if leaf.ndim == 1 else 0.4 * random.normal(size=leaf.shape), leaf.dtype)
 
     return Model(jax.tree.map(fill, nn.meta.unbox(abstract_params(config))), config)
-
-
-def reference_law(logits: np.ndarray, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
-    """The law of `logits` ``[..., V]`` in float64 by sorting, to hold `bass_jax.sampling.make_law` against.
-
-    Sets that tie at a threshold are kept whole.
-    """
-    logits = np.asarray(logits, np.float64)
-    if temperature == 0:
-        return np.eye(logits.shape[-1])[logits.argmax(axis=-1)]
-    scaled = (logits - logits.max(axis=-1, keepdims=True)) / temperature
-    if top_k:
-        smallest = np.sort(scaled, axis=-1)[..., -min(int(top_k), scaled.shape[-1]), None]
-        scaled = np.where(scaled >= smallest, scaled, -np.inf)
-    probs = np.exp(scaled)
-    probs /= probs.sum(axis=-1, keepdims=True)
-    if top_p < 1:
-        descending = -np.sort(-probs, axis=-1)
-        is_reached = descending.cumsum(axis=-1) >= top_p - 1e-12
-        smallest = np.take_along_axis(descending, is_reached.argmax(axis=-1)[..., None], axis=-1)
-        probs = np.where(probs >= smallest, probs, 0)
-    probs = np.where(probs >= min_p * probs.max(axis=-1, keepdims=True), probs, 0)
-    return probs / probs.sum(axis=-1, keepdims=True)
 
 
 def chi_square(counts: np.ndarray, laws: np.ndarray) -> float:
@@ -210,35 +198,15 @@ def chi_square(counts: np.ndarray, laws: np.ndarray) -> float:
     return 0.5 * math.erfc(((statistic / freedom) ** (1 / 3) - 1 + spread) / math.sqrt(2 * spread))
 
 
-def _teacher_forced(target: Model, prompt: Sequence[int]) -> np.ndarray:
-    """The target's logits inside every continuation, ``[V ** 3, 4, V]``: one pass over a fresh cache."""
-    prefixes = np.array(list(itertools.product(range(target.config.vocab_size), repeat=NUM_TOKENS - 1)), np.int32)
-    num_read = len(prompt) + NUM_TOKENS - 1
-    tokens = np.zeros((len(prefixes), _CAPACITY), np.int32)
-    tokens[:, : len(prompt)] = prompt
-    tokens[:, len(prompt) : num_read] = prefixes
-    slots = np.arange(_CAPACITY)
-    positions = np.broadcast_to(np.where(slots < num_read, slots, _CAPACITY).astype(np.int32), tokens.shape)
-    logits, _ = jax.jit(Model.forward)(target, tokens, positions, target.init_cache(len(tokens), _CAPACITY))
-    return np.asarray(logits)[:, len(prompt) - 1 : num_read]
-
-
-def _joint_law(laws: np.ndarray) -> np.ndarray:
-    """The law of every continuation, ``[V ** 4]``, from those of its tokens, ``[V ** 3, 4, V]``."""
-    vocab_size = laws.shape[-1]
-    prefixes = np.array(list(itertools.product(range(vocab_size), repeat=NUM_TOKENS - 1)))
-    joint = laws[:, -1]
-    for i in range(NUM_TOKENS - 1):
-        joint = joint * laws[np.arange(len(laws)), i, prefixes[:, i]][:, None]
-    return joint.reshape(-1)
-
-
-def _draw(pair: Pair, spec: SpecConfig, groups, num_samples: int, seed: int, step, policy) -> tuple[np.ndarray, float]:
+def _draw(
+    pair: Pair, spec: SpecConfig, groups, stop_tokens, num_samples: int, seed: int, step, policy
+) -> tuple[np.ndarray, float]:
     """Counts continuations per group, ``[groups, V ** 4]``; also returns the mean emitted tokens per step."""
     per_group = min(-(-num_samples // len(groups)), NUM_ROWS // len(groups))
     rows = [prompt for prompt, _ in groups for _ in range(per_group)]
-    sampling = Sampling(**{name: np.repeat([setting[name] for _, setting in groups], per_group) for name in _OFF})
-    state = prefill(pair, rows, spec, sampling=sampling, max_new_tokens=NUM_TOKENS + 6, stop_tokens=())
+    per_row = {name: [setting[name] for _, setting in groups for _ in range(per_group)] for name in _OFF}
+    sampling = Sampling(**per_row)
+    state = prefill(pair, rows, spec, sampling=sampling, max_new_tokens=NUM_TOKENS + 6, stop_tokens=stop_tokens)
     num_rows = len(state.lengths)
     lengths = np.random.default_rng(seed).integers(0, spec.draft_len + 1, (NUM_TOKENS, num_rows)).astype(np.int32)
     lengths[:, ::2] = spec.draft_len
@@ -272,5 +240,6 @@ def _continue(pair: Pair, state, draft_lens: Array, spec: SpecConfig, step, poli
     (state, _), _ = jax.lax.scan(advance, (state, policy_state), draft_lens)
     columns = state.prompt_lengths[:, None] + jnp.arange(NUM_TOKENS)
     tokens = jnp.take_along_axis(state.tokens, columns, axis=1)
+    tokens = jnp.where(columns < state.lengths[:, None], tokens, 0)
     codes = tokens @ (pair.target.config.vocab_size ** jnp.arange(NUM_TOKENS - 1, -1, -1))
     return codes, (state.lengths - start).sum()

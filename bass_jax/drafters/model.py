@@ -1,7 +1,7 @@
 """A smaller model as drafter, with a cache of its own."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp

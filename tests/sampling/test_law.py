@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
+from bass_jax.enumeration import reference_law
 from bass_jax.sampling import SamplingControls, draw, make_law
 from bass_jax.sampling.law import log_normalizer
-from bass_jax.verify import reference_law
 
 make_law = jax.jit(make_law)
 
