@@ -5,7 +5,8 @@ import pytest
 import scipy.stats
 
 from bass_jax.drafters import NgramDrafter
-from bass_jax.verify import chi_square, reference_law, tiny_target, verify_lossless
+from bass_jax.enumeration import reference_law
+from bass_jax.verify import chi_square, tiny_target, verify_lossless
 from tests import tiny
 
 

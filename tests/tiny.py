@@ -86,16 +86,24 @@ class TableDrafter:
         return None
 
     def propose(self, state, context: DraftContext, draft_len: int, *, is_sampled: bool):
-        token = jnp.take_along_axis(context.tokens, context.lengths[:, None] - 1, axis=1)[:, 0]
-        num_drafted = jnp.where(token % 2 == 0, context.num_wanted, jnp.minimum(context.num_wanted, 2))
-        tokens, laws = [], []
-        for step in range(draft_len):
-            law = self.table[token]
-            noise = gumbel(context.keys[:, step], law.shape[-1])
-            token = draw(law, noise) if is_sampled else jnp.argmax(law, axis=-1).astype(jnp.int32)
-            tokens.append(token)
-            laws.append(law)
-        return Proposal(jnp.stack(tokens, 1), num_drafted, jnp.stack(laws, 1) if is_sampled else None), state
+        proposal, _ = self.propose_chains(state, context, draft_len, 1, is_sampled=is_sampled)
+        return jax.tree.map(lambda leaf: leaf[:, 0], proposal), state
+
+    def propose_chains(self, state, context: DraftContext, draft_len: int, num_chains: int, *, is_sampled: bool):
+        last = jnp.take_along_axis(context.tokens, context.lengths[:, None] - 1, axis=1)[:, 0]
+        num_drafted = jnp.where(last % 2 == 0, context.num_wanted, jnp.minimum(context.num_wanted, 2))
+        rows, left, chains = jnp.arange(last.shape[0]), self.table[last], []
+        for chain in range(num_chains):
+            tokens, laws = [], []
+            for step in range(draft_len):
+                law = self.table[tokens[-1]] if step else left / left.sum(axis=-1, keepdims=True)
+                keys = jax.vmap(lambda key: jax.random.fold_in(key, chain))(context.keys[:, step])  # noqa: B023
+                noise = gumbel(keys, law.shape[-1])
+                tokens.append(draw(law, noise) if is_sampled else jnp.argmax(law, axis=-1).astype(jnp.int32))
+                laws.append(law)
+            left = left.at[rows, tokens[0]].set(0.0)
+            chains.append(Proposal(jnp.stack(tokens, 1), num_drafted, jnp.stack(laws, 1) if is_sampled else None))
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *chains), state
 
     def commit(self, state, lengths):
         return state
