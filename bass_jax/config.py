@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
@@ -270,7 +270,7 @@ class SpecConfig:
     acceptance_kernel: str = "pallas"
     record_drafts: bool = False
     num_chains: int = 1
-    logits_processors: tuple[Callable | str, ...] = ()
+    logits_processors: Sequence[Callable | str] = ()
     num_logprobs: int | None = None
 
     def __post_init__(self):
@@ -281,8 +281,7 @@ class SpecConfig:
             raise ValueError(f"num_logprobs={self.num_logprobs}: expected None or 0 to {MAX_LOGPROBS}")
         if self.record_drafts and self.num_chains > 1:
             raise ValueError("record_drafts=True: drafts are recorded of one chain; expected num_chains=1")
-        if not isinstance(self.logits_processors, tuple):
-            raise ValueError(f"logits_processors={self.logits_processors!r}: expected a tuple")
+        object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
         if self.acceptance_kernel not in ("pallas", "xla"):
             raise ValueError(f"acceptance_kernel={self.acceptance_kernel!r}: expected 'pallas' or 'xla'")
 

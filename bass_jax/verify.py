@@ -98,7 +98,7 @@ def verify_lossless(
     settings: Sequence[Mapping[str, Any]] = SETTINGS,
     prompts: Sequence[Sequence[int]] = PROMPTS,
     stop_tokens: Sequence[int] = (),
-    logits_processors: tuple[Callable | str, ...] = (),
+    logits_processors: Sequence[Callable | str] = (),
     num_samples: int = 200_000,
     significance: float = 1e-4,
     seed: int = 0,

@@ -11,7 +11,7 @@ def last_tokens(state: SpecState) -> Int[Array, "B"]:
     return jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)[:, 0]
 
 
-def input_positions(state: SpecState, num_slots: int, num_inputs: Int[Array, "*rows"]) -> Int[Array, "*rows T"]:
+def input_positions(state: SpecState, num_slots: int, num_inputs: Int[Array, "..."]) -> Int[Array, "... T"]:
     """Positions of a pass over the last committed token and drafts; what lies past `num_inputs` writes nothing.
 
     Args:

@@ -6,8 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from bass_jax.sampling import TOKEN, AcceptanceRule, draw
+from bass_jax.sampling.adjuster import _penalize
 from bass_jax.sampling.keys import Role, draw_keys, gumbel
 from tests.tiny import TableDrafter
+
+PENALIZE = _penalize
 
 
 @jax.tree_util.register_dataclass
@@ -19,6 +22,25 @@ class WrongLawDrafter(TableDrafter):
         proposal, state = super().propose(state, context, draft_len, is_sampled=is_sampled)
         probs = jnp.sqrt(proposal.probs)
         return proposal._replace(probs=probs / probs.sum(-1, keepdims=True)), state
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ForgetfulChainsDrafter(TableDrafter):
+    """Draws first tokens without replacement, and reports the law of the first for all of them."""
+
+    def propose_chains(self, state, context, draft_len, num_chains, *, is_sampled):
+        proposal, state = super().propose_chains(state, context, draft_len, num_chains, is_sampled=is_sampled)
+        first = jnp.broadcast_to(proposal.probs[:, :1, 0], proposal.probs[:, :, 0].shape)
+        return proposal._replace(probs=proposal.probs.at[:, :, 0].set(first)), state
+
+
+def frozen_penalties(logits, penalties, tokens, prompt_lengths, lengths):
+    """Every position of the window meets the penalties of its first."""
+    positions = [
+        PENALIZE(logits[:, t : t + 1], penalties, tokens, prompt_lengths, lengths) for t in range(logits.shape[1])
+    ]
+    return jnp.concatenate(positions, axis=1)
 
 
 def shared_stream(role: Role):

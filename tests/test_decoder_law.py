@@ -1,12 +1,13 @@
 """The whole sampled decoder follows the target's law.
 
 `verify_lossless` enumerates the joint law of the first four tokens over a vocabulary of five and compares it with
-200,000 continuations of the compiled step, over ragged prompts, four sampling settings and draft lengths that change
+200,000 continuations of the compiled step, over ragged prompts, every sampling control and draft lengths that change
 between steps and rows, in one batch. What breaking any of this means: users who turn speculation on get text from
 another distribution, and no accuracy test of theirs tells them.
 """
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import bass_jax as bass
@@ -17,7 +18,7 @@ from bass_jax.verify import tiny_target, verify_lossless
 from tests import faults, tiny
 
 VOCAB = 5
-THRESHOLD = 1e-3 / 64
+THRESHOLD = 1e-3 / 128
 """p-values are uniform where the decoder is exact; Bonferroni over the cases of this file and some to come."""
 
 CAUGHT = 1e-9
@@ -26,7 +27,13 @@ CAUGHT = 1e-9
 FEWER = 60_000
 """Samples that show a planted fault."""
 
-RULES = sorted(name for name, rule in registered_rules().items() if rule.lossless and rule.noise != "none")
+RULES = sorted(
+    (name, 1 if rule.judge_chains is None else 2)
+    for name, rule in registered_rules().items()
+    if rule.lossless and rule.noise != "none"
+)
+"""With the number of chains that they judge here."""
+
 DRAFTERS = {
     "model": tiny.model_drafter(tiny.perturbed(tiny_target(), 0.15), VOCAB),
     "ngram": NgramDrafter(),
@@ -34,27 +41,57 @@ DRAFTERS = {
 }
 PADDED = {size: tiny.model_drafter(tiny.repadded(tiny.perturbed(tiny_target(), 0.15), size), VOCAB) for size in (3, 9)}
 STEPS = (bass.decode_step, bass.speculate_step)
-CASES = [
-    ("model", 0), ("model", 1), ("model", 3), ("model", 5), ("ngram", 1), ("ngram", 5), ("table", 3), ("table", 5)
-]  # fmt: skip
 
 
-@pytest.mark.parametrize("drafter, draft_len", CASES)
-def test_the_token_rule_keeps_the_targets_law(drafter, draft_len):
-    assert verify_lossless(DRAFTERS[drafter], "token", draft_len=draft_len).p_value > THRESHOLD
+@pytest.mark.parametrize("drafter", sorted(DRAFTERS))
+@pytest.mark.parametrize("rule, num_chains", RULES)
+def test_every_lossless_rule_keeps_the_targets_law(rule, num_chains, drafter):
+    assert verify_lossless(DRAFTERS[drafter], rule, draft_len=3, num_chains=num_chains).p_value > THRESHOLD
 
 
-@pytest.mark.parametrize("rule", sorted({*RULES, "bass_jax.sampling.template:REJECT_ALL"} - {"token"}))
-@pytest.mark.parametrize("drafter, draft_len", [("model", 3), ("table", 5)])
-def test_every_lossless_rule_keeps_the_targets_law(rule, drafter, draft_len):
-    assert verify_lossless(DRAFTERS[drafter], rule, draft_len=draft_len).p_value > THRESHOLD
+@pytest.mark.parametrize(
+    "rule, num_chains, drafter, draft_len",
+    [
+        ("token", 1, "model", 0), ("token", 1, "model", 1), ("token", 1, "model", 5), ("token", 1, "ngram", 5),
+        ("multi_draft", 3, "table", 2), ("bass_jax.sampling.template:REJECT_ALL", 1, "table", 3),
+    ],
+)  # fmt: skip
+def test_other_lengths_and_rules_keep_it_too(rule, num_chains, drafter, draft_len):
+    report = verify_lossless(DRAFTERS[drafter], rule, draft_len=draft_len, num_chains=num_chains)
+    assert report.p_value > THRESHOLD
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter, draft_len", CASES)
-@pytest.mark.parametrize("rule", sorted({*RULES} - {"token"}))
-def test_every_lossless_rule_everywhere(rule, drafter, draft_len):
-    assert verify_lossless(DRAFTERS[drafter], rule, draft_len=draft_len).p_value > THRESHOLD
+@pytest.mark.parametrize("draft_len", [0, 1, 2, 5, 8])
+@pytest.mark.parametrize("drafter", sorted(DRAFTERS))
+@pytest.mark.parametrize("rule, num_chains", [*RULES, ("multi_draft", 1), ("multi_draft", 4)])
+def test_every_lossless_rule_everywhere(rule, num_chains, drafter, draft_len):
+    report = verify_lossless(DRAFTERS[drafter], rule, draft_len=draft_len, num_chains=num_chains)
+    assert report.p_value > THRESHOLD
+
+
+@pytest.mark.parametrize("rule, num_chains", [("token", 1), ("multi_draft", 2)])
+def test_rows_that_end_and_may_not_end_yet_keep_it(rule, num_chains):
+    """Stop tokens inside a window, banned until a row has emitted enough."""
+    settings = ({"temperature": 1.0}, *({"temperature": 1.0, "min_new_tokens": num} for num in (1, 2, 4)))
+    report = verify_lossless(
+        DRAFTERS["model"], rule, num_chains=num_chains, settings=settings, stop_tokens=(3, 1), num_samples=120_000
+    )
+    assert report.p_value > THRESHOLD
+
+
+def no_repeat(logits, tokens, position):
+    """A user's own: never the same token twice in a row, and odd tokens are less likely at odd positions."""
+    logits = jnp.where(jnp.arange(VOCAB) == tokens[position - 1], -jnp.inf, logits)
+    return logits - 1.5 * (jnp.arange(VOCAB) % 2) * (position % 2)
+
+
+@pytest.mark.parametrize("rule, num_chains", [("token", 1), ("block", 1), ("multi_draft", 2)])
+def test_a_users_processor_keeps_it(rule, num_chains):
+    report = verify_lossless(
+        DRAFTERS["model"], rule, num_chains=num_chains, logits_processors=(no_repeat,), num_samples=120_000
+    )
+    assert report.p_value > THRESHOLD
 
 
 @pytest.mark.parametrize("size", PADDED)
@@ -100,3 +137,17 @@ def test_a_stream_shared_with_the_draft_is_caught(monkeypatch, role):
         return bass.speculate_step(*arguments)
 
     assert verify_lossless(DRAFTERS["table"], draft_len=1, num_samples=FEWER, step=fresh_step).p_value < CAUGHT
+
+
+def test_penalties_that_stand_still_over_the_window_are_caught(monkeypatch):
+    monkeypatch.setattr("bass_jax.sampling.adjuster._penalize", faults.frozen_penalties)
+
+    def fresh_step(*arguments):
+        return bass.speculate_step(*arguments)
+
+    assert verify_lossless(DRAFTERS["table"], num_samples=FEWER, step=fresh_step).p_value < CAUGHT
+
+
+def test_chains_that_say_they_were_drawn_with_replacement_are_caught():
+    drafter = faults.ForgetfulChainsDrafter(DRAFTERS["table"].table)
+    assert verify_lossless(drafter, "multi_draft", num_chains=2, num_samples=FEWER).p_value < CAUGHT

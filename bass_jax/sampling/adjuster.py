@@ -5,7 +5,7 @@ stood still over the window would give the target another law than the one that 
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +86,7 @@ class Adjuster:
         return jax.vmap(over_window)(logits, tokens, positions)
 
 
-def find_processors(processors: tuple[LogitsProcessor | str, ...]) -> tuple[LogitsProcessor, ...]:
+def find_processors(processors: Sequence[LogitsProcessor | str]) -> tuple[LogitsProcessor, ...]:
     """Returns the functions that ``SpecConfig.logits_processors`` names.
 
     Raises:

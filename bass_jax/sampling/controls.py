@@ -12,7 +12,7 @@ from bass_jax.typing import Array
 Setting = float | int | Sequence[float | int] | np.ndarray
 """One value for all rows, or one per row."""
 
-TokenSet = Sequence[int] | Sequence[Sequence[int] | None] | None
+TokenSet = Sequence[int] | np.ndarray | Sequence[Sequence[int] | np.ndarray | None] | None
 """Token ids for all rows, or a sequence of them (or None) per row."""
 
 

@@ -7,7 +7,7 @@ from bass_jax.sampling.rules import AcceptanceRule, ChainVerdict, RuleKeys, Verd
 from bass_jax.typing import Array, Bool, Int
 
 
-def leading_run(is_accepted: Bool[Array, "*rows G"], num_drafted: Int[Array, "*rows"]) -> Int[Array, "*rows"]:
+def leading_run(is_accepted: Bool[Array, "... G"], num_drafted: Int[Array, "..."]) -> Int[Array, "..."]:
     """Counts the accepted drafts before the first that fails or was not drafted."""
     is_real = jnp.arange(is_accepted.shape[-1]) < num_drafted[..., None]
     return jnp.cumprod((is_accepted & is_real).astype(jnp.int32), axis=-1).sum(axis=-1, dtype=jnp.int32)
