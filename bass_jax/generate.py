@@ -384,7 +384,7 @@ class Run:
             tokens=np.concatenate(tokens) if tokens else np.zeros(0, np.int32),
             text=self._stops.text(row) if self.pair.tokenizer is not None else None,
             logprobs=np.concatenate(logprobs) if logprobs else np.zeros(0, np.float32),
-            laws=TokenLaws(*map(np.concatenate, zip(*laws, strict=True))) if (laws := self._laws[row]) else None,
+            laws=jax.tree.map(lambda *parts: np.concatenate(parts), *laws) if (laws := self._laws[row]) else None,
             finish_reason=_reason(self._finish[row]),
         )
 
@@ -395,7 +395,7 @@ class Run:
             tokens=[row.tokens for row in rows],
             texts=None if self.pair.tokenizer is None else [row.text or "" for row in rows],
             logprobs=[row.logprobs for row in rows],
-            laws=None if self.spec.num_logprobs is None else [row.laws for row in rows],
+            laws=[row.laws for row in rows if row.laws is not None] if self.spec.num_logprobs is not None else None,
             finish_reasons=[row.finish_reason for row in rows],
             summary=summarize(self.infos),
             latency=per_token_latency(self.infos, self.step_seconds),

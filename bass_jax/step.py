@@ -115,10 +115,10 @@ def _propose(
         proposal, drafter = pair.drafter.propose(state.drafter, context, spec.bucket, is_sampled=is_sampled)
     else:
         check_chains(pair, spec, rule)
-        drafts = pair.drafter.propose_chains(
+        drafter_of_chains: Any = pair.drafter  # `check_chains` saw to it
+        proposal, drafter = drafter_of_chains.propose_chains(
             state.drafter, context, spec.bucket, spec.num_chains, is_sampled=is_sampled
         )
-        proposal, drafter = drafts
         num_wanted = num_wanted[:, None]
     # A drafter's word is not taken for it: more drafts than wanted would overrun the row's limit, an id outside the
     # vocabulary (-1 as a placeholder) would be read as another token's, and from a law that is none nothing was drawn.

@@ -165,8 +165,8 @@ class ModelDrafter:
         confidence = _confidence(logits, context)
         if not is_sampled:
             column = jnp.argmax(logits[:, 0], axis=-1).astype(jnp.int32)
-            has_ids = is_narrow and self.model.output_ids is not None
-            return (self.model.output_ids[column] if has_ids else column), None, confidence
+            ids = self.model.output_ids if is_narrow else None
+            return (column if ids is None else ids[column]), None, confidence
         probs = make_law(logits, context.controls).probs[:, 0]
         if is_narrow:
             probs = self._spread(probs, 0.0)

@@ -154,8 +154,8 @@ class Decoder(nn.Module):
 
     def __call__(self, tokens, positions, cache):
         """Returns logits ``[B, T, O]`` float32 and the cache with the new tokens in it."""
-        features, cache = self.features(tokens, positions, cache)
-        return self.logits(features), cache
+        features, *caches = self.features(tokens, positions, cache)
+        return self.logits(features), *caches
 
 
 @functools.cache
