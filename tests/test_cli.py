@@ -58,6 +58,30 @@ def test_writes_a_line_per_answer(pair, tmp_path, capsys):
     )
 
 
+def banned_twice(logits, tokens, position):
+    """A processor that a user names on the command line."""
+    return logits.at[5].set(-float("inf"))
+
+
+def test_controls_reach_the_decoder(pair, tmp_path, capsys):
+    """Chains, bans, processors, minimum length and log-probabilities, all at once."""
+    output = tmp_path / "answers.jsonl"
+    arguments = (
+        *("--pair", pair, "--quiet", "--draft-len", "2", "--max-new-tokens", "8", "--output", str(output)),
+        *("--acceptance", "multi_draft", "--chains", "2", "--temperature", "1.5", "--samples", "4"),
+        *("--ban", "3", "--ban", "4", "--repetition-penalty", "1.2", "--frequency-penalty", "0.5"),
+        *("--min-new-tokens", "8", "--logprobs", "2", "--logits-processor", "tests.test_cli:banned_twice"),
+    )
+    assert main(["generate", "one", *arguments]) == 0
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert len(records) == 4
+    for record in records:
+        assert len(record["tokens"]) == 8 and not {3, 4, 5} & set(record["tokens"])
+        assert [len(top) for top in record["logprobs"]["warped_top_tokens"]] == [2] * 8
+        assert all(value is not None and value <= 0 for value in record["logprobs"]["warped"])
+    assert "lossy" not in capsys.readouterr().out
+
+
 def test_seeds_do_not_depend_on_the_batch(pair, tmp_path):
     """Broken by seeds that count within a batch, or by rows that see their neighbours."""
     texts = []

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from bass_jax.commands.prompts import read_prompts
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bass_jax.generate import Generation
+    from bass_jax.generate import Generation, RowResult
 
 EXAMPLES = r"""examples:
   bass-jax generate "Write a haiku about rain." "What is 17 + 25?"
@@ -42,16 +43,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     spec.add_argument("--draft", help="'model' (the pair's own), 'ngram', or the path of a draft (default: the pair's)")
     spec.add_argument("--draft-len", type=int, default=4, help="draft tokens per step (default: %(default)s)")
     spec.add_argument("--acceptance", default="token", help="acceptance rule (default: %(default)s)")
+    spec.add_argument("--chains", type=int, default=1, help="alternative drafts per row, with --acceptance multi_draft")
     spec.add_argument("--baseline", action="store_true", help="also decode regularly, compare, print the speed-up")
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
     sampling.add_argument("--top-k", type=int, default=0, help="0 is off (default: %(default)s)")
     sampling.add_argument("--top-p", type=float, default=1.0, help="1 is off (default: %(default)s)")
     sampling.add_argument("--min-p", type=float, default=0.0, help="0 is off (default: %(default)s)")
+    sampling.add_argument("--repetition-penalty", type=float, default=1.0, help="of prompt and output; 1 is off")
+    sampling.add_argument("--frequency-penalty", type=float, default=0.0, help="per occurrence in the output; 0 is off")
+    sampling.add_argument("--presence-penalty", type=float, default=0.0, help="of tokens in the output; 0 is off")
+    sampling.add_argument("--min-new-tokens", type=int, default=0, help="no stop token comes before")
+    sampling.add_argument("--ban", type=int, action="append", default=[], metavar="ID", help="token id never emitted")
+    sampling.add_argument("--logits-processor", action="append", default=[], metavar="MODULE:NAME",
+                          help="function (logits, tokens, position) -> logits; may be repeated")  # fmt: skip
     sampling.add_argument("--seed", type=int, default=0, help="row i of the run draws from seed + i")
     sampling.add_argument("--stop", action="append", default=[], help="stop string; may be repeated")
     output = parser.add_argument_group("output")
     output.add_argument("--output", type=Path, help="JSONL: a line per answer, written as soon as it is finished")
+    output.add_argument("--logprobs", type=int, metavar="N", help="write every token's N likeliest alternatives too")
     output.add_argument("--quiet", action="store_true", help="no progress, no live text, no table: the texts alone")
     output.add_argument("--no-text", action="store_true", help="the table alone")
 
@@ -67,9 +77,16 @@ def run(options: argparse.Namespace) -> int:
     import bass_jax as bass
     from bass_jax.sampling import find_rule
 
-    spec = bass.SpecConfig(draft_len=options.draft_len, acceptance=options.acceptance)
+    spec = bass.SpecConfig(
+        draft_len=options.draft_len, acceptance=options.acceptance, num_chains=options.chains,
+        logits_processors=options.logits_processor, num_logprobs=options.logprobs,
+    )  # fmt: skip
     rule = find_rule(spec.acceptance)
-    sampling = bass.Sampling(options.temperature, options.top_k, options.top_p, options.min_p)
+    sampling = bass.Sampling(
+        options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty,
+        options.frequency_penalty, options.presence_penalty, banned_tokens=options.ban or None,
+        min_new_tokens=options.min_new_tokens,
+    )  # fmt: skip
     pair, tokenizer = bass.load_pair(options.pair, drafter=options.draft)
     is_chat = not options.raw and tokenizer.has_chat_template
     encoded = [tokenizer.encode_chat(prompt) if is_chat else tokenizer.encode(prompt) for prompt in prompts]
@@ -126,11 +143,28 @@ def _write(sink: IO[str], step: str, options, prompts: Sequence[str], first_row:
         "text": answer.text,
         "tokens": answer.tokens.tolist(),
         "finish_reason": answer.finish_reason,
+        "logprobs": None if answer.laws is None else _logprobs(answer),
         "mean_logprob": float(answer.logprobs.mean()) if len(answer.logprobs) else None,
         "seconds": round(sum(decoding.step_seconds), 4),
     }
     sink.write(json.dumps(record, ensure_ascii=False) + "\n")
     sink.flush()
+
+
+def _logprobs(answer: "RowResult") -> dict[str, list]:
+    """Per token: its log-probability under the raw and the warped law, and the likeliest tokens of both."""
+    laws = answer.laws
+    assert laws is not None
+    # JSON has no infinity; a token of probability 0 has no log-probability.
+    fields = {"raw": answer.logprobs, "warped": laws.warped_logprobs} | laws._asdict()
+    del fields["warped_logprobs"]
+    return {name: _finite(values.tolist()) for name, values in fields.items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value if math.isfinite(value) else None
 
 
 def _report(options, out: "Console", prompts, runs, *, is_lossless: bool, is_greedy: bool) -> None:
