@@ -4,10 +4,12 @@ import importlib.util
 import re
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import bass_jax as bass
+from bass_jax.generate import Run
 
 ROOT = Path(__file__).parents[1]
 PAIR = ROOT / "checkpoints" / "quickstart"
@@ -75,3 +77,28 @@ def test_the_readmes_lines_run_as_they_stand(monkeypatch, capsys):
     # Shorter, because a CPU runs it here; nothing else is changed.
     exec(compile(block.replace("max_new_tokens=256", "max_new_tokens=12"), "README.md", "exec"), {})
     assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.2, 0.8, 1.0])
+def test_shared_noise_gives_regular_samplings_tokens_over_1000_rows(pairs, encoded, temperature):
+    """Any drafter, draft length, batch and length of the step, against rows that were sampled regularly."""
+    random, num_rows, num_new = np.random.default_rng(0), 1000, 16
+    sampling = bass.Sampling(temperature=temperature)
+    regular, start = [], 0
+    for start in range(0, num_rows, 50):
+        prompts, seeds = [encoded[row % 4] for row in range(start, start + 50)], range(start, start + 50)
+        run = bass.generate(
+            pairs["ngram"], prompts, step="decode", sampling=sampling, seeds=seeds, max_new_tokens=num_new
+        )
+        regular += run.tokens
+    for start, size in [(0, 8), (8, 2), *((start, 30) for start in range(10, num_rows, 30))]:
+        rows = range(start, start + size)
+        run = Run(
+            pairs[random.choice(["model", "ngram"])], [encoded[row % 4] for row in rows],
+            bass.SpecConfig(4, "shared_noise"), sampling=sampling, seeds=rows, max_new_tokens=num_new,
+        )  # fmt: skip
+        for _ in run:  # What a policy may do: another length for every row and step.
+            run.state = run.state._replace(draft_lens=jnp.asarray(random.integers(0, 5, run.state.lengths.shape)))
+        for tokens, expected in zip(run.result().tokens, regular[start : start + size], strict=True):
+            np.testing.assert_array_equal(tokens, expected)
