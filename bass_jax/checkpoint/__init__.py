@@ -1,10 +1,11 @@
 """Checkpoints in and out: Orbax, Hugging Face, GGUF; tokenizers; pairs of models."""
 
+from bass_jax.checkpoint.conversion import convert
 from bass_jax.checkpoint.detokenizer import IncrementalDecoder
 from bass_jax.checkpoint.inspection import Inspection, inspect_checkpoint, inspect_preset, why_not_a_pair
 from bass_jax.checkpoint.load import load_model, load_tokenizer
 from bass_jax.checkpoint.pair import load_draft, load_target_and_draft
-from bass_jax.checkpoint.save import convert, save_hugging_face, save_model
+from bass_jax.checkpoint.save import save_hugging_face, save_model
 from bass_jax.checkpoint.tokenizer import Tokenizer
 
 __all__ = [

@@ -1,5 +1,6 @@
 """Builds parameters from a checkpoint's tensors, one tensor at a time."""
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
@@ -58,6 +59,25 @@ def assemble(
     Raises:
         ValueError: naming file and tensor, if one is missing, extra or misshapen.
     """
+    builders = plan(source, config)
+    placed = flatten(shardings) if shardings is not None else dict.fromkeys(builders)
+    params = {}
+    for done, (path, build) in enumerate(builders.items()):
+        params[path] = jax.device_put(build(), placed[path])
+        if progress is not None:
+            progress(done + 1, len(builders))
+    return unflatten(params)
+
+
+def plan(source: TensorSource, config: ModelConfig) -> dict[str, Callable[[], np.ndarray]]:
+    """Checks names and sizes, and says how each parameter of ours is made; reads no tensor.
+
+    Returns:
+        Our path of every parameter → a function that makes it, in row-major order and in memory of its own.
+
+    Raises:
+        ValueError: naming file and tensor, if one is missing or extra. The functions raise it if one is misshapen.
+    """
     _check_size(source, config)
     family = FAMILIES[config.family]
     rules = family.rules(config)
@@ -74,17 +94,11 @@ def assemble(
     if extra := sorted(stored.keys() - wanted - is_copy):
         raise ValueError(f"{source.path}: unexpected tensor {extra[0]!r} ({len(extra)} unexpected)")
     shapes = {path: boxed.value.shape for path, boxed in flatten(abstract_params(config)).items()}
-    placed = flatten(shardings) if shardings is not None else dict.fromkeys(shapes)
     dtype = jnp.dtype(config.dtype)
-    params = {}
-    for done, (path, shape) in enumerate(shapes.items()):
-        array = _build(source, stored, path, rules[path], shape, dtype)
-        source.release(stored[name] for name in rules[path].sources)
-        params[path] = jax.device_put(array, placed[path])
-        del array  # Before the next tensor is read, not after.
-        if progress is not None:
-            progress(done + 1, len(shapes))
-    return unflatten(params)
+    return {
+        path: functools.partial(_build, source, stored, path, rules[path], shape, dtype)
+        for path, shape in shapes.items()
+    }
 
 
 def _check_size(source: TensorSource, config: ModelConfig) -> None:
@@ -114,4 +128,6 @@ def _build(
         found = ", ".join(f"{name!r} {list(t.shape)}" for name, t in zip(rule.sources, tensors, strict=True))
         raise ValueError(f"{source.path}: misshapen tensor {found}: does not make {path!r} {list(shape)}")
     is_view = any(np.may_share_memory(array, tensor) for tensor in tensors)
-    return tiles.contiguous(array) if is_view or not array.flags.c_contiguous else array
+    made = tiles.contiguous(array) if is_view or not array.flags.c_contiguous else array
+    source.release(stored[name] for name in rule.sources)
+    return made

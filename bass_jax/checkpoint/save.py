@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bass_jax.checkpoint import config_file
 from bass_jax.checkpoint import manifest as manifest_file
-from bass_jax.checkpoint.assemble import Progress
-from bass_jax.checkpoint.load import load_model, load_tokenizer, open_source, read_model, resolve
-from bass_jax.checkpoint.manifest import Manifest, sha256
-from bass_jax.checkpoint.tokenizer import Tokenizer, has_tokenizer_files
+from bass_jax.checkpoint.manifest import Manifest
+from bass_jax.checkpoint.tokenizer import Tokenizer
 from bass_jax.checkpoint.trees import flatten
+from bass_jax.config import ModelConfig
 from bass_jax.models import Model
 from bass_jax.models.families import FAMILIES
 
@@ -45,26 +45,39 @@ def save_model(
     Raises:
         ValueError: if `directory` exists and is not a checkpoint.
     """
-    from bass_jax.checkpoint.orbax import write_arrays
-
     params = dict(model.params)
     if shares_embedding:
         del params["embedding"]
     tree = {"params": params}
     if model.output_ids is not None:
         tree["output_ids"] = model.output_ids
-    with replaced(Path(directory)) as partial:
+    manifest = Manifest(
+        source=source,
+        license=license,
+        source_sha256=source_sha256,
+        shares_embedding=shares_embedding,
+        tokenizer_fingerprint=None if tokenizer is None else tokenizer.fingerprint,
+    )
+    write_checkpoint(Path(directory), tree, model.config, manifest, None if shares_embedding else tokenizer)
+
+
+def write_checkpoint(
+    directory: Path,
+    tree: dict[str, Any],
+    config: ModelConfig,
+    manifest: Manifest,
+    tokenizer: Tokenizer | None,
+    partial: Path | None = None,
+) -> None:
+    """Writes a checkpoint from arrays of jax or NumPy, in `partial` and then moved; see `save_model`."""
+    from bass_jax.checkpoint.orbax import write_arrays
+
+    with replaced(directory, partial) as partial:
         write_arrays(partial, tree)
-        config_file.write_config(partial, model.config)
-        if tokenizer is not None and not shares_embedding:
+        config_file.write_config(partial, config)
+        if tokenizer is not None:
             tokenizer.save(partial)
-        Manifest(
-            source=source,
-            license=license,
-            source_sha256=source_sha256,
-            shares_embedding=shares_embedding,
-            tokenizer_fingerprint=None if tokenizer is None else tokenizer.fingerprint,
-        ).write(partial)
+        manifest.write(partial)
 
 
 def save_hugging_face(directory: str | PathLike[str], model: Model, *, tokenizer: Tokenizer | None = None) -> None:
@@ -97,49 +110,6 @@ def save_hugging_face(directory: str | PathLike[str], model: Model, *, tokenizer
             tokenizer.save(partial)
 
 
-def convert(
-    source: str | PathLike[str],
-    destination: str | PathLike[str],
-    *,
-    dtype: str | None = None,
-    license: str | None = None,
-    source_name: str | None = None,
-    progress: Progress | None = None,
-) -> None:
-    """Turns any checkpoint that `load_model` takes into one of ours, with its tokenizer if it has one.
-
-    Args:
-        source: see `load_model`.
-        destination: directory to write.
-        dtype: to store; default the source's.
-        license: of the weights, for the manifest.
-        source_name: of the source, for the manifest; default `source` itself.
-        progress: told after every tensor.
-
-    Raises:
-        ValueError: as `load_model` and `save_model`; nothing is left at `destination` then.
-    """
-    path = resolve(source)
-    check_replaceable(Path(destination))
-    model, tokenizer = _load_both(path, dtype, progress)
-    save_model(
-        destination, model, tokenizer=tokenizer, source=source_name or str(source), license=license,
-        source_sha256=sha256(path) if path.is_file() else None,
-    )  # fmt: skip
-
-
-def _load_both(path: Path, dtype: str | None, progress: Progress | None) -> tuple[Model, Tokenizer | None]:
-    if path.is_dir() or has_tokenizer_files(path.parent):
-        model = load_model(path, dtype=dtype, progress=progress)
-        return model, load_tokenizer(path) if path.is_file() or has_tokenizer_files(path) else None
-    from bass_jax.checkpoint.gguf_tokenizer import read_gguf_tokenizer
-
-    source = open_source(path)  # Once: reading a GGUF file's metadata takes seconds.
-    model = read_model(source, dtype=dtype, progress=progress)
-    has_tokenizer = source.field("tokenizer.ggml.model") is not None
-    return model, read_gguf_tokenizer(source) if has_tokenizer else None
-
-
 def check_replaceable(directory: Path) -> None:
     """Refuses to overwrite what is not a checkpoint.
 
@@ -153,11 +123,11 @@ def check_replaceable(directory: Path) -> None:
 
 
 @contextmanager
-def replaced(directory: Path) -> Iterator[Path]:
-    """Gives an empty directory beside `directory` and moves it there if the block succeeds."""
+def replaced(directory: Path, partial: Path | None = None) -> Iterator[Path]:
+    """Gives an empty directory, by default beside `directory`, and moves it there if the block succeeds."""
     check_replaceable(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
-    partial = directory.with_name(f".{directory.name}.partial-{os.getpid()}")
+    partial = partial or directory.with_name(f".{directory.name}.partial-{os.getpid()}")
     old = directory.with_name(f".{directory.name}.old-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()

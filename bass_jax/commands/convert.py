@@ -6,7 +6,8 @@ from pathlib import Path
 EXAMPLES = """examples:
   bass-jax convert ~/models/SmolLM2-135M-Instruct checkpoints/smollm2
   bass-jax convert model.Q4_1.gguf checkpoints/smollm2 --dtype bfloat16
-  bass-jax convert HuggingFaceTB/SmolLM2-135M-Instruct checkpoints/smollm2"""
+  bass-jax convert HuggingFaceTB/SmolLM2-135M-Instruct checkpoints/smollm2
+an interrupted run goes on where it was: run the same command again"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
