@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 
+from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS
+
 
 class Executables:
     """Compiles a function once per structure and shapes of its arguments.
@@ -26,7 +28,8 @@ class Executables:
         key = (function, donate_argnums, structure, tuple(jax.typeof(leaf) for leaf in leaves))
         if key not in self._compiled:
             start = time.perf_counter()
-            self._compiled[key] = jax.jit(function, donate_argnums=donate_argnums).lower(*args).compile()
+            lowered = jax.jit(function, donate_argnums=donate_argnums).lower(*args)
+            self._compiled[key] = lowered.compile(compiler_options=ONE_GRAPH_OPTIONS)
             self.num_compiled += 1
             self.compile_seconds += time.perf_counter() - start
         return self._compiled[key]

@@ -22,6 +22,7 @@ from bass_jax.step import decode_step, speculate_step
 from bass_jax.stops import StopStrings
 from bass_jax.survey import survey_step
 from bass_jax.typing import Array, Key
+from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS
 
 type Prompts = Sequence[str] | Sequence[Sequence[int] | np.ndarray]
 """Texts, or token ids."""
@@ -172,7 +173,7 @@ def stream(pair: Pair, prompts: Prompts, spec: SpecConfig | None = None, **optio
         yield from run.events
 
 
-@functools.partial(jax.jit, static_argnames=("max_steps",), donate_argnames="state")
+@functools.partial(jax.jit, static_argnames=("max_steps",), donate_argnames="state", compiler_options=ONE_GRAPH_OPTIONS)
 def generate_on_device(
     pair: Pair, state: SpecState, spec: SpecConfig, *, max_steps: int, policy: Policy | None = None
 ) -> tuple[SpecState, StepInfo]:

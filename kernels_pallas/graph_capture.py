@@ -11,6 +11,14 @@ from typing import Any, NamedTuple
 
 import jax
 
+ONE_GRAPH_OPTIONS = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,WHILE",
+    "xla_gpu_graph_min_graph_size": 1,
+}
+"""Compiler options, as `jax.jit` takes them, that put loops into CUDA graphs too; XLA for a CPU ignores them.
+
+XLA's own choice leaves loops out: a step with a drafting loop is then several graphs and a loop on the host."""
+
 _LINE = re.compile(r"^(?P<indent>\s*)\d+: (?P<kind>k\w+)\s+\[[^\]]*\]\s*(?P<rest>.*)$")
 # Thunks that hold others; what they hold follows them, indented.
 _CONTAINERS = {"kCommandBuffer", "kSequential", "kWhile", "kConditional"}

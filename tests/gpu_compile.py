@@ -151,13 +151,18 @@ def compile_for(
         return lowered.compile(compiler_options={**SPILLS_ARE_ERRORS, **(compiler_options or {})})
 
 
-def thunks_for(
+def thunks_for(function: Callable[..., Any], *args: Any, **options: Any) -> list[Thunk]:
+    """The launches of `compile_with_thunks_for`, in order."""
+    return compile_with_thunks_for(function, *args, **options)[1]
+
+
+def compile_with_thunks_for(
     function: Callable[..., Any],
     *args: Any,
     device: str = "H200",
     compiler_options: dict[str, Any] | None = None,
     **jit_options: Any,
-) -> list[Thunk]:
+) -> tuple[jax.stages.Compiled, list[Thunk]]:
     """Compiles as `compile_for` does and reads every launch of the result and the CUDA graph it sits in.
 
     Args:
@@ -168,11 +173,11 @@ def thunks_for(
         **jit_options: Passed to `jax.jit`.
 
     Returns:
-        The launches in order.
+        The compiled object and its launches in order.
     """
     lowered = _lower(function, args, device, jit_options)
     with jax.set_mesh(_mesh(device)):
-        return compile_with_thunks(lowered, compiler_options={**SPILLS_ARE_ERRORS, **(compiler_options or {})})[1]
+        return compile_with_thunks(lowered, compiler_options={**SPILLS_ARE_ERRORS, **(compiler_options or {})})
 
 
 def _lower(function, args, device, jit_options) -> jax.stages.Lowered:

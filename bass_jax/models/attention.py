@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from bass_jax.cache import append
 from bass_jax.config import ModelConfig
 from bass_jax.models import rotary
-from bass_jax.models.norm import apply_norm, declare_norm
+from bass_jax.models.norm import apply_norm, declare_norm, project
 from bass_jax.models.tensors import declare, zeros
 from kernels_pallas import ops
 
@@ -28,14 +28,14 @@ class Attention(nn.Module):
     def __call__(self, x, positions, angles, keys, values, num_chains=1):
         """Returns the attention's output ``[B, T, D]`` and the layer's cache with the new tokens in it.
 
-        `angles` is None for a model without rotary positions. With `num_chains` the tokens are that many chains, one
+        `x` is a `Normed` input; `angles` is None for a model without rotary positions. With `num_chains` the tokens are that many chains, one
         after the other, that follow the same prefix: the cache is left with the last one's tokens in it, and the new
         keys and values of all, ``[B, T, K, H]``, are returned behind it.
         """
         config = self.config
         K, R, H, D = config.num_kv_heads, config.queries_per_kv_head, config.head_dim, config.width
         qkv = declare(self, "qkv", (D, K, R + 2, H), ("embed", "kv_heads", None, None))
-        projected = jnp.einsum("btd,dkrh->btkrh", x, qkv)
+        projected = project("btd,dkrh->btkrh", x, qkv)
         if config.has_attention_bias:
             projected += declare(self, "qkv_bias", (K, R + 2, H), ("kv_heads", None, None), zeros)
         scored = projected[:, :, :, : R + 1]

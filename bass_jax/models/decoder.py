@@ -20,7 +20,7 @@ from bass_jax.config import ModelConfig
 from bass_jax.models import rotary
 from bass_jax.models.attention import Attention
 from bass_jax.models.mlp import GatedMlp, PlainMlp
-from bass_jax.models.norm import apply_norm, declare_norm
+from bass_jax.models.norm import Normed, apply_norm, declare_norm, norm_for_projections
 from bass_jax.models.tensors import declare, zeros
 from bass_jax.typing import Array, Float, Int
 
@@ -44,21 +44,24 @@ class Layer(nn.Module):
         def normed(name, x):
             return apply_norm(config, x, declare_norm(self, name))
 
+        def normed_input(name, x):
+            return norm_for_projections(config, x, declare_norm(self, name))
+
         def attend(x):
             attention = Attention(config, self.window, name="attention")
             return attention(x, positions, angles, keys, values, num_chains)
 
         mlp = (GatedMlp if config.is_gated else PlainMlp)(config, name="mlp")
         if config.block == "parallel":
-            y, *layer = attend(shared := normed("attention_norm", x))
-            return x + y + mlp(normed("mlp_norm", x) if config.has_parallel_mlp_norm else shared), *layer
+            y, *layer = attend(shared := normed_input("attention_norm", x))
+            return x + y + mlp(normed_input("mlp_norm", x) if config.has_parallel_mlp_norm else shared), *layer
         if config.block == "post_norm":
-            y, *layer = attend(x)
+            y, *layer = attend(Normed(x, None))
             x = normed("attention_norm", x + y)
-            return normed("mlp_norm", x + mlp(x)), *layer
-        y, *layer = attend(normed("attention_norm", x))
+            return normed("mlp_norm", x + mlp(Normed(x, None))), *layer
+        y, *layer = attend(normed_input("attention_norm", x))
         x = x + (normed("attention_post_norm", y) if config.block == "sandwich" else y)
-        y = mlp(normed("mlp_norm", x))
+        y = mlp(normed_input("mlp_norm", x))
         return x + (normed("mlp_post_norm", y) if config.block == "sandwich" else y), *layer
 
 

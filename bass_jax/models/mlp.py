@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from bass_jax.config import ModelConfig
+from bass_jax.models.norm import project
 from bass_jax.models.tensors import declare, zeros
 
 ACTIVATIONS = {
@@ -23,11 +24,11 @@ class GatedMlp(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        """Returns ``[B, T, D]``."""
+        """Returns ``[B, T, D]`` of a `Normed` input."""
         config = self.config
         D, F = config.width, config.mlp_width
         gate_up = declare(self, "gate_up", (D, 2, F), ("embed", None, "mlp"))
-        both = jnp.einsum("btd,dgf->btgf", x, gate_up)
+        both = project("btd,dgf->btgf", x, gate_up)
         if config.has_mlp_bias:
             both += declare(self, "gate_up_bias", (2, F), (None, "mlp"), zeros)
         down = declare(self, "down", (F, D), ("mlp", "embed"))
@@ -44,10 +45,10 @@ class PlainMlp(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        """Returns ``[B, T, D]``."""
+        """Returns ``[B, T, D]`` of a `Normed` input."""
         config = self.config
         D, F = config.width, config.mlp_width
-        hidden = jnp.einsum("btd,df->btf", x, declare(self, "up", (D, F), ("embed", "mlp")))
+        hidden = project("btd,df->btf", x, declare(self, "up", (D, F), ("embed", "mlp")))
         if config.has_mlp_bias:
             hidden += declare(self, "up_bias", (F,), ("mlp",), zeros)
         down = declare(self, "down", (F, D), ("mlp", "embed"))

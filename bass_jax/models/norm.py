@@ -1,5 +1,7 @@
 """Normalisation of the residual stream, and of the heads of queries and keys."""
 
+from typing import NamedTuple
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,13 @@ import jax.numpy as jnp
 from bass_jax.config import ModelConfig
 from bass_jax.models.tensors import declare, ones, zeros
 from bass_jax.typing import Array, Float
+
+
+class Normed(NamedTuple):
+    """A normalised input of projections, whose factor per token may be applied after them."""
+
+    values: Array  # [B, T, D]
+    factor: Array | None  # [B, T] float32: the input is `values * factor[..., None]`; None for 1
 
 
 def rms_norm(
@@ -17,7 +26,7 @@ def rms_norm(
     With an `offset` (Gemma's 1), the factor is ``offset + scale``, applied in float32.
     """
     wide = x.astype(jnp.float32)
-    normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    normed = wide * _inverse_rms(wide, eps)[..., None]
     if offset:
         return (normed * (offset + scale.astype(jnp.float32))).astype(x.dtype)
     return (normed.astype(x.dtype) * scale).astype(x.dtype)
@@ -55,3 +64,26 @@ def apply_norm(config: ModelConfig, x: Float[Array, "... D"], learned: tuple) ->
     if len(learned) == 1:
         return rms_norm(x, learned[0], config.norm_eps, config.norm_offset)
     return layer_norm(x, learned[0], learned[1], config.norm_eps)
+
+
+def norm_for_projections(config: ModelConfig, x: Float[Array, "B T D"], learned: tuple) -> Normed:
+    """Normalises with what `declare_norm` declared, leaving an RMS norm's division to `project`.
+
+    A row of a product may be scaled before or after it. After it, the sum of squares is no step between two products:
+    on a GPU it joins the residual's addition in one kernel.
+    """
+    if len(learned) != 1 or config.norm_offset:
+        return Normed(apply_norm(config, x, learned), None)
+    return Normed((x * learned[0]).astype(x.dtype), _inverse_rms(x.astype(jnp.float32), config.norm_eps))
+
+
+def project(equation: str, x: Normed, weight: Float[Array, "D ..."]) -> Float[Array, "B T ..."]:
+    """Returns the einsum of a normalised input and a weight, in the input's dtype, accumulated in float32."""
+    y = jnp.einsum(equation, x.values, weight, preferred_element_type=jnp.float32)
+    if x.factor is not None:
+        y *= x.factor.reshape(x.factor.shape + (1,) * (y.ndim - 2))
+    return y.astype(x.values.dtype)
+
+
+def _inverse_rms(wide: Float[Array, "... D"], eps: float) -> Float[Array, "..."]:
+    return jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1) + eps)

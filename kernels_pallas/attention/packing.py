@@ -1,5 +1,7 @@
 """Query heads of one kv head as rows of one matrix, so that K and V are read once per kv head."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -45,7 +47,10 @@ def combine_splits(out: jax.Array, row_max: jax.Array, row_sum: jax.Array) -> ja
     Returns:
         `[...rows, H]` float32.
     """
-    weight = jnp.exp2(row_max - row_max.max(axis=0))
-    total = (weight * row_sum).sum(axis=0)
-    mixed = (weight[..., None] * out).sum(axis=0)
+    # Written out per split: XLA then makes one kernel of it, together with what its caller does next.
+    splits = range(out.shape[0])
+    top = functools.reduce(jnp.maximum, [row_max[split] for split in splits])
+    weights = [jnp.exp2(row_max[split] - top) for split in splits]
+    total = sum(weights[split] * row_sum[split] for split in splits)
+    mixed = sum(weights[split][..., None] * out[split] for split in splits)
     return mixed / jnp.where(total == 0.0, 1.0, total)[..., None]
