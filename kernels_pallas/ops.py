@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas.acceptance.arguments import check_acceptance
+from kernels_pallas.acceptance.mosaic_gpu import masked_acceptance_mosaic_gpu
 from kernels_pallas.acceptance.triton import masked_acceptance_triton
 from kernels_pallas.acceptance.verdict import Acceptance, Sampling
 from kernels_pallas.acceptance.xla import masked_acceptance_xla
@@ -125,7 +126,7 @@ def ragged_attention(
         kernel = ragged_attention_mosaic_gpu if name == "mosaic_gpu" else ragged_attention_triton
         return kernel(*arrays, form=form, tiles=tiles, interpret=interpret, **options)
 
-    return _first_that_can(implementation, _attention_ladder(target), run)
+    return _first_that_can(implementation, _ladder(target), run)
 
 
 def masked_acceptance(
@@ -157,7 +158,7 @@ def masked_acceptance(
         residual_keys: `[B, 2]` uint32 likewise, independent of `accept_keys`; consumed. The next token is the
             argmax of `log law + jax.random.gumbel(key, (V,))`.
         sampling: The warping of each row's target law, or any tuple of the same four arrays.
-        implementation: `"triton"` or `"xla"`; None takes the best that can.
+        implementation: `"mosaic_gpu"`, `"triton"` or `"xla"`; None takes the best that can.
         interpret: Run the kernel's interpreter, on any device; for tests.
 
     Returns:
@@ -196,21 +197,17 @@ def masked_acceptance(
     def run(name: str) -> Acceptance:
         if name == "xla":
             return masked_acceptance_xla(*arrays)
-        tiles = acceptance_tiles(target, vocab_size=target_logits.shape[2])
-        return masked_acceptance_triton(*arrays, tiles=tiles, interpret=interpret)
+        tiles = acceptance_tiles(target, vocab_size=target_logits.shape[2], implementation=name)
+        kernel = masked_acceptance_mosaic_gpu if name == "mosaic_gpu" else masked_acceptance_triton
+        return kernel(*arrays, tiles=tiles, interpret=interpret)
 
-    return _first_that_can(implementation, _acceptance_ladder(target), run)
+    return _first_that_can(implementation, _ladder(target), run)
 
 
-def _attention_ladder(target: Target) -> tuple[Implementation, ...]:
+def _ladder(target: Target) -> tuple[Implementation, ...]:
     """The implementations to try on a device, best first; XLA can always."""
     if target.is_hopper:
         return ("mosaic_gpu", "triton", "xla")
-    return ("triton", "xla") if target.platform == "gpu" else ("xla",)
-
-
-def _acceptance_ladder(target: Target) -> tuple[Implementation, ...]:
-    """As `_attention_ladder`; masked acceptance has no Mosaic GPU kernel."""
     return ("triton", "xla") if target.platform == "gpu" else ("xla",)
 
 

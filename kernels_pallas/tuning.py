@@ -42,21 +42,27 @@ class AcceptanceTiles(NamedTuple):
     """Warps of a program."""
 
 
-def acceptance_tiles(target: Target, *, vocab_size: int) -> AcceptanceTiles:
+def acceptance_tiles(target: Target, *, vocab_size: int, implementation: str) -> AcceptanceTiles:
     """Tiles of masked acceptance: the table's entry for this device, else the heuristic.
 
     Args:
         target: The device.
         vocab_size: V.
+        implementation: `"triton"` or `"mosaic_gpu"`.
 
     Returns:
         The tiles. 4096 tokens over 8 warps are 16 registers' worth per thread, enough loads in flight to fill
-        the memory pipe, and 38 partial results per row at V = 152k.
+        the memory pipe, and 38 partial results per row at V = 152k. A Mosaic GPU program has 4 warps, for 2048.
     """
     size = next_power_of_two(vocab_size)
     tiles = AcceptanceTiles(min(4096, size), min(2048, size), 8)
+    if implementation == "mosaic_gpu":
+        # It reads no further than the vocabulary.
+        size = next_power_of_two(vocab_size + 1) // 2
+        tiles = AcceptanceTiles(min(2048, size), min(1024, size), 4)
     for entry in _table().get(target.device_kind, {}).get("masked_acceptance", []):
-        tiles = tiles._replace(**entry["tiles"])
+        if entry["implementation"] == implementation:
+            tiles = tiles._replace(**entry["tiles"])
     return tiles
 
 

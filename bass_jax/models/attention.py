@@ -28,9 +28,9 @@ class Attention(nn.Module):
     def __call__(self, x, positions, angles, keys, values, num_chains=1):
         """Returns the attention's output ``[B, T, D]`` and the layer's cache with the new tokens in it.
 
-        `x` is a `Normed` input; `angles` is None for a model without rotary positions. With `num_chains` the tokens are that many chains, one
-        after the other, that follow the same prefix: the cache is left with the last one's tokens in it, and the new
-        keys and values of all, ``[B, T, K, H]``, are returned behind it.
+        `x` is a `Normed` input; `angles` is None for a model without rotary positions. With `num_chains` the tokens
+        are that many chains, one after the other, that follow the same prefix: the cache is left with the last one's
+        tokens in it, and the new keys and values of all, ``[B, T, K, H]``, are returned behind it.
         """
         config = self.config
         K, R, H, D = config.num_kv_heads, config.queries_per_kv_head, config.head_dim, config.width

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from kernels_pallas.acceptance.verdict import Sampling
 
-IMPLEMENTATIONS = ("triton", "xla")
+IMPLEMENTATIONS = ("mosaic_gpu", "triton", "xla")
 _LOGIT_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 

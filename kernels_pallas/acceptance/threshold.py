@@ -1,5 +1,6 @@
 """Top-k and top-p as a threshold on the logits, found by search instead of by sorting the vocabulary."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -12,7 +13,12 @@ _NUM_BITS = {"float32": 32, "bfloat16": 16, "float16": 20}
 
 
 def largest_threshold(
-    masses: Callable[[list[jax.Array]], list[jax.Array]], needed: jax.Array, dtype: str, is_wanted: jax.Array
+    masses: Callable[[list[jax.Array]], list[jax.Array]],
+    needed: jax.Array,
+    dtype: str,
+    is_wanted: jax.Array,
+    *,
+    as_float: Callable[[jax.Array], jax.Array] | None = None,
 ) -> jax.Array:
     """The largest value t with `mass(x >= t) >= needed`, digit by digit of its bit pattern.
 
@@ -27,28 +33,29 @@ def largest_threshold(
         needed: `[...]` float32 mass to reach.
         dtype: Name of the logits' dtype, which limits the bits there are to settle.
         is_wanted: Scalar bool; where false nothing is read.
+        as_float: Reinterprets 32 bits as a float32, where `lax` cannot.
 
     Returns:
         `[...]` float32 threshold, `-inf` where it is not wanted or where finite elements alone do not reach
         it.
     """
+    as_float = as_float or functools.partial(lax.bitcast_convert_type, new_dtype=jnp.float32)
 
     def settle(step, prefix):
         shift = jnp.uint32(32 - _BITS_PER_PASS) - step.astype(jnp.uint32) * jnp.uint32(_BITS_PER_PASS)
         candidates = [prefix + (jnp.uint32(digit) << shift) for digit in range(1, 1 << _BITS_PER_PASS)]
-        enough = [mass >= needed for mass in masses([_ordered_float(candidate) for candidate in candidates])]
+        enough = [mass >= needed for mass in masses([as_float(_bits_at(candidate)) for candidate in candidates])]
         # Masses fall as thresholds rise: the digit is the number of candidates that still have enough.
         digit = sum(is_enough.astype(jnp.uint32) for is_enough in enough)
         return prefix + (digit << shift)
 
     num_passes = is_wanted.astype(jnp.int32) * (_NUM_BITS[dtype] // _BITS_PER_PASS)
     prefix = lax.fori_loop(jnp.int32(0), num_passes, settle, jnp.zeros(needed.shape, jnp.uint32))
-    threshold = _ordered_float(prefix)
+    threshold = as_float(_bits_at(prefix))
     return jnp.where(threshold == threshold, threshold, -jnp.inf)
 
 
-def _ordered_float(order: jax.Array) -> jax.Array:
-    """The float32 at place `order` (uint32) among all floats by value; NaN at both ends."""
+def _bits_at(order: jax.Array) -> jax.Array:
+    """The bits of the float32 at place `order` (uint32) among all floats by value; NaN at both ends."""
     sign = jnp.uint32(1 << 31)
-    bits = jnp.where((order & sign) != 0, order ^ sign, ~order)
-    return lax.bitcast_convert_type(bits, jnp.float32)
+    return jnp.where((order & sign) != 0, order ^ sign, ~order)

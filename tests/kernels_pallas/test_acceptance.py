@@ -56,7 +56,7 @@ def test_chunks_of_a_vocabulary_merge():
     """Several chunks, the last one ragged, and several blocks in a search."""
     for spec in (SPEC_BY_NAME["smollm2_135m"].reduced(), SPEC_BY_NAME["qwen3_8b_ngram"].reduced()):
         arguments = acceptance_arguments(spec, seed=5)
-        out = masked_acceptance_triton(**arguments, tiles=AcceptanceTiles(128, 64, 4), interpret=True)
+        out = masked_acceptance_triton(*arguments.values(), tiles=AcceptanceTiles(128, 64, 4), interpret=True)
         assert_same(out, expect(arguments))
 
 

@@ -32,12 +32,15 @@ def test_attention_equals_reference(spec, implementation, form):
     assert_close(out, expected)
 
 
-@pytest.mark.parametrize("implementation", ["triton", "xla"])
+@pytest.mark.parametrize("implementation", ["mosaic_gpu", "triton", "xla"])
 @pytest.mark.parametrize("spec", ACCEPTANCE_SPECS, ids=lambda spec: spec.name)
 def test_acceptance_equals_reference(spec, implementation):
     arguments = acceptance_arguments(spec)
     expected = reference.masked_acceptance(**arguments)
-    out = jax.jit(functools.partial(masked_acceptance, implementation=implementation))(**arguments)
+    try:
+        out = jax.jit(functools.partial(masked_acceptance, implementation=implementation))(**arguments)
+    except NotImplementedError as error:
+        pytest.skip(str(error))
     np.testing.assert_array_equal(out.num_accepted, expected.num_accepted)
     np.testing.assert_array_equal(out.next_token, expected.next_token)
     np.testing.assert_allclose(out.logprobs, expected.logprobs, atol=1e-4)

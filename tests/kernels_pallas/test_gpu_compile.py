@@ -58,6 +58,13 @@ def test_mosaic_gpu_attention_lowers(name):
         assert lower_for(function, spec.shapes()).as_text().count("stablehlo.custom_call @mosaic_gpu") == num_calls
 
 
+@pytest.mark.parametrize("name", ["smollm2_135m", "qwen3_8b_ngram"])
+def test_mosaic_gpu_acceptance_lowers(name):
+    function = functools.partial(acceptance, implementation="mosaic_gpu")
+    text = lower_for(function, ACCEPTANCE_BY_NAME[name].shapes()).as_text()
+    assert text.count("stablehlo.custom_call @mosaic_gpu") == 3
+
+
 @pytest.mark.parametrize("name", ACCEPTANCE_BY_NAME)
 def test_triton_acceptance_lowers(name):
     function = functools.partial(acceptance, implementation="triton")
@@ -120,9 +127,12 @@ def test_mosaic_gpu_forms_compile(form):
 def test_default_takes_the_best_kernel_of_the_card(device, kernel):
     """Chosen by the device that the function is compiled for, not by the one that compiles."""
     spec = ATTENTION_BY_NAME["llama3_8b"]
-    text = compile_for(functools.partial(attention, spec=spec), spec.shapes(), device=device).as_text()
-    assert ("mosaic_gpu" in text) == (kernel == "mosaic_gpu")
-    assert ("__gpu$xla.gpu.triton" in text or "triton_kernel_call" in text) == (kernel == "triton")
+    # Not one of the shapes below: a kernel that was compiled before is not compiled again, and says nothing of spills.
+    small = dataclasses.replace(ACCEPTANCE_BY_NAME["smollm2_135m"], vocab_size=4096)
+    for function, shapes in ((functools.partial(attention, spec=spec), spec.shapes()), (acceptance, small.shapes())):
+        text = compile_for(function, shapes, device=device).as_text()
+        assert ("mosaic_gpu" in text) == (kernel == "mosaic_gpu")
+        assert ("__gpu$xla.gpu.triton" in text or "triton_kernel_call" in text) == (kernel == "triton")
 
 
 def on_each_card(names, quick_on_a100):
@@ -142,6 +152,19 @@ def test_triton_acceptance_compiles_within_a_megabyte(name, device):
 
 
 @needs_gpu_compiler
+@pytest.mark.parametrize("name", [name for name in ACCEPTANCE_BY_NAME if name != "gpt2_f16"])
+def test_mosaic_gpu_acceptance_compiles_within_a_megabyte(name, monkeypatch, capfd):
+    """And without a spill, of which Mosaic GPU's own call of ptxas tells."""
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
+    function = functools.partial(acceptance, implementation="mosaic_gpu")
+    compiled = compile_for(function, ACCEPTANCE_BY_NAME[name].shapes())
+    assert compiled.memory_analysis().temp_size_in_bytes < MEGABYTE
+    assert " sort(" not in compiled.as_text()
+    spills = re.findall(r"(\d+) bytes spill stores", "".join(capfd.readouterr()))
+    assert spills and set(spills) == {"0"}
+
+
+@needs_gpu_compiler
 def test_attention_is_one_graph_of_few_kernels():
     """The limits of the lengths, the packing of the queries, the kernel, the merge of the splits."""
     for name, implementation in (("llama3_8b", "mosaic_gpu"), ("phi2", "triton")):
@@ -154,8 +177,9 @@ def test_attention_is_one_graph_of_few_kernels():
 
 
 @needs_gpu_compiler
-def test_acceptance_is_one_graph_of_few_kernels():
-    function = functools.partial(acceptance, implementation="triton")
+@pytest.mark.parametrize("implementation", ["mosaic_gpu", "triton"])
+def test_acceptance_is_one_graph_of_few_kernels(implementation):
+    function = functools.partial(acceptance, implementation=implementation)
     thunks = thunks_for(function, ACCEPTANCE_BY_NAME["qwen3_8b"].shapes())
     assert is_one_graph(thunks)
     assert len(thunks) <= 14, thunks

@@ -68,8 +68,11 @@ def test_every_entry_of_the_table_names_fields_that_exist():
 
 
 def test_acceptance_tiles_fit_the_vocabulary():
-    assert acceptance_tiles(H200, vocab_size=151936) == AcceptanceTiles(4096, 2048, 8)
-    assert acceptance_tiles(H200, vocab_size=37).chunk == 64
+    assert acceptance_tiles(H200, vocab_size=151936, implementation="triton") == AcceptanceTiles(4096, 2048, 8)
+    assert acceptance_tiles(H200, vocab_size=37, implementation="triton").chunk == 64
+    for vocab_size in (128, 200, 256, 151936):
+        tiles = acceptance_tiles(H200, vocab_size=vocab_size, implementation="mosaic_gpu")
+        assert 128 <= tiles.block <= tiles.chunk <= vocab_size
 
 
 def test_target_here_is_jax_default_device():
