@@ -18,6 +18,7 @@ from bass_jax.models import Model
 from tests.checkpoint.gguf_writer import write_gguf
 from tests.checkpoint.slow_bpe import byte_names
 from tests.checkpoint.small import random_model, small_config, small_tokenizer
+from tests.checkpoint.torch_writer import write_torch
 
 
 @pytest.fixture(scope="session")
@@ -79,6 +80,7 @@ def originals(tmp_path_factory, model, tokenizer):
     tokens += [f"<unused{i}>" for i in range(model.config.vocab_size - len(tokens))]
     write_gguf(directory / "model.gguf", model, tokens=tokens)
     shard(directory / "theirs", directory / "sharded")
+    pickle_shards(directory / "theirs", directory / "pickled")
     return directory
 
 
@@ -93,6 +95,19 @@ def shard(source, destination):
         save_file({name: tensors[name] for name in part}, destination / f"part-{i}.safetensors")
         table |= dict.fromkeys(part, f"part-{i}.safetensors")
     (destination / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
+
+
+def pickle_shards(source, destination):
+    """Copies a directory with its tensors in two files as torch pickles them, and an index."""
+    shutil.copytree(source, destination)
+    tensors = load_file(destination / "model.safetensors")
+    (destination / "model.safetensors").unlink()
+    names = sorted(tensors)
+    files = {f"pytorch_model-{i}.bin": names[i::2] for i in range(2)}
+    for file, part in files.items():
+        write_torch(destination / file, {name: tensors[name] for name in part})
+    table = {name: file for file, part in files.items() for name in part}
+    (destination / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": table}))
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def edit_json(path, **changes):
 
 
 def test_the_originals_load(originals, model, same):
-    for name in ("theirs", "ours", "sharded", "model.gguf"):
+    for name in ("theirs", "ours", "sharded", "pickled", "model.gguf"):
         same(load_model(originals / name), model)
 
 
@@ -129,6 +129,7 @@ def test_tensors(checkpoint):
 def test_truncated_files(checkpoint):
     for name, message in (
         ("theirs/model.safetensors", r"model.safetensors: not readable as safetensors"),
+        ("pickled/pytorch_model-0.bin", r"pytorch_model-0.bin: not readable as weights of torch"),
         ("sharded/part-1.safetensors", r"part-1.safetensors: not readable as safetensors"),
         ("model.gguf", r"model.gguf: not readable as GGUF"),
     ):

@@ -32,13 +32,15 @@ def corrupt(content: bytes, draw: np.random.Generator) -> bytes:
 @pytest.mark.parametrize(
     ("name", "file", "rounds"),
     [
-        ("theirs", "model.safetensors", 120),
-        ("theirs", "config.json", 80),
-        ("theirs", "tokenizer.json", 60),
-        ("sharded", "model.safetensors.index.json", 60),
-        ("model.gguf", "", 120),
-        ("ours", "manifest.json", 60),
-        ("ours", "params/_METADATA", 30),
+        ("theirs", "model.safetensors", 320),
+        ("theirs", "config.json", 260),
+        ("theirs", "tokenizer.json", 120),
+        ("sharded", "model.safetensors.index.json", 160),
+        ("pickled", "pytorch_model-0.bin", 360),
+        ("pickled", "pytorch_model.bin.index.json", 100),
+        ("model.gguf", "", 220),
+        ("ours", "manifest.json", 160),
+        ("ours", "params/_METADATA", 60),
     ],
 )
 def test_random_corruption_is_refused_or_harmless(checkpoint, originals, model, name, file, rounds, same):
@@ -72,7 +74,7 @@ def test_random_corruption_is_refused_or_harmless(checkpoint, originals, model, 
 def test_random_corruption_of_our_arrays_is_always_refused(checkpoint, model, same):
     draw = np.random.default_rng(7)
     files = sorted(path for path in (checkpoint / "ours").rglob("*") if path.is_file() and path.name != "manifest.json")
-    for _ in range(150):
+    for _ in range(300):
         path = files[draw.integers(len(files))]
         content = path.read_bytes()
         damaged = corrupt(content, draw) if content else b"x"

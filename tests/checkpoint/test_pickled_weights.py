@@ -39,14 +39,8 @@ def test_one_file(directory, model, same):
     assert load_model(path).params["embedding"].dtype == jnp.bfloat16
 
 
-def test_shards(directory, model, same):
-    path, tensors = directory
-    names = sorted(tensors)
-    files = {f"pytorch_model-{i}.bin": names[i::2] for i in range(2)}
-    for file, part in files.items():
-        torch_writer.write_torch(path / file, {name: tensors[name] for name in part})
-    table = ", ".join(f'"{name}": "{file}"' for file, part in files.items() for name in part)
-    (path / "pytorch_model.bin.index.json").write_text(f'{{"weight_map": {{{table}}}}}')
+def test_shards(checkpoint, model, same):
+    path = checkpoint / "pickled"
     same(load_model(path), model)
     (path / "pytorch_model-1.bin").unlink()
     with pytest.raises(ValueError, match=r"index.json: names pytorch_model-1.bin, which is missing"):
