@@ -34,9 +34,9 @@ def corrupt(content: bytes, draw: np.random.Generator) -> bytes:
     [
         ("theirs", "model.safetensors", 320),
         ("theirs", "config.json", 260),
-        ("theirs", "tokenizer.json", 120),
+        ("theirs", "tokenizer.json", 80),
         ("sharded", "model.safetensors.index.json", 160),
-        ("pickled", "pytorch_model-0.bin", 360),
+        ("pickled", "pytorch_model-0.bin", 400),
         ("pickled", "pytorch_model.bin.index.json", 100),
         ("model.gguf", "", 220),
         ("ours", "manifest.json", 160),

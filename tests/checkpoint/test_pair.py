@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+import bass_jax as bass
 from bass_jax.checkpoint import load_target_and_draft, save_model
 from bass_jax.models import Model
 from tests.checkpoint.gguf_writer import write_gguf
@@ -77,6 +78,23 @@ def test_refuses_a_vocabulary_without_some_tokens(pair, tokenizer):
 def test_allows_vocabularies_padded_differently(pair):
     save_model(pair / "draft", random_model(small_config(vocab_size=VOCAB + 8)))
     assert load_target_and_draft(pair)[1].config.vocab_size == VOCAB + 8
+
+
+@pytest.mark.parametrize("size", [VOCAB + 8, VOCAB - 5])
+def test_a_draft_padded_differently_speculates_exactly(pair, size):
+    """Qwen's members have 151936 and 152064 columns for one tokenizer."""
+    draft = random_model(small_config(vocab_size=size), 3)
+    embedding = draft.params["embedding"]
+    if size > VOCAB:  # What the target lacks would be proposed, if it could be.
+        embedding = embedding.at[:, VOCAB:].multiply(9.0)
+    save_model(pair / "draft", Model(draft.params | {"embedding": embedding}, draft.config))
+    loaded, tokenizer = bass.load_pair(pair)
+    prompts = [tokenizer.encode(text) for text in ("the one", "another")]
+    options = {"max_new_tokens": 12, "stop_tokens": ()}
+    run = bass.generate(loaded, prompts, bass.SpecConfig(3), **options)
+    regular = bass.generate(loaded, prompts, step="decode", **options)
+    assert [row.tolist() for row in run.tokens] == [row.tolist() for row in regular.tokens]
+    assert run.summary.num_drafted > 0
 
 
 def test_refuses_to_propose_what_the_target_lacks(pair):

@@ -91,6 +91,13 @@ REFUSED = {
     "another storage": (pickled({"a": tensor("9", ONES)}), "storage 'archive/data/9' is missing"),
     "too few bytes": (pickled({"a": tensor("0", ONES, 7)}), "storage 'archive/data/0': 24 bytes, expected 28"),
     "past its storage": (pickled({"a": tensor("0", ONES, 5)}), "tensor 'a' reaches past its storage of 5 numbers"),
+    "one number again and again": (
+        pickled({"a": tensor("0", np.broadcast_to(np.float32(1), (99, 3)), 6)}),
+        "tensor 'a' reaches past its storage of 6 numbers",
+    ),
+    "another length of one storage": (
+        pickled({"a": tensor("0", ONES, 7), "b": tensor("0", ONES)}), "24 bytes, expected 28"
+    ),
     "negative strides": (
         pickled({"a": tensor("0", ONES)}).replace(numbers((3, 1)), numbers((-3, 1))),
         r"tensor 'a': shape \[2, 3\], strides \[-3, 1\]",
@@ -125,7 +132,7 @@ def test_archives_that_torch_does_not_write(directory):
         (b"", "expected the zip archive that torch writes since 1.6"),
         (pickle.dumps({}), "expected the zip archive"),
         (archive(whole, {"0": ONES.tobytes()})[:-30], "expected the zip archive"),
-        (archive(whole, {"0": bytes(1000)}, zipfile.ZIP_DEFLATED), "storage 'archive/data/0' is compressed"),
+        (archive(whole, {"0": bytes(1000)}, zipfile.ZIP_DEFLATED), "its pickle is compressed"),
     ):
         weights.write_bytes(content)
         with pytest.raises(ValueError, match=f"pytorch_model.bin: .*{message}"):

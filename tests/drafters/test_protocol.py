@@ -16,7 +16,7 @@ from bass_jax.sampling.keys import row_keys, step_draft_keys
 from tests import tiny
 from tests.tiny import VOCAB
 
-NAMES = ("model", "padded", "short", "trimmed", "shared embedding", "ngram", "table", "repeat")
+NAMES = ("model", "padded", "trimmed", "shared embedding", "ngram", "table", "repeat")
 LENGTHS = np.array([1, 5, 9, 8, 3], np.int32)
 WANTED = np.array([4, 0, 3, 4, 1], np.int32)
 G, CAPACITY = 4, 64
@@ -28,7 +28,6 @@ def drafters():
     return {
         "model": tiny.model_drafter(target),
         "padded": tiny.model_drafter(tiny.repadded(target, VOCAB + 5)),
-        "short": tiny.model_drafter(tiny.repadded(target, VOCAB - 3)),
         "trimmed": tiny.model_drafter(tiny.trimmed((1, 3, 4, 5, 9))),
         "shared embedding": tiny.model_drafter(tiny.shared_embedding(target)),
         "ngram": NgramDrafter(),

@@ -64,6 +64,7 @@ CONFIGS = {
     "qwen2-tied-mqa-windows": _QWEN2 | _WINDOWED | {"tie_word_embeddings": True, "num_key_value_heads": 1},
     "qwen3": _QWEN3,
     "qwen3-tied-bias-windows": _QWEN3 | _WINDOWED | {"tie_word_embeddings": True, "attention_bias": True},
+    "qwen3-mqa-head-22": _QWEN3 | {"head_dim": 22, "num_key_value_heads": 1, "rms_norm_eps": 1e-3},
     "gemma": _GEMMA,
     "gemma-untied-mqa": _GEMMA | {"tie_word_embeddings": False, "num_key_value_heads": 1, "head_dim": 22},
     "gemma2": _GEMMA2,
@@ -81,6 +82,8 @@ CONFIGS = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
         }
     },
+    "gemma3-untied-bias-head-10": _GEMMA3
+    | {"tie_word_embeddings": False, "attention_bias": True, "head_dim": 10, "num_key_value_heads": 4},
     "gpt2": _GPT2,
     "gpt2-untied-head-9-relu": _GPT2
     | {"n_embd": 27, "n_head": 3, "tie_word_embeddings": False, "n_inner": 50, "activation_function": "relu"},

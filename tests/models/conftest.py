@@ -1,5 +1,6 @@
 """Runs `transformers`, in its own environment, once for all tests that compare with it."""
 
+import functools
 import importlib.util
 import json
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bass_jax.checkpoint import load_tokenizer
+from bass_jax.checkpoint import Tokenizer, load_tokenizer
 from tests.models.cases import cases
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +19,24 @@ PROMPTS = (
     "Complete the following Python function:\n\ndef is_palindrome(text: str) -> bool:\n",
     "I have 12 apples and eat 5. How many are left?",
     "Write a list of three colours.",
+    "Write a haiku about rain.",
+    "What is 17 + 25?",
+    "Name the planets of the solar system in order.",
+    "Complete the following Python function:\n\ndef fibonacci(n: int) -> int:\n",
+    "Translate 'good morning' into French, Spanish and German.",
+    "Explain in two sentences why the sky is blue.",
+    "Who wrote Romeo and Juliet?",
+    "Give me a recipe for pancakes.",
+    "What is the opposite of 'generous'?",
+    "Sort these numbers: 9, 3, 7, 1, 4.",
+    "Summarise: The cat sat on the mat. The dog barked. The cat ran away.",
+    "Complete the following Python function:\n\ndef reverse_words(text: str) -> str:\n",
+    "Tell me a joke about computers.",
+    "Is 91 a prime number?",
+    "Write a polite email that declines an invitation.",
+    "What does the word 'café' mean? Antworte auf Deutsch: 東京?",
 )
+"""The first four are read always, all twenty where time is no object."""
 
 
 @pytest.fixture(scope="session")
@@ -31,10 +49,8 @@ def smollm2_gguf() -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2_prompts(smollm2_gguf) -> list[np.ndarray]:
-    """Chats, as token ids."""
-    tokenizer = load_tokenizer(smollm2_gguf)
-    return [tokenizer.encode_chat(prompt) for prompt in PROMPTS]
+def smollm2_tokenizer(smollm2_gguf) -> Tokenizer:
+    return load_tokenizer(smollm2_gguf)
 
 
 @pytest.fixture(scope="session")
@@ -44,11 +60,18 @@ def reference(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2_reference(tmp_path_factory, smollm2_gguf, smollm2_prompts) -> dict[str, np.ndarray]:
-    """SmolLM2's logits and greedy continuations of 24 tokens by `transformers`, from the same file."""
-    chats = [ids.tolist() for ids in smollm2_prompts]
-    case = {"name": "smollm2", "gguf": str(smollm2_gguf), "prompts": chats, "num_new": [24] * len(chats)}
-    return dict(np.load(run_reference(tmp_path_factory.mktemp("smollm2"), [case]) / "smollm2.npz"))
+def smollm2_reference(tmp_path_factory, smollm2_gguf, smollm2_tokenizer):
+    """SmolLM2's logits and greedy continuations by `transformers`, from the same file, of so many chats."""
+
+    @functools.cache
+    def read(num_prompts: int, num_new: int) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+        chats = [smollm2_tokenizer.encode_chat(prompt) for prompt in PROMPTS[:num_prompts]]
+        case = {"name": "smollm2", "gguf": str(smollm2_gguf), "num_new": [num_new] * num_prompts}
+        directory = tmp_path_factory.mktemp("smollm2")
+        run_reference(directory, [case | {"prompts": [ids.tolist() for ids in chats]}])
+        return chats, dict(np.load(directory / "smollm2.npz"))
+
+    return read
 
 
 def run_reference(directory: Path, todo: list[dict]) -> Path:

@@ -4,8 +4,10 @@ import jax
 import numpy as np
 import pytest
 
+import bass_jax as bass
 from bass_jax.checkpoint import load_model, save_hugging_face
-from tests.models.cases import CONFIGS, PICKLED, cases
+from tests.models.cases import CONFIGS, NUM_NEW, PICKLED, cases
+from tests.models.conftest import run_reference
 from tests.models.passes import read_texts, relative_error
 
 pytestmark = pytest.mark.peer
@@ -50,18 +52,46 @@ def test_writing_a_model_back_gives_the_very_tensors(name, reference, tmp_path):
     assert reread.config == load_model(reference / name).config
 
 
+@pytest.mark.slow
+def test_transformers_reads_what_we_write(reference, tmp_path):
+    """All configurations, in the layouts and under the names that we write."""
+    todo = cases()
+    for case in todo:
+        save_hugging_face(tmp_path / "written" / case["name"], load_model(reference / case["name"]))
+        case |= {"directory": str(tmp_path / "written" / case["name"]), "num_new": [0] * len(NUM_NEW)}
+    run_reference(tmp_path, todo)
+    for case in todo:
+        found, expected = (np.load(path / f"{case['name']}.npz") for path in (tmp_path, reference))
+        for i, prompt in enumerate(case["prompts"]):
+            logits = expected[f"logits_{i}"][: len(prompt)]
+            assert relative_error(found[f"logits_{i}"], logits) < TOLERANCE, case["name"]
+
+
 @pytest.fixture(scope="module")
 def smollm2(smollm2_gguf):
     return load_model(smollm2_gguf)
 
 
-def test_smollm2_scores_and_continues_as_in_transformers(smollm2, smollm2_prompts, smollm2_reference):
-    expected = smollm2_reference
-    texts = [np.concatenate([prompt, expected[f"greedy_{i}"]]) for i, prompt in enumerate(smollm2_prompts)]
+def test_smollm2_scores_and_continues_as_in_transformers(smollm2, smollm2_reference):
+    chats, expected = smollm2_reference(4, 24)
+    texts = [np.concatenate([chat, expected[f"greedy_{i}"]]) for i, chat in enumerate(chats)]
     for i, logits in enumerate(read_texts(smollm2, texts, capacity=128)):
         assert relative_error(logits, expected[f"logits_{i}"]) < TOLERANCE
-        found = logits[len(smollm2_prompts[i]) - 1 : -1].argmax(-1)
-        np.testing.assert_array_equal(found, expected[f"greedy_{i}"])
+        np.testing.assert_array_equal(logits[len(chats[i]) - 1 : -1].argmax(-1), expected[f"greedy_{i}"])
+
+
+@pytest.mark.slow
+def test_smollm2_writes_the_same_twenty_answers(smollm2, smollm2_reference, smollm2_tokenizer):
+    """By the loop that users run, as one batch; texts end where the tokenizer's stop token does."""
+    chats, expected = smollm2_reference(20, 64)
+    pair = bass.Pair(smollm2, bass.drafters.NgramDrafter(), smollm2_tokenizer)
+    run = bass.generate(pair, chats, step="decode", max_new_tokens=64)
+    for i, (text, tokens) in enumerate(zip(run.texts, run.tokens, strict=True)):
+        theirs = expected[f"greedy_{i}"].tolist()
+        stop = next((at + 1 for at, id in enumerate(theirs) if id in smollm2_tokenizer.stop_ids), len(theirs))
+        assert tokens.tolist() == theirs[:stop]
+        assert text == smollm2_tokenizer.decode(theirs[:stop])
+    assert len(set(run.texts)) == 20
 
 
 def test_smollm2_is_half_a_gigabyte(smollm2):

@@ -39,7 +39,13 @@ def files(tmp_path_factory):
     return run_reference(directory, cases)
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("qwen2", "gemma2") else pytest.mark.slow)  # Each compiles for seconds.
+        for name in CHANGES
+    ],
+)
 def test_gguf_models_score_as_in_transformers(name, files):
     expected = np.load(files / f"{name}.npz")
     texts = prompts(list(CHANGES).index(name))

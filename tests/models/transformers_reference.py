@@ -3,7 +3,7 @@
     python transformers_reference.py cases.json directory
 
 ``cases.json`` lists cases: ``{"name", "config": {"model_type", …}, "prompts": [[ids], …], "num_new": [n, …], "seed"}``
-for a random model of that configuration, or ``{"name", "gguf": path, "prompts", "num_new"}``. For each,
+for a random model of that configuration, or one with ``"gguf"`` or ``"directory"``, a path, instead. For each,
 ``directory/name/`` gets the checkpoint (random models) and ``directory/name.npz`` gets, for prompt ``i``,
 ``greedy_i``, its greedy continuation of ``n`` tokens, and ``logits_i`` ``[..., V]`` of every position of both, read
 without padding and without a cache. A case with ``"pickled"`` gets ``directory/name.bin/`` and
@@ -71,6 +71,10 @@ def main(cases, directory):
             path = Path(case["gguf"])
             model = AutoModelForCausalLM.from_pretrained(
                 path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
+            )
+        elif "directory" in case:
+            model = AutoModelForCausalLM.from_pretrained(
+                case["directory"], dtype=torch.float32, attn_implementation="eager"
             )
         else:
             config = AutoConfig.for_model(**case["config"])

@@ -12,4 +12,16 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 """By the ``model_type`` of a Hugging Face configuration."""
 
-__all__ = ["FAMILIES", "Family", "Rule"]
+
+def register_family(family: Family) -> None:
+    """Makes a family of one's own known to everything that loads checkpoints; see ``template.py``.
+
+    Raises:
+        ValueError: if there is another family of that name.
+    """
+    if FAMILIES.get(family.name, family) != family:
+        raise ValueError(f"family.name={family.name!r}: there is a family of that name already")
+    FAMILIES[family.name] = family
+
+
+__all__ = ["FAMILIES", "Family", "Rule", "register_family"]

@@ -1,0 +1,90 @@
+"""A made-up family: the file to copy for one of your own.
+
+1. Name it as its checkpoints' ``config.json`` does under ``model_type``.
+2. `read_config` says what `ModelConfig` shall be. Every key that changes the arithmetic is read or refused: a key that
+   is passed over gives wrong numbers, and nothing else would tell.
+3. `rules` says for every tensor of ours, by its path, which stored ones it is made of. `layouts` has what most
+   families need; `tests/models` shows missing paths by name. A rule can be undone, so that models can be written back.
+4. `write_config` is the inverse of `read_config`.
+5. Call ``register_family(FAMILY)``, and the checkpoints load. (Inside the package, list it in ``__init__.py``.)
+6. Add configurations to ``tests/models/cases.py`` if `transformers` has the family: the tests then compare logits,
+   continuations and what is written back. Otherwise compare with whatever implementation there is, as
+   ``tests/models/test_template_family.py`` does.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bass_jax.config import ModelConfig
+from bass_jax.models.families import layouts
+from bass_jax.models.families.base import (
+    WRITTEN_ACTIVATIONS,
+    Family,
+    Rule,
+    read_activation,
+    read_integer,
+    refuse,
+)
+
+
+def read_config(source: Mapping[str, Any]) -> ModelConfig:
+    """Makes our configuration from a checkpoint's ``config.json``.
+
+    Raises:
+        ValueError: if a key is missing or asks for what this decoder does not do.
+    """
+    refuse(source, alibi=False)  # The decoder has no such positions.
+    width, num_heads = read_integer(source, "dim"), read_integer(source, "heads")
+    return ModelConfig(
+        family="template",
+        vocab_size=read_integer(source, "vocab"),
+        width=width,
+        num_layers=read_integer(source, "depth"),
+        num_heads=num_heads,
+        num_kv_heads=read_integer(source, "kv_heads", num_heads),
+        head_dim=width // max(num_heads, 1),
+        mlp_width=read_integer(source, "hidden"),
+        context=read_integer(source, "max_len"),
+        rope_base=float(source.get("theta", 10000.0)),
+        norm_eps=float(source.get("eps", 1e-5)),
+        is_tied=bool(source.get("tied", False)),
+        activation=read_activation(source, "act", "silu"),
+    )
+
+
+def write_config(config: ModelConfig) -> dict[str, Any]:
+    """Makes the ``config.json`` of ours."""
+    return {
+        "model_type": config.family,
+        "vocab": config.vocab_size,
+        "dim": config.width,
+        "depth": config.num_layers,
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "hidden": config.mlp_width,
+        "max_len": config.context,
+        "theta": config.rope_base,
+        "eps": config.norm_eps,
+        "tied": config.is_tied,
+        "act": WRITTEN_ACTIVATIONS[config.activation],
+    }
+
+
+def rules(config: ModelConfig) -> dict[str, Rule]:
+    """Says where each of our tensors comes from."""
+    table = {"embedding": layouts.transposed("tok.weight"), "final_norm": layouts.same("out_norm.weight")}
+    if not config.is_tied:
+        table["head"] = layouts.transposed("head.weight")
+    for i in range(config.num_layers):
+        ours, theirs = f"layer_{i}", f"blocks.{i}"
+        # All queries, then all keys, then all values, in one matrix.
+        attention = layouts.fused_qkv(config, f"{theirs}.attn.qkv", *layouts.stacked(config))
+        attention |= layouts.attention_out(config, f"{theirs}.attn.out")
+        table |= layouts.under(f"{ours}/attention", attention)
+        table |= layouts.under(f"{ours}/mlp", layouts.gated_mlp(config, f"{theirs}.mlp"))
+        table[f"{ours}/attention_norm"] = layouts.same(f"{theirs}.norm_1.weight")
+        table[f"{ours}/mlp_norm"] = layouts.same(f"{theirs}.norm_2.weight")
+    return table
+
+
+FAMILY = Family("template", read_config, write_config, rules)
