@@ -3,8 +3,10 @@ r"""Tokens per target pass of the acceptance rules, over temperature and draft l
     python benchmarks/acceptance.py --file HumanEval.jsonl.gz \
         --template 'Complete the following Python function:\n```python\n{prompt}```'
 
-Every cell decodes the same prompts with the same seeds; rows of all temperatures share a batch. It counts and times
-nothing. The figure behind ± is the standard error over rows. The last line is the table as JSON.
+Rows of all temperatures share a batch. The first table has the drafts that the token and the block rule are expected
+to accept per pass, exactly, from the same drafts and laws, so that their difference is not lost in the noise of
+sampling. The second has the tokens per target pass that each rule came to with the same prompts and seeds. Nothing is
+timed. The figures behind ± are standard errors over rows. The last line is both tables as JSON.
 """
 
 import argparse
@@ -13,12 +15,39 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 import bass_jax as bass
 from bass_jax.commands.prompts import read_prompts
+from bass_jax.sampling import TOKEN
+from bass_jax.sampling.block import standing_probs
+
+EXPECTED: list[tuple[np.ndarray, ...]] = []
+"""Of every step: drafts, and accepted drafts expected under the token and the block rule; per row."""
+
+
+def _judge_and_record(draft_tokens, num_drafted, draft_probs, target, keys):
+    """The token rule, which also says what it and the block rule expect of the same drafts."""
+    is_real = jnp.arange(draft_tokens.shape[1]) < num_drafted[:, None]
+    token = draft_tokens[..., None]
+    target_prob = jnp.take_along_axis(target.probs[:, :-1], token, axis=2)[..., 0]
+    draft_prob = jnp.take_along_axis(draft_probs, token, axis=2)[..., 0]
+    ratio = jnp.minimum(target_prob / jnp.where(draft_prob > 0, draft_prob, 1.0), 1.0)
+    by_token = jnp.cumprod(jnp.where(is_real, ratio, 0.0), axis=1).sum(axis=1)
+    stands, _ = standing_probs(draft_tokens, num_drafted, draft_probs, target)
+    falls = jnp.where(is_real, 1.0 - stands, 1.0)
+    # At least i drafts stand unless the draws of i and of all longer prefixes fail.
+    by_block = (1.0 - jnp.cumprod(falls[:, ::-1], axis=1)).sum(axis=1)
+    jax.debug.callback(lambda *values: EXPECTED.append(tuple(map(np.asarray, values))), num_drafted, by_token, by_block)
+    return TOKEN.judge(draft_tokens, num_drafted, draft_probs, target, keys)
+
+
+bass.register_rule(
+    bass.AcceptanceRule("token_and_block", _judge_and_record, lossless=True, noise="step", source=TOKEN.source)
+)
 
 
 def main() -> None:
@@ -30,7 +59,7 @@ def main() -> None:
     parser.add_argument("--num-prompts", type=int, default=16)
     parser.add_argument("--temperatures", default="0.2,0.6,1.0,1.4")
     parser.add_argument("--draft-lens", default="2,4,8")
-    parser.add_argument("--rules", default="token,block,shared_noise,multi_draft:2,multi_draft:4")
+    parser.add_argument("--rules", default="token,block,shared_noise,multi_draft:2,multi_draft:3")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     options = parser.parse_args()
 
@@ -38,8 +67,14 @@ def main() -> None:
     prompts = read_prompts((), options.file, options.field, options.template.replace("\\n", "\n"))
     encoded = [tokenizer.encode_chat(prompt) for prompt in prompts[: options.num_prompts]]
     temperatures = [float(value) for value in options.temperatures.split(",")]
+    draft_lens = [int(value) for value in options.draft_lens.split(",")]
+    expected = []
+    for draft_len in draft_lens:
+        expected += expect(pair, encoded, temperatures, draft_len, options.max_new_tokens)
+        print(json.dumps(expected[-1]), flush=True)
+    print_expected(expected)
     cells = []
-    for draft_len in map(int, options.draft_lens.split(",")):
+    for draft_len in draft_lens:
         for rule in options.rules.split(","):
             cells += measure(pair, encoded, temperatures, rule, draft_len, options.max_new_tokens)
             print(json.dumps(cells[-1]), flush=True)
@@ -51,10 +86,44 @@ def main() -> None:
                 "jax": jax.__version__,
                 "num_prompts": len(encoded),
                 "max_new_tokens": options.max_new_tokens,
+                "expected": expected,
                 "cells": cells,
             }
         )
     )
+
+
+def expect(pair, encoded, temperatures, draft_len, max_new_tokens) -> list[dict]:
+    """Mean accepted drafts per pass under both rules, one entry per temperature."""
+    EXPECTED.clear()
+    num_rows = len(encoded) * len(temperatures)
+    run = bass.generate(
+        pair, encoded * len(temperatures), bass.SpecConfig(draft_len, "token_and_block"),
+        sampling=bass.Sampling(temperature=np.repeat(temperatures, len(encoded))),
+        seeds=range(num_rows), max_new_tokens=max_new_tokens,
+    )  # fmt: skip
+    jax.effects_barrier()
+    assert len(EXPECTED) == len(run.infos)
+    num_drafted, *accepted = (np.stack(field)[:, :num_rows] for field in zip(*EXPECTED, strict=True))
+    passes = (num_drafted > 0).sum(axis=0)
+    by_token, by_block = (np.where(num_drafted > 0, values, 0).sum(axis=0) for values in accepted)
+    entries = []
+    for index, temperature in enumerate(temperatures):
+        rows = slice(index * len(encoded), (index + 1) * len(encoded))
+        entry = {"draft_len": draft_len, "temperature": temperature, "num_passes": int(passes[rows].sum())}
+        for name, values in [("token", by_token), ("block", by_block), ("gain", by_block - by_token)]:
+            mean, error = ratio_of_sums(values[rows], passes[rows])
+            entry |= {name: round(mean, 4), f"{name}_error": round(error, 4)}
+        entries.append(entry)
+    return entries
+
+
+def ratio_of_sums(values, counts) -> tuple[float, float]:
+    """Returns ``sum(values) / sum(counts)`` and its standard error over rows, to first order."""
+    ratio = values.sum() / counts.sum()
+    num = len(counts)
+    error = np.sqrt(((values - ratio * counts) ** 2).sum() * num / max(num - 1, 1)) / counts.sum()
+    return float(ratio), float(error)
 
 
 def measure(pair, encoded, temperatures, rule, draft_len, max_new_tokens) -> list[dict]:
@@ -70,14 +139,22 @@ def measure(pair, encoded, temperatures, rule, draft_len, max_new_tokens) -> lis
     emitted = np.array([len(tokens) for tokens in run.tokens]).reshape(passes.shape)
     cells = []
     for temperature, tokens, steps in zip(temperatures, emitted, passes, strict=True):
-        ratio = tokens.sum() / steps.sum()
-        # Of a ratio of sums, to first order.
-        error = np.sqrt(((tokens - ratio * steps) ** 2).sum() * len(steps) / max(len(steps) - 1, 1)) / steps.sum()
+        ratio, error = ratio_of_sums(tokens, steps)
         cells.append(
             {"rule": rule, "draft_len": draft_len, "temperature": temperature, "block_efficiency": round(ratio, 3),
-             "standard_error": round(float(error), 3), "num_passes": int(steps.sum())}
+             "standard_error": round(error, 3), "num_passes": int(steps.sum())}
         )  # fmt: skip
     return cells
+
+
+def print_expected(entries) -> None:
+    table = Table(title="drafts expected to be accepted per pass, of the same drafts")
+    for column in ("draft length", "temperature", "token", "block", "block - token"):
+        table.add_column(column, justify="right")
+    for entry in entries:
+        values = (f"{entry[name]:.3f} ± {entry[f'{name}_error']:.3f}" for name in ("token", "block", "gain"))
+        table.add_row(str(entry["draft_len"]), str(entry["temperature"]), *values)
+    Console(width=110).print(table)
 
 
 def print_table(cells, temperatures) -> None:

@@ -20,19 +20,8 @@ def judge(draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, ta
     num_slots, vocab_size = draft_tokens.shape[1], target.probs.shape[-1]
     if num_slots == 0:
         return Verdict(jnp.zeros_like(num_drafted), draw(target.probs[:, 0], gumbel(keys.residual, vocab_size)))
-    if draft_probs is None:
-        draft_probs = jax.nn.one_hot(draft_tokens, vocab_size, dtype=jnp.float32)
-    prefix_prob = _prefix_probs(draft_tokens, draft_probs, target.probs)  # [B, G + 1], p_0 to p_G
-
-    scaled = prefix_prob[:, :-1, None] * target.probs[:, :-1]
-    excess = jnp.maximum(scaled - draft_probs, 0.0)  # [B, G, V], of positions 0 to G - 1
-    mass = excess.sum(axis=-1)
-    room = mass + 1.0 - prefix_prob[:, :-1]
-    stands = jnp.where(room > 0, mass / jnp.where(room > 0, room, 1.0), 1.0)
     lengths = jnp.arange(1, num_slots + 1)
-    # The law after the row's last draft was never drafted from: that prefix stands with p itself.
-    stands = jnp.concatenate([stands[:, 1:], prefix_prob[:, -1:]], axis=1)
-    stands = jnp.where(lengths == num_drafted[:, None], prefix_prob[:, 1:], stands)
+    stands, excess = standing_probs(draft_tokens, num_drafted, draft_probs, target)
     # A uniform of 1 passes where the probability is 1, and none where it is 0.
     does_stand = (uniform(keys.accept, num_slots) <= stands) & (lengths <= num_drafted[:, None])
     num_accepted = jnp.where(does_stand, lengths, 0).max(axis=1).astype(jnp.int32)
@@ -43,6 +32,24 @@ def judge(draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, ta
     use_residual = (num_accepted < num_drafted) & (residual.sum(axis=-1) > 0)
     probs = jnp.where(use_residual[:, None], residual, probs)
     return Verdict(num_accepted, draw(probs, gumbel(keys.residual, vocab_size)))
+
+
+def standing_probs(
+    draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law
+) -> tuple[Float[Array, "B G"], Float[Array, "B G V"]]:
+    """Returns ``h_1`` to ``h_G``, and ``max(p_n * target - draft, 0)`` of the positions after n = 0 to G - 1 drafts."""
+    num_slots, vocab_size = draft_tokens.shape[1], target.probs.shape[-1]
+    if draft_probs is None:
+        draft_probs = jax.nn.one_hot(draft_tokens, vocab_size, dtype=jnp.float32)
+    prefix_prob = _prefix_probs(draft_tokens, draft_probs, target.probs)  # [B, G + 1], p_0 to p_G
+    excess = jnp.maximum(prefix_prob[:, :-1, None] * target.probs[:, :-1] - draft_probs, 0.0)
+    mass = excess.sum(axis=-1)
+    room = mass + 1.0 - prefix_prob[:, :-1]
+    stands = jnp.where(room > 0, mass / jnp.where(room > 0, room, 1.0), 1.0)
+    # The law after the row's last draft was never drafted from: that prefix stands with p itself.
+    stands = jnp.concatenate([stands[:, 1:], prefix_prob[:, -1:]], axis=1)
+    is_last = jnp.arange(1, num_slots + 1) == num_drafted[:, None]
+    return jnp.where(is_last, prefix_prob[:, 1:], stands), excess
 
 
 def _prefix_probs(draft_tokens: Array, draft_probs: Array, target_probs: Array) -> Float[Array, "B T"]:
