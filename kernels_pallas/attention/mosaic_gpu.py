@@ -2,7 +2,11 @@
 
 The grid and the walk are those of the Triton kernel. A program is one warpgroup with 64 query rows, the height of a
 wgmma; K and V come by TMA into a ring of `num_stages` blocks, so the next block is on its way while this one is
-multiplied.
+multiplied. A head of 256 is served by two programs, each with all of K and half of V: K comes from the cache the second
+time.
+
+Float32 is left to Triton: wgmma rounds it to TF32, whose products are good to three digits and not to the 1e-5 that the
+op promises. So is an INT8 cache.
 """
 
 # The dialect re-exports private names and its transforms look abstract to a static checker.
@@ -23,9 +27,8 @@ from kernels_pallas.tuning import AttentionTiles
 # Finite, so that the difference of two masked maxima is 0 and not NaN.
 _MASKED = -1e30
 _BLOCK_M = 64
-_HEAD_DIMS = (64, 128)
-# The 128-byte swizzle that wgmma reads without bank conflicts: 64 elements of two bytes.
-_TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+# Columns of V that a program multiplies: twice as many, as sum and product, would not fit in its registers.
+_MAX_COLUMNS = 128
 
 
 def ragged_attention_mosaic_gpu(
@@ -65,8 +68,8 @@ def ragged_attention_mosaic_gpu(
         `[B, T, N, H]` in q's dtype; zero where `t >= num_queries[b]`.
 
     Raises:
-        NotImplementedError: A float32 or INT8 cache, a head size other than 64 and 128 (256 does not fit in
-            registers), or a capacity that is no multiple of a block.
+        NotImplementedError: A float32 or INT8 cache, a head size that is no multiple of 16 (of 128 above 128), or a
+            capacity that is no multiple of a block.
     """
     batch, num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, capacity = k_cache.shape[1:3]
@@ -74,8 +77,11 @@ def ragged_attention_mosaic_gpu(
         raise NotImplementedError("the Mosaic GPU kernel reads no INT8 cache")
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         raise NotImplementedError(f"the Mosaic GPU kernel needs bfloat16 or float16, not {q.dtype}")
-    if head_dim not in _HEAD_DIMS:
-        raise NotImplementedError(f"the Mosaic GPU kernel needs a head size of 64 or 128, not {head_dim}")
+    if head_dim % 16 or (head_dim > _MAX_COLUMNS and head_dim % _MAX_COLUMNS):
+        raise NotImplementedError(
+            f"the Mosaic GPU kernel needs a head size that 16 divides, from {_MAX_COLUMNS} on that {_MAX_COLUMNS} "
+            f"divides, not {head_dim}"
+        )
     if capacity % tiles.block_k:
         raise NotImplementedError(
             f"the Mosaic GPU kernel needs a capacity that {tiles.block_k} divides, not {capacity}"
@@ -99,7 +105,9 @@ def ragged_attention_mosaic_gpu(
         tiles=tiles,
         tile_rows=tile_rows,
     )
-    ring = (tiles.num_stages, tiles.block_k, head_dim)
+    columns = min(head_dim, _MAX_COLUMNS)
+    num_parts = head_dim // columns
+    transforms = _transforms(head_dim)
 
     def launch(first_row: int, num_batch_rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Serves rows `first_row ... first_row + num_batch_rows - 1` of the batch in one launch."""
@@ -111,14 +119,14 @@ def ragged_attention_mosaic_gpu(
                 jax.ShapeDtypeStruct(partial_rows, jnp.float32),
                 jax.ShapeDtypeStruct(partial_rows, jnp.float32),
             ),
-            grid=(num_batch_rows * num_kv_heads, num_tiles, tiles.num_splits),
+            grid=(num_batch_rows * num_kv_heads, num_tiles * num_parts, tiles.num_splits),
             grid_names=("kv_head", "tile", "split"),
             scratch_types=(
-                plgpu.SMEM((_BLOCK_M, head_dim), q.dtype, transforms=_TRANSFORMS),
-                plgpu.SMEM((_BLOCK_M, tiles.block_k), q.dtype, transforms=_TRANSFORMS),
-                plgpu.SMEM(ring, q.dtype, transforms=_TRANSFORMS),
-                plgpu.SMEM(ring, q.dtype, transforms=_TRANSFORMS),
-                plgpu.SMEM((_BLOCK_M, head_dim), jnp.float32),
+                plgpu.SMEM((_BLOCK_M, head_dim), q.dtype, transforms=transforms),
+                plgpu.SMEM((_BLOCK_M, tiles.block_k), q.dtype, transforms=transforms),
+                plgpu.SMEM((tiles.num_stages, tiles.block_k, head_dim), q.dtype, transforms=transforms),
+                plgpu.SMEM((tiles.num_stages, tiles.block_k, columns), q.dtype, transforms=transforms),
+                plgpu.SMEM((_BLOCK_M, columns), jnp.float32),
                 plgpu.SMEM((2, _BLOCK_M), jnp.float32),
                 plgpu.Barrier(),
                 plgpu.Barrier(num_barriers=tiles.num_stages),
@@ -171,13 +179,15 @@ def _kernel(
 ):
     """One tile of one kv head of one row, one split of its walk."""
     block_k, num_stages, num_splits = tiles.block_k, tiles.num_stages, tiles.num_splits
-    head_dim = q_smem.shape[1]
+    columns = out_smem.shape[1]
+    num_parts = q_smem.shape[1] // columns
     local_row, kv_head = (
         lax.div(lax.axis_index("kv_head"), num_kv_heads),
         lax.rem(lax.axis_index("kv_head"), num_kv_heads),
     )
     row = first_row + local_row
-    tile, split = lax.axis_index("tile"), lax.axis_index("split")
+    tile, part = lax.div(lax.axis_index("tile"), num_parts), lax.rem(lax.axis_index("tile"), num_parts)
+    split = lax.axis_index("split")
     length, total, walk_end = length_ref[row], total_ref[row], walk_end_ref[row]
 
     first_block = jnp.int32(0)
@@ -190,12 +200,13 @@ def _kernel(
     num_blocks = jnp.maximum(jnp.minimum(lower + blocks_per_split, end_block) - lower, 0)
 
     query_rows, used = pl.ds(tile * tile_rows, tile_rows), pl.ds(0, tile_rows)
+    own_columns = pl.ds(part * columns, columns)
     plgpu.copy_gmem_to_smem(q_ref.at[row, kv_head, query_rows], q_smem.at[used], q_barrier)
 
     def fetch(block, slot):
         source = (row, kv_head, pl.ds((lower + block) * block_k, block_k))
         plgpu.copy_gmem_to_smem(k_ref.at[source], k_smem.at[slot], k_barrier.at[slot])
-        plgpu.copy_gmem_to_smem(v_ref.at[source], v_smem.at[slot], v_barrier.at[slot])
+        plgpu.copy_gmem_to_smem(v_ref.at[(*source, own_columns)], v_smem.at[slot], v_barrier.at[slot])
 
     for slot in range(num_stages):
         pl.when(slot < num_blocks)(functools.partial(fetch, jnp.int32(slot), slot))
@@ -234,7 +245,7 @@ def _kernel(
         @pl.when(start + block_k > total)
         def _():
             # Bits past the row's end may be NaN, and 0 * NaN is NaN.
-            is_written = lax.broadcasted_iota(jnp.int32, (block_k, head_dim), 0) + start < total
+            is_written = lax.broadcasted_iota(jnp.int32, (block_k, columns), 0) + start < total
             values = v_smem[slot]
             v_smem[slot] = jnp.where(is_written, values, jnp.zeros_like(values))
 
@@ -244,7 +255,7 @@ def _kernel(
             plgpu.wgmma(product_ref, weight_smem, v_smem.at[slot])
             return product_ref[...]
 
-        accumulator += pl.run_scoped(multiply_values, plgpu.ACC((_BLOCK_M, head_dim), jnp.float32))
+        accumulator += pl.run_scoped(multiply_values, plgpu.ACC((_BLOCK_M, columns), jnp.float32))
 
         @pl.when(block + num_stages < num_blocks)
         def _():
@@ -253,13 +264,20 @@ def _kernel(
         return accumulator, new_max, row_sum
 
     carry = (
-        jnp.zeros((_BLOCK_M, head_dim), jnp.float32),
+        jnp.zeros((_BLOCK_M, columns), jnp.float32),
         jnp.full((_BLOCK_M,), _MASKED, jnp.float32),
         jnp.zeros((_BLOCK_M,), jnp.float32),
     )
     out_smem[...], statistics_smem[0, :], statistics_smem[1, :] = lax.fori_loop(0, num_blocks, walk, carry)
     plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(out_smem.at[used], out_ref.at[split, local_row, kv_head, query_rows])
+    plgpu.copy_smem_to_gmem(out_smem.at[used], out_ref.at[split, local_row, kv_head, query_rows, own_columns])
+    # Programs with other columns of the head write the same.
     plgpu.copy_smem_to_gmem(statistics_smem.at[0, used], max_ref.at[split, local_row, kv_head, query_rows])
     plgpu.copy_smem_to_gmem(statistics_smem.at[1, used], sum_ref.at[split, local_row, kv_head, query_rows])
     plgpu.wait_smem_to_gmem(0)
+
+
+def _transforms(head_dim: int) -> tuple:
+    """The widest swizzle, which wgmma reads without bank conflicts, whose span of two-byte elements divides a head."""
+    span = next(span for span in (64, 32, 16) if head_dim % span == 0)
+    return plgpu.TilingTransform((8, span)), plgpu.SwizzleTransform(2 * span)

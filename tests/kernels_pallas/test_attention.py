@@ -54,8 +54,8 @@ def test_triton_equals_reference(name):
     check(SPEC_BY_NAME[name].reduced(), implementation="triton", interpret=True)
 
 
-# wgmma takes 16-bit floats and its operands' whole tiles: the other specs fall through.
-MOSAIC_SPECS = ("smollm2_135m", "llama3_8b_f16", "mistral_7b", "llama3_8b_long_draft")
+# Every head size, both 16-bit floats, a window, a cap, several tiles: wgmma takes no other type.
+MOSAIC_SPECS = ("smollm2_135m", "phi2", "phi3_mini", "llama3_8b_f16", "mistral_7b", "gemma2_2b", "llama3_8b_long_draft")
 
 
 def blocks_of_64(spec):
@@ -88,10 +88,20 @@ def test_mosaic_gpu_caps_scores():
     check(spec, implementation="mosaic_gpu", interpret=True)
 
 
-@pytest.mark.parametrize("name", ["smollm2_135m_f32", "llama3_8b_int8", "phi2", "gemma2_2b"])
-def test_mosaic_gpu_leaves_the_rest_to_triton(name):
-    with pytest.raises(NotImplementedError, match="Mosaic GPU"):
-        check(blocks_of_64(SPEC_BY_NAME[name]), implementation="mosaic_gpu", interpret=True)
+@pytest.mark.parametrize(
+    "name, changes, message",
+    [
+        ("smollm2_135m_f32", {}, "bfloat16 or float16, not float32"),
+        ("llama3_8b_int8", {}, "no INT8 cache"),
+        ("smollm2_135m", {"head_dim": 72}, "head size that 16 divides"),
+        ("smollm2_135m", {"head_dim": 192}, "that 128 divides, not 192"),
+        ("smollm2_135m", {"capacity": 100}, "capacity that 64 divides, not 100"),
+    ],
+)
+def test_mosaic_gpu_leaves_the_rest_to_triton(name, changes, message):
+    spec = dataclasses.replace(blocks_of_64(SPEC_BY_NAME[name]), **changes)
+    with pytest.raises(NotImplementedError, match=message):
+        check(spec, implementation="mosaic_gpu", interpret=True)
 
 
 @pytest.mark.parametrize("form", ["pad", "split"])

@@ -15,7 +15,7 @@ from tests.gpu_compile import compile_for, lower_for, needs_gpu_compiler, thunks
 
 ATTENTION_BY_NAME = {spec.name: spec for spec in ATTENTION_SPECS}
 ACCEPTANCE_BY_NAME = {spec.name: spec for spec in ACCEPTANCE_SPECS}
-MOSAIC_SPECS = ("smollm2_135m", "qwen3_0_6b", "llama3_8b_f16", "llama3_8b_long_draft", "mistral_7b")
+MOSAIC_SPECS = [spec.name for spec in ATTENTION_SPECS if spec.dtype != "float32" and not spec.is_quantized]
 FORM_SPECS = ("phi2", "llama3_8b_int8")
 MEGABYTE = 1 << 20
 
@@ -38,7 +38,8 @@ def attention_temporaries(spec, **options):
 def assert_no_cache_copy(spec, num_bytes):
     """Temporaries are the splits' partial results: a fraction of what a full cache makes the walk read."""
     cache = spec.shapes()["k_cache"]
-    assert num_bytes < cache.size * cache.dtype.itemsize / 4
+    # A quarter for the partial results, and what filling the last tile of query rows adds.
+    assert num_bytes < cache.size * cache.dtype.itemsize / 3
 
 
 @pytest.mark.parametrize("name", ATTENTION_BY_NAME)
@@ -126,8 +127,8 @@ def test_mosaic_gpu_forms_compile(form):
 @pytest.mark.parametrize("device, kernel", [("H200", "mosaic_gpu"), ("A100", "triton")])
 def test_default_takes_the_best_kernel_of_the_card(device, kernel):
     """Chosen by the device that the function is compiled for, not by the one that compiles."""
-    spec = ATTENTION_BY_NAME["llama3_8b"]
     # Not one of the shapes below: a kernel that was compiled before is not compiled again, and says nothing of spills.
+    spec = dataclasses.replace(ATTENTION_BY_NAME["llama3_8b"], num_tokens=3)
     small = dataclasses.replace(ACCEPTANCE_BY_NAME["smollm2_135m"], vocab_size=4096)
     for function, shapes in ((functools.partial(attention, spec=spec), spec.shapes()), (acceptance, small.shapes())):
         text = compile_for(function, shapes, device=device).as_text()
@@ -168,7 +169,7 @@ def test_mosaic_gpu_acceptance_compiles_within_a_megabyte(name, monkeypatch, cap
 def test_attention_is_one_graph_of_few_kernels():
     """The limits of the lengths, the packing of the queries, the kernel, the merge of the splits."""
     for name, implementation in (("llama3_8b", "mosaic_gpu"), ("phi2", "triton")):
-        spec = ATTENTION_BY_NAME[name]
+        spec = dataclasses.replace(ATTENTION_BY_NAME[name], num_tokens=4)
         function = functools.partial(attention, spec=spec, implementation=implementation)
         # Alone these are fewer kernels than XLA makes a graph for.
         thunks = thunks_for(function, spec.shapes(), compiler_options={"xla_gpu_graph_min_graph_size": 1})
