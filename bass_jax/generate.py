@@ -336,7 +336,8 @@ class Run:
                 info = jax.device_get(info)
             else:  # Counts and the next bucket are read in one go.
                 self.state = self._pacer.update(self.state, info, seconds)
-                info, self._num_wanted = jax.device_get((info, self._pacer.num_wanted))
+                info, num_wanted = jax.device_get((info, self._pacer.num_wanted))
+                self._num_wanted = int(num_wanted)
             seconds = time.perf_counter() - start
             self.step_seconds.append(seconds)
             yield self._record(info)
