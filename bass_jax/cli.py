@@ -5,12 +5,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bass_jax.commands import convert, distill, generate, inspect
+from bass_jax.commands import convert, distill, generate, inspect, profile, simulate
 
 COMMANDS = {
     "generate": (generate, "decode a batch of prompts, with speculation"),
     "convert": (convert, "make a checkpoint of ours from any other"),
     "inspect": (inspect, "say what a checkpoint holds, and whether two can be a pair"),
+    "profile": (profile, "time a pair's passes on this device, and fit cost models to them"),
+    "simulate": (simulate, "replay other policies, batches and devices on a recorded run"),
     "distill": (distill, "train a draft on the target's own outputs"),
 }
 

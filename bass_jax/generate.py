@@ -21,6 +21,7 @@ from bass_jax.state import FinishReason, SpecState, StepInfo, TokenLaws, prefill
 from bass_jax.step import decode_step, speculate_step
 from bass_jax.stops import StopStrings
 from bass_jax.survey import survey_step
+from bass_jax.traces import TraceWriter
 from bass_jax.typing import Array, Key
 from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS
 
@@ -126,6 +127,7 @@ def generate(
     step: str = "speculate",
     policy: str | Policy | None = None,
     warm_up: bool = True,
+    trace: TraceWriter | None = None,
     on_step: Callable[[StepInfo], None] | None = None,
 ) -> Generation:
     """Decodes a batch to its end; one executable per bucket.
@@ -148,19 +150,38 @@ def generate(
             name of one, or ``"module:name"``. The tokens are the same, or have the same law, under all of them.
         warm_up: compiles all draft-length buckets of `policy` before the first step, rather than when they are
             first wanted.
+        trace: records what decided over each draft, as one run.
         on_step: called with each step's info, on the host.
 
     Raises:
         ValueError: as `bass_jax.prefill` does; if `step` is unknown; if texts come without a tokenizer.
     """
+    if trace is not None:
+        spec = dataclasses.replace(spec or SpecConfig(), record_drafts=True)
     run = Run(
         pair, prompts, spec, sampling=sampling, max_new_tokens=max_new_tokens, num_samples=num_samples, key=key,
         seeds=seeds, stop_tokens=stop_tokens, stop_strings=stop_strings, step=step, policy=policy, warm_up=warm_up,
     )  # fmt: skip
+    if trace is not None:
+        begin_trace(trace, run)
     for info in run:
+        if trace is not None:
+            trace.step(info, run.step_seconds[-1], run.num_rows)
         if on_step is not None:
             on_step(info)
+    if trace is not None:
+        trace.end()
     return run.result()
+
+
+def begin_trace(trace: TraceWriter, run: "Run", **about: Any) -> None:
+    """Begins a run of a trace with what a replay needs to know of `run`, and `about` it."""
+    prompts = np.asarray(run.state.prompt_lengths)[: run.num_rows]
+    trace.begin(
+        step=run.step_name, acceptance=run.spec.acceptance, is_greedy=run.is_greedy, prompt_lengths=prompts,
+        limits=np.asarray(run.state.limits)[: run.num_rows] - prompts, capacity=run.state.target_cache.capacity,
+        device=jax.devices()[0].device_kind, **about,
+    )  # fmt: skip
 
 
 def stream(pair: Pair, prompts: Prompts, spec: SpecConfig | None = None, **options) -> Iterator[StreamEvent]:
@@ -186,7 +207,8 @@ def generate_on_device(
         state: from `bass_jax.prefill`; consumed.
         spec: static; without a policy the draft length stays what the state asks for.
         max_steps: static bound on the steps; ``max_new_tokens`` is always enough.
-        policy: chooses draft lengths; the loop then holds a step per bucket of its lengths.
+        policy: chooses draft lengths; the loop then holds a step per bucket of its lengths, and reports neither
+            ``spec.num_logprobs`` nor drafts.
 
     Returns:
         ``(state, infos)`` with ``[max_steps]`` in front of every field of the infos; steps that were not
@@ -228,18 +250,19 @@ def bucket_spec(spec: SpecConfig, bucket: int) -> SpecConfig:
     if bucket:
         return dataclasses.replace(spec, draft_len=bucket)
     rule = "greedy" if spec.acceptance == "greedy" else "token"
-    return dataclasses.replace(spec, draft_len=0, acceptance=rule, record_drafts=False)
+    return dataclasses.replace(spec, draft_len=0, acceptance=rule, record_drafts=False, num_chains=1)
 
 
 def _bucket_step(spec: SpecConfig, bucket: int, largest: int) -> Callable:
     """A step of `bucket` whose info is as wide as that of the `largest`."""
-    spec = bucket_spec(dataclasses.replace(spec, record_drafts=False), bucket)
+    spec = bucket_spec(dataclasses.replace(spec, record_drafts=False, num_logprobs=None), bucket)
 
     def step(pair: Pair, state: SpecState) -> tuple[SpecState, StepInfo]:
         state, info = (speculate_step if bucket else decode_step)(pair, state, spec)
         padding = ((0, 0), (0, largest - bucket))
         tokens = jnp.pad(info.tokens, padding, constant_values=-1)
-        return state, info._replace(tokens=tokens, logprobs=jnp.pad(info.logprobs, padding))
+        logprobs = jnp.pad(info.logprobs, padding)
+        return state, info._replace(tokens=tokens, logprobs=logprobs, width=jnp.int32(bucket + 1))
 
     return step
 
@@ -276,13 +299,14 @@ class Run:
         if step not in STEPS:
             raise ValueError(f"step={step!r}: expected one of {sorted(STEPS)}")
         self.pair = pair
-        self.step = STEPS[step]
+        self.step, self.step_name = STEPS[step], step
         spec = spec or SpecConfig()
         # The state carries the length itself, so that lengths of one bucket share an executable.
         self.spec = dataclasses.replace(spec, draft_len=spec.bucket)
         if step == "decode":  # Whatever rule would have judged drafts, tokens come from the target's law.
             self.spec = bucket_spec(spec, 0)
         sampling = sampling or Sampling()
+        self.is_greedy = sampling.is_greedy
         if self.spec.acceptance in ("token", "multi_draft") and sampling.is_greedy:
             self.spec = dataclasses.replace(self.spec, acceptance="greedy")
         rows: Any = prompts

@@ -1,8 +1,8 @@
 """From step infos to what the papers report."""
 
 import dataclasses
-import operator
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -35,6 +35,9 @@ class Summary:
         num_drafted: draft tokens proposed.
         num_verified: positions that the target scored for running rows: drafts and one more per row step.
         num_accepted: drafts accepted by the rule, before a stop or limit cut the row.
+        num_rejected: drafts that were verified for nothing.
+        num_padded: positions that the target computed beside the verified ones: fillers, finished rows, and the part
+            of a bucket that a row did not draft.
         num_emitted: tokens committed.
         acceptance_rate: accepted over drafted; NaN without drafts.
         acceptance_by_position: ``[G]``; at position i, accepted over drafted-and-reached, that is the
@@ -47,6 +50,8 @@ class Summary:
     num_drafted: int
     num_verified: int
     num_accepted: int
+    num_rejected: int
+    num_padded: int
     num_emitted: int
     acceptance_rate: float
     acceptance_by_position: tuple[float, ...]
@@ -63,7 +68,7 @@ def summarize(infos: Sequence[StepInfo] | StepInfo) -> Summary:
     Raises:
         ValueError: if there are none.
     """
-    steps = _on_host(infos)
+    steps = step_counts(infos)
     drafted, accepted, emitted = (
         np.concatenate([getattr(step, name)[step.is_active] for step in steps])
         for name in ("num_drafted", "num_accepted", "num_emitted")
@@ -71,12 +76,17 @@ def summarize(infos: Sequence[StepInfo] | StepInfo) -> Summary:
     positions = np.arange(drafted.max(initial=0))[:, None]
     reached = ((drafted > positions) & (accepted >= positions)).sum(axis=1)
     stood = (accepted > positions).sum(axis=1)
+    num_verified = int(drafted.sum()) + drafted.size
+    # Steps of the device loop that were not needed were not computed.
+    num_computed = sum(step.width * len(step.is_active) for step in steps if step.is_active.any())
     return Summary(
         num_steps=sum(bool(step.is_active.any()) for step in steps),
         num_row_steps=drafted.size,
         num_drafted=int(drafted.sum()),
-        num_verified=int(drafted.sum()) + drafted.size,
+        num_verified=num_verified,
         num_accepted=int(accepted.sum()),
+        num_rejected=int(drafted.sum() - accepted.sum()),
+        num_padded=num_computed - num_verified,
         num_emitted=int(emitted.sum()),
         acceptance_rate=_ratio(int(accepted.sum()), int(drafted.sum())),
         acceptance_by_position=tuple(_ratio(int(a), int(b)) for a, b in zip(stood, reached, strict=True)),
@@ -94,7 +104,7 @@ def per_token_latency(infos: Sequence[StepInfo], step_seconds: Sequence[float]) 
     Raises:
         ValueError: if there are no steps, or not one time per step.
     """
-    steps = _on_host(infos)
+    steps = step_counts(infos)
     if len(step_seconds) != len(steps):
         raise ValueError(f"step_seconds has {len(step_seconds)} values: expected {len(steps)}")
     is_active = np.stack([step.is_active for step in steps])
@@ -111,19 +121,39 @@ def per_token_latency(infos: Sequence[StepInfo], step_seconds: Sequence[float]) 
     )
 
 
-def _on_host(infos: Sequence[StepInfo] | StepInfo) -> list[StepInfo]:
-    """One info per step, in numpy, per-row fields alone: steps of different buckets differ in T."""
+class StepCounts(NamedTuple):
+    """The counts of one step, in numpy."""
+
+    is_active: np.ndarray  # [B] bool
+    num_emitted: np.ndarray  # [B]
+    num_accepted: np.ndarray  # [B]
+    num_drafted: np.ndarray  # [B]
+    width: int  # T, positions per row that the target computed
+
+
+def step_counts(infos: Sequence[StepInfo] | StepInfo) -> list[StepCounts]:
+    """One per step, on the host.
+
+    Args:
+        infos: as `summarize` takes them.
+
+    Raises:
+        ValueError: if there are none.
+    """
     if isinstance(infos, StepInfo):
         infos = [infos]
     elif len(infos) == 0:
         raise ValueError("infos is empty: expected at least one step")
-    host = jax.device_get([info._replace(tokens=None, logprobs=None, drafts=None, laws=None) for info in infos])
     steps = []
-    for info in host:
-        if info.is_active.ndim == 1:
-            steps.append(info)
+    for info in infos:
+        fields = jax.device_get((info.is_active, info.num_emitted, info.num_accepted, info.num_drafted))
+        is_active, *counts = map(np.asarray, fields)
+        width = np.asarray(info.tokens.shape[-1] if info.width is None else jax.device_get(info.width))
+        if is_active.ndim == 1:
+            steps.append(StepCounts(is_active, counts[0], counts[1], counts[2], int(width)))
         else:  # From the device loop, with its steps in front.
-            steps += [jax.tree.map(operator.itemgetter(step), info) for step in range(len(info.is_active))]
+            widths = np.broadcast_to(width, is_active.shape[:1]).tolist()
+            steps += [StepCounts(*step) for step in zip(is_active, *counts, widths, strict=True)]
     return steps
 
 

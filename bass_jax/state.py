@@ -90,6 +90,7 @@ class StepInfo(NamedTuple):
     finish: Array  # [B] int32, `FinishReason` after the step
     drafts: DraftRecord | None = None  # of each draft, where ``SpecConfig.record_drafts`` asks for it
     laws: TokenLaws | None = None  # with `SpecConfig.num_logprobs`; means nothing past the emitted tokens
+    width: Array | None = None  # [] int32, positions per row that the target computed; None: T
 
 
 def prefill(

@@ -34,6 +34,8 @@ def test_summary():
     assert summary.num_drafted == 14
     assert summary.num_verified == 14 + 8
     assert summary.num_accepted == 8
+    assert summary.num_rejected == 14 - 8
+    assert summary.num_padded == 4 * (3 + 5 + 2) - (14 + 8)  # four rows of T positions, less those verified
     assert summary.num_emitted == 14
     assert summary.acceptance_rate == 8 / 14
     assert summary.block_efficiency == 14 / 8
@@ -57,6 +59,7 @@ def test_stacked_infos_add_up_alike():
     stacked = StepInfo(
         is_active=np.concatenate([ACTIVE, np.zeros((2, 4), bool)]),
         tokens=np.zeros((5, 4, 5)),
+        width=np.array([3, 5, 2, 5, 5]),
         num_emitted=np.concatenate([EMITTED, np.zeros((2, 4), int)]),
         num_accepted=np.concatenate([ACCEPTED, np.zeros((2, 4), int)]),
         num_drafted=np.concatenate([DRAFTED, np.zeros((2, 4), int)]),

@@ -132,6 +132,7 @@ def measure(batches: Sequence[Generation]) -> dict[str, str]:
         "batch": f"{max(len(batch.tokens) for batch in batches)}",
         "target passes": f"{total.num_steps}",
         "drafted / verified / emitted": f"{total.num_drafted} / {total.num_verified} / {total.num_emitted}",
+        "rejected / padded": f"{total.num_rejected} / {total.num_padded}",
         "block efficiency": f"{total.block_efficiency:.2f}",
         "acceptance": f"{total.acceptance_rate:.0%}" if total.num_drafted else "–",
         "acceptance by position": by_position or "–",

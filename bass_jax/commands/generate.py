@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,9 @@ EXAMPLES = r"""examples:
       --template 'Complete the following Python function:\n```python\n{prompt}```'
   bass-jax generate "Tell me a joke." --samples 8 --temperature 0.8 --top-p 0.95 --seed 7
   bass-jax generate "def fibonacci(n):" --raw --draft ngram --draft-len 6
+  bass-jax generate --file prompts.txt --policy goodput --profile profile.json --baseline
+  bass-jax generate --file prompts.txt --draft-len 8 --survey --trace trace.jsonl
+  bass-jax generate --file prompts.txt --draft-len 8 --synthetic-acceptance 0.8 --no-text --baseline
   echo "Name three rivers." | bass-jax generate --draft-len 2 --quiet"""
 
 
@@ -44,6 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     spec.add_argument("--draft-len", type=int, default=4, help="draft tokens per step (default: %(default)s)")
     spec.add_argument("--acceptance", default="token", help="acceptance rule (default: %(default)s)")
     spec.add_argument("--chains", type=int, default=1, help="alternative drafts per row, with --acceptance multi_draft")
+    spec.add_argument("--policy", help="draft lengths step by step: goodput, 'bass_heuristic(limit=8)', module:name …")
+    spec.add_argument("--profile", type=Path, help="of bass-jax profile, for policies that need one")
+    forced = "force acceptance, 0.8 or by position 0.9,0.8: for speed studies, the texts mean nothing"
+    spec.add_argument("--synthetic-acceptance", metavar="RATES", help=forced)
     spec.add_argument("--baseline", action="store_true", help="also decode regularly, compare, print the speed-up")
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
@@ -62,6 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--output", type=Path, help="JSONL: a line per answer, written as soon as it is finished")
     output.add_argument("--logprobs", type=int, metavar="N", help="write every token's N likeliest alternatives too")
+    output.add_argument("--trace", type=Path, help="JSONL: what decided over each draft; a killed recording goes on")
+    output.add_argument("--survey", action="store_true", help="draft at every position: slow, for an exact --trace")
     output.add_argument("--quiet", action="store_true", help="no progress, no live text, no table: the texts alone")
     output.add_argument("--no-text", action="store_true", help="the table alone")
 
@@ -75,13 +85,20 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     import bass_jax as bass
+    from bass_jax.policies import find_policy
     from bass_jax.sampling import find_rule
 
+    if options.synthetic_acceptance is not None:
+        options.acceptance = f"synthetic({options.synthetic_acceptance})"
     spec = bass.SpecConfig(
         draft_len=options.draft_len, acceptance=options.acceptance, num_chains=options.chains,
         logits_processors=options.logits_processor, num_logprobs=options.logprobs,
+        record_drafts=options.trace is not None,
     )  # fmt: skip
     rule = find_rule(spec.acceptance)
+    policy = None
+    if options.policy is not None:
+        policy = find_policy(options.policy, **({} if options.profile is None else {"profile": options.profile}))
     sampling = bass.Sampling(
         options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty,
         options.frequency_penalty, options.presence_penalty, banned_tokens=options.ban or None,
@@ -93,40 +110,54 @@ def run(options: argparse.Namespace) -> int:
 
     notes = Console(stderr=True)
     with _opened(options.output) as sink:
-        names = ("speculate", "decode") if options.baseline else ("speculate",)
-        runs = [
-            (name, _decode_all(options, pair, prompts, encoded, spec, sampling, name, sink, notes)) for name in names
-        ]
+        first = "survey" if options.survey else "speculate"
+        names = (first, "decode") if options.baseline else (first,)
+        decode = functools.partial(_decode_all, options, pair, prompts, encoded, spec, sampling)
+        runs = [(name, decode(name, sink, notes, policy if name == "speculate" else None)) for name in names]
+    if not runs[0][1]:
+        notes.print(f"{options.trace} holds all batches already: nothing was decoded.")
+        return 0
     _report(options, Console(), prompts, runs, is_lossless=rule.lossless, is_greedy=sampling.is_greedy)
     return 0
 
 
-def _decode_all(options, pair, prompts, encoded, spec, sampling, step, sink, notes) -> "list[Generation]":
+def _decode_all(options, pair, prompts, encoded, spec, sampling, step, sink, notes, policy) -> "list[Generation]":
     """Decodes batch by batch, showing rows as they grow and writing each as soon as it is finished."""
     from bass_jax.commands.display import Display
     from bass_jax.config import BATCH_BUCKETS
-    from bass_jax.generate import Run
+    from bass_jax.generate import Run, begin_trace
+    from bass_jax.traces import TraceWriter
 
+    trace = None if options.trace is None or step == "decode" else TraceWriter(options.trace)
     size = options.batch or max(1, min(len(encoded), BATCH_BUCKETS[-1] // options.samples))
     batches, total = [], len(encoded) * options.samples
     with Display(notes, step, total, is_shown=notes.is_terminal and not options.quiet) as display:
-        for start in range(0, len(encoded), size):
+        starts = range(0, len(encoded), size)[0 if trace is None else trace.num_complete :]
+        for start in starts:
             first_row = start * options.samples
             batch = encoded[start : start + size]
             num_rows = len(batch) * options.samples
             decoding = Run(
                 pair, batch, spec, sampling=sampling, max_new_tokens=options.max_new_tokens,
                 num_samples=options.samples, seeds=range(options.seed + first_row, options.seed + first_row + num_rows),
-                stop_strings=options.stop, step=step,
+                stop_strings=options.stop, step=step, policy=policy,
             )  # fmt: skip
             display.begin(num_rows)
-            for _ in decoding:
+            if trace is not None:
+                begin_trace(trace, decoding, first_row=first_row, pair=str(options.pair))
+            for info in decoding:
+                if trace is not None:
+                    trace.step(info, decoding.step_seconds[-1], num_rows)
                 display.count(decoding.infos[-1], decoding.step_seconds[-1])
                 for event in decoding.events:
                     display.push(event)
                     if event.finish_reason is not None and sink is not None:
                         _write(sink, step, options, prompts, first_row, event.row, decoding)
             batches.append(decoding.result())
+            if trace is not None:
+                trace.end()
+    if trace is not None:
+        trace.close()
     return batches
 
 
@@ -177,7 +208,9 @@ def _report(options, out: "Console", prompts, runs, *, is_lossless: bool, is_gre
     if options.quiet:
         return
     out.print(results_table(runs))
-    if not is_lossless:
+    if options.synthetic_acceptance is not None:
+        out.print(f"acceptance={options.acceptance!r} is synthetic: forced, for speed studies; the texts mean nothing.")
+    elif not is_lossless:
         out.print(f"acceptance={options.acceptance!r} is lossy: the texts do not follow the target's law.")
     reasons = [reason for _, batches in runs for batch in batches for reason in batch.finish_reasons]
     if num_broken := reasons.count("not_finite"):
@@ -207,5 +240,9 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value}: expected at least 1")
+    if options.survey and (options.trace is None or options.policy is not None):
+        raise ValueError("--survey: expected --trace, and no --policy")
+    if options.synthetic_acceptance is not None and options.acceptance != "token":
+        raise ValueError(f"--synthetic-acceptance: expected no --acceptance beside it, not {options.acceptance!r}")
     if options.seed < 0:
         raise ValueError(f"--seed {options.seed}: expected at least 0")

@@ -1,7 +1,7 @@
 """A table from batch size to draft length, made before serving."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -49,31 +49,48 @@ def batch_table(
     table: Mapping[int, int] | None = None,
     *,
     profile: Profile | str | Path | None = None,
+    cost: CostModel | None = None,
+    rates: Sequence[float] | None = None,
+    context: float | int = 200.0,
     lengths: tuple[int, ...] = LENGTHS,
 ) -> BatchTable:
-    """Makes the policy from a table, or from a profile: per batch size the length of most tokens per second.
+    """Makes the policy from a table, or from costs: per batch size the length of most tokens per second.
 
     Args:
         table: batch size → draft length.
         profile: of the pair on this device, or its file; used if there is no table.
+        cost: with `rates`, in place of a profile.
+        rates: acceptance by position.
+        context: committed tokens per row that the table is made for.
         lengths: to choose from.
 
     Raises:
-        ValueError: if there is neither, or the table is empty.
+        ValueError: if there is none of them, or the table is empty.
     """
     if table is None:
-        if profile is None:
-            raise ValueError("batch_table: expected a table or a profile; bass-jax profile writes one")
-        profile = profile if isinstance(profile, Profile) else read_profile(profile)
-        rates = jax.numpy.asarray(profile.rates)
-        context = float(profile.table.contexts[0])
+        cost, rates = cost_and_rates("batch_table", profile, cost, rates)
         table = {
-            batch: best_draft_len(profile.table, rates, batch, context, lengths)
-            for batch in BATCH_BUCKETS if batch <= float(profile.table.batches[-1])
-        }  # fmt: skip
+            batch: best_draft_len(cost, jax.numpy.asarray(rates), batch, context, lengths) for batch in BATCH_BUCKETS
+        }
     if not table:
         raise ValueError("table is empty: expected at least one batch size")
     return BatchTable(tuple(sorted((int(batch), int(draft_len)) for batch, draft_len in table.items())))
+
+
+def cost_and_rates(
+    name: str, profile: Profile | str | Path | None, cost: CostModel | None, rates: Sequence[float] | None
+) -> tuple[CostModel, Sequence[float]]:
+    """Takes costs and acceptance by position from `profile`, or as they are given.
+
+    Raises:
+        ValueError: if policy `name` has neither.
+    """
+    if profile is None:
+        if cost is None or rates is None or len(rates) == 0:
+            raise ValueError(f"policy={name!r}: expected a profile, or cost and rates; bass-jax profile writes one")
+        return cost, rates
+    profile = profile if isinstance(profile, Profile) else read_profile(profile)
+    return profile.table, profile.rates
 
 
 def best_draft_len(

@@ -1,16 +1,17 @@
 """Each step the length that promises most tokens per second."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from bass_jax.costmodel import Profile, expected_emitted, read_profile, step_seconds
+from bass_jax.costmodel import CostModel, Profile, expected_emitted, step_seconds
 from bass_jax.costmodel.base import Leaf
 from bass_jax.policies.base import Plan, PolicyStats, all_rows, register_policy
-from bass_jax.policies.by_batch import LENGTHS
+from bass_jax.policies.by_batch import LENGTHS, cost_and_rates
 from bass_jax.typing import Array
 
 
@@ -115,24 +116,31 @@ class Goodput:
         )
 
 
-def goodput(*, profile: Profile | str | Path | None = None, lengths: tuple[int, ...] = LENGTHS, **settings) -> Goodput:
+def goodput(
+    *,
+    profile: Profile | str | Path | None = None,
+    cost: CostModel | None = None,
+    rates: Sequence[float] | None = None,
+    lengths: tuple[int, ...] = LENGTHS,
+    **settings: Any,
+) -> Goodput:
     """Makes the policy from a profile.
 
     Args:
         profile: of the pair on this device, or its file.
+        cost: with `rates`, in place of a profile.
+        rates: acceptance by position; the last serves those after it.
         lengths: to choose from.
         settings: attributes of `Goodput`.
 
     Raises:
-        ValueError: if there is no profile, or no length.
+        ValueError: if there is no profile and no cost, or no length.
     """
-    if profile is None:
-        raise ValueError("goodput: expected a profile; bass-jax profile writes one")
+    cost, rates = cost_and_rates("goodput", profile, cost, rates)
     if not lengths or list(lengths) != sorted(set(lengths)):
         raise ValueError(f"lengths={lengths}: expected ascending ones")
-    profile = profile if isinstance(profile, Profile) else read_profile(profile)
-    rates = [*profile.rates] + [profile.rates[-1]] * (lengths[-1] - len(profile.rates))
-    return Goodput(profile.table, jnp.asarray(rates, jnp.float32), lengths=tuple(lengths), **settings)
+    prior = [*rates] + [rates[-1]] * (lengths[-1] - len(rates))
+    return Goodput(cost, jnp.asarray(prior, jnp.float32), lengths=tuple(lengths), **settings)
 
 
 register_policy("goodput", goodput)

@@ -52,7 +52,7 @@ def test_goodput_starts_with_the_profiles_best(num_rows, slope):
         assert found == lengths[int(np.argmax(goods))]
     table = policies.batch_table(profile=profile)
     rates = jnp.asarray(profile.rates)
-    assert first(table, num_rows) == policies.by_batch.best_draft_len(profile.table, rates, num_rows, 64.0)
+    assert first(table, num_rows) == policies.by_batch.best_draft_len(profile.table, rates, num_rows, 200.0)
     assert first(policies.goodput(profile=profile), 16) <= first(policies.goodput(profile=profile), 1)
 
 

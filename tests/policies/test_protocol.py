@@ -141,7 +141,7 @@ def test_names():
         ("fixed(draft_len=", "expected arguments as in"),
         ("fixed(length=4)", "length"),
         ("goodput", "expected a profile"),
-        ("batch_table", "expected a table or a profile"),
+        ("batch_table", "expected a profile, or cost and rates"),
         ("goodput(profile='nowhere.json')", "nowhere.json"),
     ],
 )
