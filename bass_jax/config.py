@@ -142,7 +142,8 @@ class ModelConfig:
         attention_softcap: c, where the scaled scores of attention are ``c tanh(x / c)``, before masking.
         dtype: of the parameters, activations and cache: ``"float32"`` or ``"bfloat16"``.
         attention: how attention runs: ``"ragged"``, ``"pad"`` or ``"split"``, the forms of
-            `kernels_pallas.ops.ragged_attention` on a GPU (elsewhere all three are ``"xla"``), or ``"xla"``.
+            `kernels_pallas.ops.ragged_attention` on a GPU (elsewhere all three are ``"xla"``), ``"xla"``, or
+            ``"cudnn"``, which transposes the cache in every pass and is ``"ragged"`` where cuDNN cannot.
     """
 
     vocab_size: int
@@ -205,8 +206,8 @@ class ModelConfig:
             raise ValueError(f"rope_base={self.rope_base}: expected a number above 1")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype={self.dtype!r}: expected 'float32' or 'bfloat16'")
-        if self.attention not in ("ragged", "pad", "split", "xla"):
-            raise ValueError(f"attention={self.attention!r}: expected 'ragged', 'pad', 'split' or 'xla'")
+        if self.attention not in ("ragged", "pad", "split", "xla", "cudnn"):
+            raise ValueError(f"attention={self.attention!r}: expected 'ragged', 'pad', 'split', 'xla' or 'cudnn'")
         is_projected = self.embedding_width is not None and not self.has_output_projection
         if self.is_tied and (is_projected or self.output_vocab_size is not None):
             raise ValueError("is_tied=True: a projected embedding or a trimmed head has its own head")

@@ -12,6 +12,7 @@ from kernels_pallas.acceptance.triton import masked_acceptance_triton
 from kernels_pallas.acceptance.verdict import Acceptance, Sampling
 from kernels_pallas.acceptance.xla import masked_acceptance_xla
 from kernels_pallas.attention.arguments import check_attention
+from kernels_pallas.attention.cudnn import ragged_attention_cudnn
 from kernels_pallas.attention.mosaic_gpu import ragged_attention_mosaic_gpu
 from kernels_pallas.attention.triton import ragged_attention_triton
 from kernels_pallas.attention.xla import ragged_attention_xla
@@ -19,7 +20,7 @@ from kernels_pallas.targets import Target, current_target
 from kernels_pallas.tuning import acceptance_tiles, attention_tiles
 
 Form = Literal["pad", "split", "ragged"]
-Implementation = Literal["mosaic_gpu", "triton", "xla"]
+Implementation = Literal["mosaic_gpu", "triton", "xla", "cudnn"]
 
 MAX_KERNEL_TOKENS = 33
 """Query tokens of a verification pass that the GPU kernels serve; more (prefill) are XLA's."""
@@ -63,7 +64,8 @@ def ragged_attention(
         window: Number of positions a query sees, itself included; None for all.
         scale: Factor on the scores; `H ** -0.5` where None.
         soft_cap: c, where a scaled score x becomes `c tanh(x / c)` before masking (Gemma 2); None for no cap.
-        implementation: `"mosaic_gpu"`, `"triton"` or `"xla"`; None takes the best that can.
+        implementation: `"mosaic_gpu"`, `"triton"`, `"xla"` or `"cudnn"`; None takes the best of the first three that
+            can.
         interpret: Run the kernel's interpreter, on any device; for tests.
         k_scale: `[B, K, S]` float32 scale per (head, token) of an int8 `k_cache`.
         v_scale: `[B, K, S]` float32 scale per (head, token) of an int8 `v_cache`.
@@ -110,6 +112,8 @@ def ragged_attention(
     def run(name: str) -> jax.Array:
         if name == "xla":
             return ragged_attention_xla(*arrays, is_cache_finite=is_cache_finite, **options)
+        if name == "cudnn":
+            return ragged_attention_cudnn(*arrays, is_cache_finite=is_cache_finite, interpret=interpret, **options)
         if num_tokens > MAX_KERNEL_TOKENS:
             raise NotImplementedError(f"the kernels serve at most {MAX_KERNEL_TOKENS} query tokens, not {num_tokens}")
         tiles = attention_tiles(

@@ -1,6 +1,7 @@
 """The attention part of a layer."""
 
-from typing import Any
+import contextlib
+import functools
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -73,8 +74,13 @@ class Attention(nn.Module):
         config = self.config
         num_queries = (positions < keys.shape[2]).sum(axis=1, dtype=jnp.int32)
         lengths = jnp.where(num_queries > 0, positions[:, 0], 0)
-        kernel: dict[str, Any] = {"implementation": "xla"} if config.attention == "xla" else {"form": config.attention}
-        return ops.ragged_attention(
-            queries, keys, values, lengths, num_queries=num_queries, window=self.window,
-            scale=config.attention_scale, soft_cap=config.attention_softcap, is_cache_finite=True, **kernel,
+        attend = functools.partial(
+            ops.ragged_attention, queries, keys, values, lengths, num_queries=num_queries, window=self.window,
+            scale=config.attention_scale, soft_cap=config.attention_softcap, is_cache_finite=True,
         )  # fmt: skip
+        if config.attention in ("pad", "split"):
+            return attend(form=config.attention)
+        if config.attention == "cudnn":
+            with contextlib.suppress(NotImplementedError):
+                return attend(implementation="cudnn")
+        return attend(implementation="xla" if config.attention == "xla" else None)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 FORMS = ("pad", "split", "ragged")
-IMPLEMENTATIONS = ("mosaic_gpu", "triton", "xla")
+IMPLEMENTATIONS = ("mosaic_gpu", "triton", "xla", "cudnn")
 
 
 def check_attention(

@@ -134,6 +134,27 @@ def test_xla_equals_reference(name):
     check(SPEC_BY_NAME[name].reduced(), implementation="xla")
 
 
+@pytest.mark.parametrize("name", ["smollm2_135m_f32", "qwen2_7b", "phi2_f32"])
+def test_cudnn_merge_equals_reference(name):
+    """With XLA in cuDNN's place, which this machine lacks: rows with no prefix and rows with few queries included."""
+    spec = SPEC_BY_NAME[name].reduced()
+    arguments = attention_arguments(spec)
+    out = ragged_attention(**arguments, implementation="cudnn", interpret=True, is_cache_finite=True)
+    expected = reference.ragged_attention(**arguments)
+    # The two parts are rounded before they are merged.
+    np.testing.assert_allclose(out.astype(jnp.float32), expected, atol=1e-5 if out.dtype == jnp.float32 else 0.03)
+
+
+@pytest.mark.parametrize(
+    "name, changes",
+    [("smollm2_135m_f32", {}), ("mistral_7b", {}), ("llama3_8b_int8", {}), ("qwen2_7b", {"soft_cap": 9.0})],
+)
+def test_cudnn_says_what_it_cannot(name, changes):
+    spec = dataclasses.replace(SPEC_BY_NAME[name].reduced(), **changes)
+    with pytest.raises(NotImplementedError, match="cuDNN"):
+        ragged_attention(**attention_arguments(spec), **spec.options, implementation="cudnn", is_cache_finite=True)
+
+
 @pytest.mark.parametrize("num_tokens", [64, 256])
 def test_prefill_chunk_falls_through_to_xla(num_tokens):
     spec = AttentionSpec("prefill", 2, num_tokens, 4, 2, 32, 300, "float32")
