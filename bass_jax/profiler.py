@@ -164,23 +164,25 @@ def _draft_seconds(pair: Pair, spec: SpecConfig, state: SpecState) -> tuple[floa
     """Times of a round of one draft, of a further draft, and of a pass that catches up."""
     is_sampled = spec.acceptance != "greedy"
     num_rows, many = len(state.lengths), 4
-    adjuster = Adjuster(state.controls.adjustments, state.prompt_lengths, state.stop_tokens)
     keys = jax.jit(step_draft_keys, static_argnums=2)(state.keys, state.num_steps, many)
 
-    def propose(pair, drafter_state, context):
+    def propose(pair, drafter_state, rows, wanted, keys):
+        tokens, lengths, controls, prompt_lengths, stop_tokens = rows
+        adjuster = Adjuster(controls.adjustments, prompt_lengths, stop_tokens)
+        context = DraftContext(tokens, lengths, wanted, controls, keys, adjuster)
         return pair.drafter.propose(drafter_state, context, many, is_sampled=is_sampled)
 
     def seconds(num_wanted: int, num_behind: int = 0) -> float:
         wanted = jnp.full(num_rows, num_wanted, jnp.int32)
-        context = DraftContext(state.tokens, state.lengths, wanted, state.controls, keys, adjuster)
-        execute = EXECUTABLES.get(propose, pair, state.drafter, context, donate_argnums=(1,))
+        rows = (state.tokens, state.lengths, state.controls, state.prompt_lengths, state.stop_tokens)
+        execute = EXECUTABLES.get(propose, pair, state.drafter, rows, wanted, keys, donate_argnums=(1,))
 
         def once() -> float:
             nonlocal state
             drafter_state = pair.drafter.commit(state.drafter, state.lengths - num_behind)
             jax.block_until_ready(drafter_state)
             start = time.perf_counter()
-            proposal, drafter_state = execute(pair, drafter_state, context)
+            proposal, drafter_state = execute(pair, drafter_state, rows, wanted, keys)
             jax.block_until_ready(proposal)
             seconds = time.perf_counter() - start
             state = state._replace(drafter=drafter_state)

@@ -22,7 +22,7 @@ def plot_profile(profile: Profile, path: Path) -> None:
     widths, context = np.asarray(table.widths), float(np.asarray(table.contexts)[0])
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     times, accepted = figure.subplots(1, 2)
-    line = np.linspace(1, widths[-1], 50)
+    line = jnp.linspace(1, float(widths[-1]), 50)
     for i, batch in enumerate(np.asarray(table.batches)):
         color = f"C{i}"
         times.plot(widths, 1e3 * np.asarray(table.target)[i, :, 0], "o", color=color, label=f"batch {batch:.0f}")

@@ -1,8 +1,9 @@
 """Acceptance models: how many tokens a step emits in expectation."""
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike
 
 from bass_jax.typing import Array
 
@@ -41,7 +42,7 @@ def lockstep_block_efficiency(rate: float, draft_len: int, num_rows: int) -> flo
     return geometric_block_efficiency(rate**num_rows, draft_len)
 
 
-def fit_power_law(rates: ArrayLike) -> tuple[float, float]:
+def fit_power_law(rates: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """Fits ``l(s) = c s^gamma`` to the mean accepted drafts of ``s = 1 … P``, by least squares of the logarithms.
 
     Args:

@@ -3,11 +3,12 @@
 from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
+import numpy as np
 
 from bass_jax.config import DRAFT_LEN_BUCKETS
 from bass_jax.typing import Array
 
-type Number = Array | float | int
+type Number = Array | np.ndarray | np.generic | float | int
 """A scalar, or an array that broadcasts with the others."""
 
 

@@ -1,0 +1,237 @@
+r"""Draft-length policies against fixed lengths and regular decoding, over the batch, and the simulator beside them.
+
+    python benchmarks/policies.py --file HumanEval.jsonl.gz \
+        --template 'Complete the following Python function:\n```python\n{prompt}```' --output docs/measurements/policies
+
+First the pair is profiled on half of the prompts (costs and acceptance); then, greedily, batches of the other half are
+decoded by every way in turn, `--repeats` times: all ways of a cell share its minutes. A survey of the same prompts is
+simulated with the profile's costs, and its tokens per target pass and seconds are held against what was measured.
+Compilation and prefill are outside the times. Writes OUTPUT.json after every cell, then OUTPUT.md and OUTPUT.png; about
+a quarter of an hour on two cores.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import bass_jax as bass
+from bass_jax import policies
+from bass_jax.commands.prompts import read_prompts
+from bass_jax.generate import Run, begin_trace
+from bass_jax.policies.pacer import Pacer
+from bass_jax.profiler import measure_profile
+from bass_jax.replay import make_replay
+from bass_jax.simulator import compose, regret, simulate
+from bass_jax.state import prefill
+from bass_jax.traces import TraceWriter, read_trace
+
+LENGTHS = (0, 1, 2, 4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", default="checkpoints/quickstart")
+    parser.add_argument("--file", type=Path, required=True, help="JSONL with the prompts")
+    parser.add_argument("--field", default="prompt")
+    parser.add_argument("--template", default="{prompt}")
+    parser.add_argument("--batches", default="1,2,4,8,16")
+    parser.add_argument("--num-prompts", type=int, default=16, help="decoded per batch size")
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--small-prompts", type=int, default=6, help="prompts of the cells of batch 1 and 2")
+    parser.add_argument("--output", type=Path, default=Path("policies"))
+    options = parser.parse_args()
+
+    prompts = read_prompts((), options.file, options.field, options.template.replace("\\n", "\n"))
+    pair, tokenizer = bass.load_pair(options.pair)
+    encoded = [tokenizer.encode_chat(prompt) for prompt in prompts]
+    # One capacity bucket for all: what was profiled is what runs.
+    room = 256 - options.max_new_tokens
+    encoded = [row for row in encoded if 256 - 2 * options.max_new_tokens < len(row) <= room]
+    decoded, profiled = encoded[: options.num_prompts], encoded[options.num_prompts : options.num_prompts + 8]
+    if len(profiled) < 8:
+        raise SystemExit(f"--file has {len(encoded)} prompts of fitting length: expected {options.num_prompts + 8}")
+    batches = [int(batch) for batch in options.batches.split(",")]
+
+    start = time.perf_counter()
+    profile = measure_profile(
+        pair, profiled, bass.SpecConfig(8), name=options.pair, max_new_tokens=64, batches=batches,
+        draft_lens=LENGTHS, contexts=(216,), on_cell=lambda cell: print(f"profile: {cell}", flush=True),
+    )  # fmt: skip
+    profile.write(options.output.with_suffix(".profile.json"))
+    replay, survey_seconds = survey(options, pair, decoded)
+    ways = {
+        "regular": policies.fixed(0),
+        **{f"fixed {length}": policies.fixed(length) for length in LENGTHS[1:]},
+        # Above 4 this pair's drafts are seldom accepted: the limit spares compiling five buckets.
+        "bass_heuristic": policies.bass_heuristic(start=4, limit=4),
+        "batch_table": policies.batch_table(profile=profile, lengths=LENGTHS),
+        "goodput": policies.goodput(profile=profile, lengths=LENGTHS),
+        "bandit": policies.bandit(lengths=LENGTHS),
+    }
+    record = {
+        "date": datetime.date.today().isoformat(), "jax": jax.__version__, "device": jax.devices()[0].device_kind,
+        "machine": platform.machine(), "num_cores": os.cpu_count(), "max_new_tokens": options.max_new_tokens,
+        "num_prompts": len(decoded), "fit_errors": profile.fit_errors(), "rates": profile.rates,
+        "profile_seconds": time.perf_counter() - start - survey_seconds, "survey_seconds": survey_seconds, "cells": [],
+    }  # fmt: skip
+    for batch in batches:
+        rows = decoded[: max(batch, options.small_prompts if batch <= 2 else options.num_prompts)]
+        record["cells"] += measure(options, pair, ways, rows, batch, replay, profile)
+        options.output.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+        print(json.dumps(record["cells"][-len(ways) :]), flush=True)
+    record["seconds"] = time.perf_counter() - start
+    options.output.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    options.output.with_suffix(".md").write_text(tables(record))
+    plot(record, options.output.with_suffix(".png"))
+    print(tables(record))
+
+
+def survey(options, pair, rows):
+    """Records every position of the decoded texts once, as one batch."""
+    path = options.output.with_suffix(".trace.jsonl")
+    path.unlink(missing_ok=True)
+    start = time.perf_counter()
+    run = Run(
+        pair, rows, bass.SpecConfig(8, record_drafts=True), max_new_tokens=options.max_new_tokens, step="survey"
+    )  # fmt: skip
+    with TraceWriter(path) as trace:
+        begin_trace(trace, run)
+        for info in run:
+            trace.step(info, run.step_seconds[-1], len(rows))
+        trace.end()
+    return make_replay(read_trace(path)), time.perf_counter() - start
+
+
+def measure(options, pair, ways, rows, batch, replay, profile) -> list[dict]:
+    """One cell per way: medians over the repeats, the ways in turn, and each simulated."""
+    seconds = {name: [] for name in ways}
+    runs = {name: [] for name in ways}
+    texts: dict[str, list] = {name: [] for name in ways}
+    for repeat in range(-1, options.repeats):  # the first compiles, and warms
+        for name, policy in ways.items():
+            total = 0.0
+            for start in range(0, len(rows), batch):
+                if repeat < 0 and start:
+                    break
+                run = bass.generate(
+                    pair, rows[start : start + batch], bass.SpecConfig(4), policy=policy,
+                    max_new_tokens=options.max_new_tokens,
+                )  # fmt: skip
+                total += run.timings.decode
+                if repeat == 0:
+                    runs[name].append(run)
+                    texts[name] += [row.tolist() for row in run.tokens]
+            if repeat >= 0:
+                seconds[name].append(total)
+    update = update_seconds(pair, ways["goodput"], rows[:batch])
+    batches = compose(len(rows), batch)
+    simulated = {name: simulate(replay, policy, profile.table, batches) for name, policy in ways.items()}
+    oracle = regret(replay, {}, profile.table, batches, range(9))["oracle"][0]
+    cells = []
+    for name in ways:
+        median = statistics.median(seconds[name])
+        num_emitted = sum(run.summary.num_emitted for run in runs[name])
+        num_passes = sum(run.summary.num_row_steps for run in runs[name])
+        one = simulated[name]
+        lengths = np.concatenate([[int(info.num_drafted.max()) for info in run.infos] for run in runs[name]])
+        cells.append({
+            "batch": batch, "way": name, "tokens_per_s": round(num_emitted / median, 2),
+            "ratios_to_regular": [round(a / b, 3) for a, b in zip(seconds["regular"], seconds[name], strict=True)],
+            "tokens_per_pass": round(num_emitted / num_passes, 4), "mean_draft_len": round(float(lengths.mean()), 3),
+            "seconds": round(median, 4), "simulated_seconds": round(float(one.seconds.sum()), 4),
+            "simulated_tokens_per_pass": round(one.block_efficiency, 4),
+            "is_identical": texts[name] == texts["regular"],
+            "oracle_seconds": round(float(oracle.seconds.sum()), 4),
+            "update_share": round(update / (median / sum(len(run.infos) for run in runs[name])), 5),
+        })  # fmt: skip
+    return cells
+
+
+def update_seconds(pair, policy, rows) -> float:
+    """Median time of a policy's update by itself, dispatched and waited for."""
+    state = prefill(pair, rows, bass.SpecConfig(4), max_new_tokens=8)
+    pacer, found = Pacer(policy, state), []
+    info = bass.StepInfo(*([None] * len(bass.StepInfo._fields)))._replace(
+        is_active=~state.done, num_drafted=state.draft_lens, num_accepted=state.draft_lens // 2,
+        num_emitted=state.draft_lens // 2 + 1,
+    )  # fmt: skip
+    for _ in range(200):
+        start = time.perf_counter()
+        pacer.update(state, info, 0.02)
+        jax.block_until_ready(pacer.num_wanted)
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
+
+
+def tables(record) -> str:
+    """Markdown: speed-ups, then the simulator against the runs, then the verdicts."""
+    cells = record["cells"]
+    batches = sorted({cell["batch"] for cell in cells})
+    ways = list(dict.fromkeys(cell["way"] for cell in cells))
+    by = {(cell["batch"], cell["way"]): cell for cell in cells}
+
+    def ratio(batch, way):
+        return statistics.median(by[batch, way]["ratios_to_regular"])
+
+    lines = ["| batch | " + " | ".join(ways) + " |", "|---" * (len(ways) + 1) + "|"]
+    for batch in batches:
+        row = [f"{ratio(batch, way):.2f}x ({min(by[batch, way]['ratios_to_regular']):.2f}-"
+               f"{max(by[batch, way]['ratios_to_regular']):.2f})" for way in ways]  # fmt: skip
+        lines.append(f"| {batch} | " + " | ".join(row) + " |")
+    lines += [
+        "",
+        "| batch | way | tokens per pass, run | simulated | seconds, run | simulated | error |",
+        "|---" * 7 + "|",
+    ]
+    for cell in cells:
+        error = cell["simulated_seconds"] / cell["seconds"] - 1
+        lines.append(
+            f"| {cell['batch']} | {cell['way']} | {cell['tokens_per_pass']:.3f} | "
+            f"{cell['simulated_tokens_per_pass']:.3f} | {cell['seconds']:.2f} | {cell['simulated_seconds']:.2f} | "
+            f"{error:+.1%} |"
+        )
+    fixed = [way for way in ways if way == "regular" or way.startswith("fixed")]
+    worst = min(ratio(batch, "goodput") / max(ratio(batch, way) for way in fixed) for batch in batches)
+    against = statistics.mean(ratio(batch, "goodput") / ratio(batch, "bass_heuristic") for batch in batches)
+    errors = [abs(cell["simulated_seconds"] / cell["seconds"] - 1) for cell in cells]
+    counts = [abs(cell["simulated_tokens_per_pass"] / cell["tokens_per_pass"] - 1) for cell in cells]
+    lines += [
+        "",
+        f"* goodput against the best of no drafts and fixed lengths, worst batch: {worst:.3f}x",
+        f"* goodput against bass_heuristic, mean over batches: {against:.3f}x",
+        f"* simulated seconds: mean error {statistics.mean(errors):.1%}, largest {max(errors):.1%}",
+        f"* simulated tokens per target pass: largest error {max(counts):.2%}",
+        f"* goodput's update: at most {max(cell['update_share'] for cell in cells):.2%} of a mean step",
+        f"* all tokens those of regular decoding: {all(cell['is_identical'] for cell in cells)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def plot(record, path: Path) -> None:
+    """Speed-up over the batch, a line per way."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for way in dict.fromkeys(cell["way"] for cell in record["cells"]):
+        mine = [cell for cell in record["cells"] if cell["way"] == way]
+        speed = [statistics.median(cell["ratios_to_regular"]) for cell in mine]
+        style = "-o" if way in ("goodput", "bass_heuristic") else "--."
+        axes.plot([cell["batch"] for cell in mine], speed, style, label=way)
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="batch", ylabel="tokens/s over regular decoding", title=f"{record['device']}, {record['date']}")
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
