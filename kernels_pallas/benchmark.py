@@ -1,8 +1,8 @@
 """Times both ops on the device at hand: `python -m kernels_pallas.benchmark`.
 
-A table for people, one JSON line last. Attention: over batch, new tokens, capacity and spread of the lengths, each
-implementation and form against XLA and cuDNN. Acceptance: each implementation against one reading of the logits.
-Every result is compared with XLA's before it is timed.
+A table for people, one JSON line last. Attention: over batch, new tokens, capacity and spread of the lengths, then
+every named spec, each implementation and form against XLA and cuDNN. Acceptance: each implementation against one
+reading of the logits. Every result is compared with XLA's before it is timed.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from kernels_pallas.arg_specs import (
     SPREADS,
     AcceptanceSpec,
     AttentionSpec,
+    LengthSpread,
     acceptance_arguments,
     attention_arguments,
 )
@@ -47,13 +48,23 @@ def attention_grid(is_smoke: bool) -> list[AttentionSpec]:
     return list(dict.fromkeys(grid))
 
 
-def attention_runners(spec: AttentionSpec, is_smoke: bool) -> dict[str, Callable[[dict], jax.Array]]:
-    """Jitted functions of `attention_arguments` by name; `xla` first, which the others are compared with."""
+@functools.cache
+def attention_runners(spec: AttentionSpec, is_smoke: bool) -> dict[str, Callable[..., jax.Array]]:
+    """Jitted functions of `attention_arguments` by name; `xla` first, `cudnn` next: what the others are held to.
 
-    def ours(arguments, **options):
+    cuDNN takes the transposed caches besides, so that its layout costs it nothing; a smoke run has XLA in its place.
+    """
+
+    def ours(arguments, *_, **options):
         return ragged_attention(**arguments, **spec.options, interpret=is_smoke, **options)
 
-    runners = {"xla": functools.partial(ours, implementation="xla")}
+    def cudnn(arguments, k_cache, v_cache):
+        if spec.is_quantized or any(value is not None for value in spec.options.values()):
+            raise NotImplementedError("cuDNN's prefix is taken without a window, a soft cap or an INT8 cache")
+        implementation = "xla" if is_smoke else "cudnn"
+        return prefix_and_merge(arguments["q"], k_cache, v_cache, arguments["lengths"], implementation=implementation)
+
+    runners: dict[str, Callable] = {"xla": functools.partial(ours, implementation="xla"), "cudnn": cudnn}
     for implementation in ("triton",) if is_smoke else ("triton", "mosaic_gpu"):
         for form in ("ragged", "pad", "split"):
             runners[f"{implementation} {form}"] = functools.partial(ours, implementation=implementation, form=form)
@@ -64,23 +75,25 @@ def time_attention(spec: AttentionSpec, lengths: np.ndarray, bandwidth: float, i
     """One record per implementation and form that can run `spec`, all queries real."""
     arguments = attention_arguments(spec, lengths=lengths)
     del arguments["num_queries"]
-    runners = attention_runners(spec, is_smoke)
-    operands: dict[str, tuple] = dict.fromkeys(runners, (arguments,))
-    if not is_smoke:
-        transposed = [jnp.swapaxes(arguments[name], 1, 2) for name in ("k_cache", "v_cache")]
-        runners["cudnn"] = jax.jit(prefix_and_merge)
-        operands["cudnn"] = (arguments["q"], *transposed, jnp.maximum(arguments["lengths"], 1))
-    expected = np.asarray(runners["xla"](arguments), np.float32)
+    operands = (arguments, *(jnp.swapaxes(arguments[name], 1, 2) for name in ("k_cache", "v_cache")))
+    expected, baselines_us = None, {}
     num_bytes = spec.cache_bytes(lengths)
-    for name, runner in runners.items():
+    for name, runner in attention_runners(spec, is_smoke).items():
         try:
-            out = np.asarray(runner(*operands[name]), np.float32)
-        except NotImplementedError:
+            out = np.asarray(runner(*operands), np.float32)
+        # jax says with a RuntimeError that cuDNN is not there or has no plan for these shapes.
+        except (NotImplementedError, RuntimeError) as error:
+            if name != "cudnn" and not isinstance(error, NotImplementedError):
+                raise
             continue
-        timing = measure(runner, *operands[name], **({"num_calls": 1, "num_repeats": 2} if is_smoke else {}))
+        expected = out if expected is None else expected
+        timing = measure(runner, *operands, **({"num_calls": 1, "num_repeats": 2} if is_smoke else {}))
+        if name in ("xla", "cudnn"):
+            baselines_us[name] = timing.median_us
         yield {
             "op": "ragged_attention",
             "name": name,
+            "spec": spec.name,
             "batch": spec.batch,
             "num_tokens": spec.num_tokens,
             "capacity": spec.capacity,
@@ -91,6 +104,7 @@ def time_attention(spec: AttentionSpec, lengths: np.ndarray, bandwidth: float, i
             "bytes": num_bytes,
             "copy_share": num_bytes / (timing.median_us * 1e-6) / bandwidth,
             "error": float(np.abs(out - expected).max()),
+            **{f"speedup_over_{baseline}": us / timing.median_us for baseline, us in baselines_us.items()},
         }
 
 
@@ -102,6 +116,14 @@ def sweep_attention(bandwidth: float, is_smoke: bool) -> Iterator[dict]:
             lengths = spread.lengths(spec.batch, spec.capacity // 4, longest)
             for record in time_attention(spec, lengths, bandwidth, is_smoke):
                 yield {**record, "lengths": spread.name}
+
+
+def sweep_specs(bandwidth: float, is_smoke: bool) -> Iterator[dict]:
+    """Every named spec, with lengths spread evenly."""
+    for spec in () if is_smoke else ATTENTION_SPECS:
+        lengths = LengthSpread("uniform").lengths(spec.batch, spec.capacity // 4, spec.capacity - spec.num_tokens)
+        for record in time_attention(spec, lengths, bandwidth, is_smoke):
+            yield {**record, "lengths": "uniform"}
 
 
 def sweep_crossover(bandwidth: float, is_smoke: bool) -> Iterator[dict]:
@@ -128,7 +150,7 @@ def sweep_acceptance(is_smoke: bool) -> Iterator[dict]:
             dtypes = (jnp.float32, jnp.int32, jnp.float32, jnp.float32)
             rows = (jnp.full((spec.batch,), value, dtype) for value, dtype in zip(values, dtypes, strict=True))
             arguments["sampling"] = Sampling(*rows)
-            expected = None
+            expected, xla_us = None, 0.0
             for implementation in ("xla", "triton") if is_smoke else ("xla", "triton", "mosaic_gpu"):
                 run = jax.jit(functools.partial(masked_acceptance, implementation=implementation, interpret=is_smoke))
                 call = jax.jit(lambda arguments, run=run: run(**arguments))
@@ -138,6 +160,7 @@ def sweep_acceptance(is_smoke: bool) -> Iterator[dict]:
                     continue
                 expected = tokens if expected is None else expected
                 timing = measure(call, arguments, **options)
+                xla_us = xla_us or timing.median_us
                 yield {
                     "op": "masked_acceptance",
                     "name": implementation,
@@ -146,6 +169,7 @@ def sweep_acceptance(is_smoke: bool) -> Iterator[dict]:
                     "median_us": timing.median_us,
                     "spread_us": timing.spread_us,
                     "over_one_reading": timing.median_us / read.median_us,
+                    "speedup_over_xla": xla_us / timing.median_us,
                     "same_tokens": bool((tokens == expected).all()),
                 }
 
@@ -154,14 +178,18 @@ def row_of(record: dict) -> str:
     """A record as a line of the table."""
     if record["op"] == "masked_acceptance":
         what = f"{record['spec']} {record['sampling']}"
-        rest = f"{record['over_one_reading']:6.2f} readings  same tokens {record['same_tokens']}"
+        rest = (
+            f"{record['over_one_reading']:6.2f} readings  {record['speedup_over_xla']:6.2f}x xla  "
+            f"same tokens {record['same_tokens']}"
+        )
     else:
-        what = f"B{record['batch']} T{record['num_tokens']} S{record['capacity']} {record['lengths']}"
+        what = f"{record['spec']} B{record['batch']} T{record['num_tokens']} S{record['capacity']} {record['lengths']}"
         rest = (
             f"{record['bytes'] / 1e6:9.1f} MB  {record['copy_share']:5.1%} of copy  "
-            f"{record['speedup_over_xla']:6.2f}x xla  error {record['error']:.1e}"
+            f"{record['speedup_over_xla']:6.2f}x xla  {record.get('speedup_over_cudnn', float('nan')):6.2f}x cudnn  "
+            f"error {record['error']:.1e}"
         )
-    return f"{what:32} {record['name']:18} {record['median_us']:10.1f} +- {record['spread_us']:<8.1f} us  {rest}"
+    return f"{what:44} {record['name']:18} {record['median_us']:10.1f} +- {record['spread_us']:<8.1f} us  {rest}"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -176,17 +204,16 @@ def main(argv: list[str] | None = None) -> None:
 
     bandwidth = copy_bandwidth(1 << 20 if arguments.smoke else 1 << 30)
     print(f"{target.device_kind}, jax {jax.__version__}, copy bandwidth {bandwidth / 1e12:.3f} TB/s")
-    records, xla_us = [], 0.0
+    records = []
     sweeps = (
         sweep_attention(bandwidth, arguments.smoke),
+        sweep_specs(bandwidth, arguments.smoke),
         sweep_crossover(bandwidth, arguments.smoke),
         sweep_acceptance(arguments.smoke),
     )
     for record in (record for sweep in sweeps for record in sweep):
-        # XLA comes first of each shape.
-        xla_us = record["median_us"] if record["name"] == "xla" else xla_us
-        records.append({**record, "speedup_over_xla": xla_us / record["median_us"]})
-        print(row_of(records[-1]), flush=True)
+        records.append(record)
+        print(row_of(record), flush=True)
     if arguments.plot:
         from kernels_pallas.benchmark_plot import plot_crossover
 

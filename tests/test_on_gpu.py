@@ -8,6 +8,7 @@ import pytest
 
 import bass_jax as bass
 from bass_jax.drafters import ModelDrafter, NgramDrafter
+from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS, compile_with_thunks, is_one_graph
 
 pytestmark = pytest.mark.gpu
 
@@ -37,6 +38,21 @@ def test_greedy_speculation_is_regular_decoding(attention, drafter):
         ]
     for speculated, decoded in zip(*(run.tokens for run in runs), strict=True):
         np.testing.assert_array_equal(speculated, decoded)
+
+
+def test_a_step_is_one_graph_that_replays():
+    """The compiled step itself, run until all rows are done; the driver records its graph once and replays it."""
+    with jax.default_matmul_precision("highest"):
+        made, spec = pair("ragged", "model"), bass.SpecConfig(draft_len=4, acceptance="greedy")
+        expected = bass.generate(made, PROMPTS, spec, max_new_tokens=32, step="decode")
+        state = bass.prefill(made, PROMPTS, spec, max_new_tokens=32)
+        step = jax.jit(lambda pair, state: bass.speculate_step(pair, state, spec), donate_argnums=1)
+        compiled, thunks = compile_with_thunks(step.lower(made, state), compiler_options=ONE_GRAPH_OPTIONS)
+    assert is_one_graph(thunks), thunks
+    while not state.done.all():
+        state, _ = compiled(made, state)
+    for row, tokens in enumerate(expected.tokens):
+        np.testing.assert_array_equal(bass.output_tokens(state, row), tokens)
 
 
 def test_the_device_loop_is_the_host_loop_twice():

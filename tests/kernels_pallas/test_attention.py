@@ -111,8 +111,7 @@ def test_triton_forms_equal_reference(name, form):
 
 
 @pytest.mark.parametrize("form", ["pad", "split", "ragged"])
-@pytest.mark.parametrize("num_splits, block_m", [(2, 16), (5, 64)])
-@pytest.mark.parametrize("name", ["phi2_f32", "mistral_7b"])
+@pytest.mark.parametrize("name, num_splits, block_m", [("phi2_f32", 2, 16), ("mistral_7b", 5, 64)])
 def test_splits_of_a_walk_merge(name, form, num_splits, block_m):
     """Several programs share a row, some of them with nothing to walk; several tiles share a kv head."""
     spec = SPEC_BY_NAME[name].reduced()
@@ -134,7 +133,7 @@ def test_xla_equals_reference(name):
     check(SPEC_BY_NAME[name].reduced(), implementation="xla")
 
 
-@pytest.mark.parametrize("name", ["smollm2_135m_f32", "qwen2_7b", "phi2_f32"])
+@pytest.mark.parametrize("name", ["smollm2_135m_f32", "qwen2_7b"])
 def test_cudnn_merge_equals_reference(name):
     """With XLA in cuDNN's place, which this machine lacks: rows with no prefix and rows with few queries included."""
     spec = SPEC_BY_NAME[name].reduced()
@@ -232,9 +231,10 @@ def test_equals_a_numpy_loop(implementation):
     np.testing.assert_allclose(out, expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("implementation", ["triton", "xla"])
+@pytest.mark.parametrize("implementation", ["mosaic_gpu", "triton", "xla"])
 def test_runs_under_jit_in_a_while_loop(implementation):
-    spec = AttentionSpec("loop", 2, 2, 4, 2, 32, 48, "float32")
+    dtype = "bfloat16" if implementation == "mosaic_gpu" else "float32"
+    spec = AttentionSpec("loop", 2, 2, 4, 2, 64, 64, dtype)
     arguments = attention_arguments(spec, lengths=np.array([0, 5], np.int32))
     del arguments["num_queries"]
 
@@ -243,15 +243,15 @@ def test_runs_under_jit_in_a_while_loop(implementation):
         def body(carry):
             step, lengths, total = carry
             out = ragged_attention(**arguments | {"lengths": lengths}, implementation=implementation, interpret=True)
-            return step + 1, lengths + 2, total + out
+            return step + 1, lengths + 2, total + out.astype(jnp.float32)
 
-        start = (0, arguments["lengths"], jnp.zeros_like(arguments["q"]))
+        start = (0, arguments["lengths"], jnp.zeros(arguments["q"].shape))
         return jax.lax.while_loop(lambda carry: carry[0] < 3, body, start)[2]
 
     expected = sum(
         reference.ragged_attention(**arguments | {"lengths": arguments["lengths"] + 2 * step}) for step in range(3)
     )
-    assert_close(run(arguments), expected)
+    assert_close(run(arguments).astype(dtype), expected)
 
 
 def test_quantize_kv_rounds_to_half_a_step():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kernels_pallas import benchmark, reference
-from kernels_pallas.arg_specs import SPREADS, AttentionSpec, LengthSpread, attention_arguments
+from kernels_pallas.arg_specs import ATTENTION_SPECS, SPREADS, AttentionSpec, LengthSpread, attention_arguments
 from kernels_pallas.attention.cudnn import prefix_and_merge
 from kernels_pallas.benchmark_plot import plot_crossover
 
@@ -19,9 +19,10 @@ def test_smoke_run_prints_a_table_and_one_json_line(capsys, monkeypatch):
     result = json.loads(last)
     assert result["is_smoke"] and len(table) == 1 + len(result["records"])
     names = {record["name"] for record in result["records"]}
-    assert names == {"xla", "triton ragged", "triton pad", "triton split", "triton"}
+    assert names == {"xla", "cudnn", "triton ragged", "triton pad", "triton split", "triton"}
     for record in result["records"]:
-        assert record["median_us"] > 0
+        assert record["median_us"] > 0 and record["speedup_over_xla"] > 0
+        assert record["op"] == "masked_acceptance" or record["name"] == "xla" or record["speedup_over_cudnn"] > 0
         assert record.get("error", 0.0) < 1e-5
         assert record.get("same_tokens", True)
     assert {record["lengths"] for record in result["records"] if "lengths" in record} == {
@@ -36,6 +37,23 @@ def test_needs_a_gpu_or_smoke(capsys):
     with pytest.raises(SystemExit):
         benchmark.main([])
     assert "--smoke" in capsys.readouterr().err
+
+
+def test_every_spec_is_timed_with_what_can(monkeypatch):
+    """CuDNN leaves out a window; on a GPU the named specs follow the sweep."""
+    specs = [spec.reduced() for spec in ATTENTION_SPECS if spec.name in ("smollm2_135m_f32", "mistral_7b")]
+    monkeypatch.setattr(benchmark, "ATTENTION_SPECS", specs)
+    monkeypatch.setattr(benchmark, "time_attention", fake_timing)
+    records = list(benchmark.sweep_specs(1.0, is_smoke=False))
+    assert [record["spec"] for record in records] == [spec.name for spec in specs]
+    runners = benchmark.attention_runners(specs[1], is_smoke=True)
+    with pytest.raises(NotImplementedError, match="without a window"):
+        runners["cudnn"](attention_arguments(specs[1]), None, None)
+
+
+def fake_timing(spec, lengths, bandwidth, is_smoke):
+    assert lengths.max() <= spec.capacity - spec.num_tokens
+    yield {"spec": spec.name}
 
 
 def test_spreads_have_one_mean():
