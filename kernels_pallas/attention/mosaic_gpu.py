@@ -6,7 +6,8 @@ multiplied. A head of 256 is served by two programs, each with all of K and half
 time.
 
 Float32 is left to Triton: wgmma rounds it to TF32, whose products are good to three digits and not to the 1e-5 that the
-op promises. So is an INT8 cache.
+op promises. Of an INT8 cache each block is widened to 16 bits in shared memory before it is multiplied; the scales go
+to the scores and to the weights.
 """
 
 # The dialect re-exports private names and its transforms look abstract to a static checker.
@@ -51,7 +52,7 @@ def ragged_attention_mosaic_gpu(
 
     Args:
         q: `[B, T, N, H]` queries.
-        k_cache: `[B, K, S, H]` keys in q's dtype.
+        k_cache: `[B, K, S, H]` keys in q's dtype, or int8 with `k_scale`.
         v_cache: `[B, K, S, H]` values, like `k_cache`.
         lengths: `[B]` int32 in `0 ... S`.
         num_queries: `[B]` int32 in `0 ... T`.
@@ -60,21 +61,19 @@ def ragged_attention_mosaic_gpu(
         scale: Factor on the scores.
         soft_cap: c, where a scaled score x becomes `c tanh(x / c)`, or None.
         tiles: Tile sizes; `block_m` is 64 and `num_warps` 4 here, whatever they say.
-        k_scale: None; the kernel reads no INT8 cache.
-        v_scale: None.
+        k_scale: `[B, K, S]` float32 scales of an int8 `k_cache`, or None.
+        v_scale: `[B, K, S]` float32 scales of an int8 `v_cache`, or None.
         interpret: Run in jax's interpreter.
 
     Returns:
         `[B, T, N, H]` in q's dtype; zero where `t >= num_queries[b]`.
 
     Raises:
-        NotImplementedError: A float32 or INT8 cache, a head size that is no multiple of 16 (of 128 above 128), or a
+        NotImplementedError: A float32 cache, a head size that is no multiple of 16 (of 128 above 128), or a
             capacity that is no multiple of a block.
     """
     batch, num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, capacity = k_cache.shape[1:3]
-    if k_scale is not None or v_scale is not None:
-        raise NotImplementedError("the Mosaic GPU kernel reads no INT8 cache")
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         raise NotImplementedError(f"the Mosaic GPU kernel needs bfloat16 or float16, not {q.dtype}")
     if head_dim % 16 or (head_dim > _MAX_COLUMNS and head_dim % _MAX_COLUMNS):
@@ -104,10 +103,18 @@ def ragged_attention_mosaic_gpu(
         soft_cap=soft_cap,
         tiles=tiles,
         tile_rows=tile_rows,
+        is_quantized=k_scale is not None,
     )
+    scales = () if k_scale is None else (k_scale, v_scale)
     columns = min(head_dim, _MAX_COLUMNS)
     num_parts = head_dim // columns
     transforms = _transforms(head_dim)
+    ring_transforms, staging = transforms, ()
+    if scales:
+        ring_transforms = ()
+        staging = tuple(
+            plgpu.SMEM((tiles.block_k, width), q.dtype, transforms=transforms) for width in (head_dim, columns)
+        )
 
     def launch(first_row: int, num_batch_rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Serves rows `first_row ... first_row + num_batch_rows - 1` of the batch in one launch."""
@@ -124,10 +131,11 @@ def ragged_attention_mosaic_gpu(
             scratch_types=(
                 plgpu.SMEM((_BLOCK_M, head_dim), q.dtype, transforms=transforms),
                 plgpu.SMEM((_BLOCK_M, tiles.block_k), q.dtype, transforms=transforms),
-                plgpu.SMEM((tiles.num_stages, tiles.block_k, head_dim), q.dtype, transforms=transforms),
-                plgpu.SMEM((tiles.num_stages, tiles.block_k, columns), q.dtype, transforms=transforms),
+                plgpu.SMEM((tiles.num_stages, tiles.block_k, head_dim), k_cache.dtype, transforms=ring_transforms),
+                plgpu.SMEM((tiles.num_stages, tiles.block_k, columns), v_cache.dtype, transforms=ring_transforms),
                 plgpu.SMEM((_BLOCK_M, columns), jnp.float32),
                 plgpu.SMEM((2, _BLOCK_M), jnp.float32),
+                *staging,
                 plgpu.Barrier(),
                 plgpu.Barrier(num_barriers=tiles.num_stages),
                 plgpu.Barrier(num_barriers=tiles.num_stages),
@@ -136,7 +144,7 @@ def ragged_attention_mosaic_gpu(
                 approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
             ),
             interpret=plgpu.InterpretGPUParams() if interpret else None,
-        )(lengths, total, walk_end, rows, k_cache, v_cache)
+        )(lengths, total, walk_end, rows, k_cache, v_cache, *scales)
 
     if form == "split":
         launches = [launch(row, 1) for row in range(batch)]
@@ -155,19 +163,7 @@ def _kernel(
     q_ref,
     k_ref,
     v_ref,
-    out_ref,
-    max_ref,
-    sum_ref,
-    q_smem,
-    weight_smem,
-    k_smem,
-    v_smem,
-    out_smem,
-    statistics_smem,
-    q_barrier,
-    k_barrier,
-    v_barrier,
-    *,
+    *refs,
     first_row,
     group,
     num_kv_heads,
@@ -176,8 +172,12 @@ def _kernel(
     soft_cap,
     tiles,
     tile_rows,
+    is_quantized,
 ):
     """One tile of one kv head of one row, one split of its walk."""
+    k_scale_ref, v_scale_ref, *refs = refs if is_quantized else (None, None, *refs)
+    out_ref, max_ref, sum_ref, q_smem, weight_smem, k_smem, v_smem, out_smem, statistics_smem, *refs = refs
+    *staging, q_barrier, k_barrier, v_barrier = refs
     block_k, num_stages, num_splits = tiles.block_k, tiles.num_stages, tiles.num_splits
     columns = out_smem.shape[1]
     num_parts = q_smem.shape[1] // columns
@@ -218,11 +218,24 @@ def _kernel(
         start = (lower + block) * block_k
         plgpu.barrier_wait(k_barrier.at[slot])
 
+        keys = k_smem.at[slot]
+        if is_quantized:
+            keys = staging[0]
+            keys[...] = k_smem[slot].astype(keys.dtype)
+            plgpu.commit_smem()
+
         def multiply_keys(scores_ref):
-            plgpu.wgmma(scores_ref, q_smem, k_smem.at[slot].transpose((1, 0)))
+            plgpu.wgmma(scores_ref, q_smem, keys.transpose((1, 0)))
             return scores_ref[...]
 
         scores = pl.run_scoped(multiply_keys, plgpu.ACC((_BLOCK_M, block_k), jnp.float32))
+
+        def of_position(scale_ref):
+            values = scale_ref[row, kv_head, pl.ds(start, block_k)]
+            return lax.broadcast_in_dim(values, (_BLOCK_M, block_k), [1])
+
+        if is_quantized:
+            scores *= of_position(k_scale_ref)
         scores = base_two_scores(scores, scale, soft_cap)
         query_row = lax.broadcasted_iota(jnp.int32, (_BLOCK_M, block_k), 0) + tile * _BLOCK_M
         position = lax.broadcasted_iota(jnp.int32, (_BLOCK_M, block_k), 1) + start
@@ -238,21 +251,29 @@ def _kernel(
         weights = jnp.exp2(scores - lax.broadcast_in_dim(new_max, scores.shape, [0]))
         row_sum = row_sum * decay + weights.sum(axis=1)
         accumulator = accumulator * lax.broadcast_in_dim(decay, accumulator.shape, [0])
+        if is_quantized:
+            weights *= jnp.where(position < total, of_position(v_scale_ref), 0.0)
         # Through shared memory, because jax's interpreter multiplies nothing that lies in registers.
         weight_smem[...] = weights.astype(weight_smem.dtype)
         plgpu.barrier_wait(v_barrier.at[slot])
 
-        @pl.when(start + block_k > total)
-        def _():
+        values_ref = v_smem.at[slot]
+        if is_quantized:
+            values_ref = staging[1]
+            values_ref[...] = v_smem[slot].astype(values_ref.dtype)
+
+        def drop_unwritten():
             # Bits past the row's end may be NaN, and 0 * NaN is NaN.
             is_written = lax.broadcasted_iota(jnp.int32, (block_k, columns), 0) + start < total
             values = v_smem[slot]
             v_smem[slot] = jnp.where(is_written, values, jnp.zeros_like(values))
 
+        if not is_quantized:
+            pl.when(start + block_k > total)(drop_unwritten)
         plgpu.commit_smem()
 
         def multiply_values(product_ref):
-            plgpu.wgmma(product_ref, weight_smem, v_smem.at[slot])
+            plgpu.wgmma(product_ref, weight_smem, values_ref)
             return product_ref[...]
 
         accumulator += pl.run_scoped(multiply_values, plgpu.ACC((_BLOCK_M, columns), jnp.float32))

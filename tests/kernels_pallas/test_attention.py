@@ -54,8 +54,11 @@ def test_triton_equals_reference(name):
     check(SPEC_BY_NAME[name].reduced(), implementation="triton", interpret=True)
 
 
-# Every head size, both 16-bit floats, a window, a cap, several tiles: wgmma takes no other type.
-MOSAIC_SPECS = ("smollm2_135m", "phi2", "phi3_mini", "llama3_8b_f16", "mistral_7b", "gemma2_2b", "llama3_8b_long_draft")
+# Every head size, both 16-bit floats, INT8, a window, a cap, several tiles: wgmma takes no float32.
+MOSAIC_SPECS = (
+    "smollm2_135m", "phi2", "phi3_mini", "llama3_8b_f16", "llama3_8b_int8", "mistral_7b", "gemma2_2b",
+    "llama3_8b_long_draft",
+)  # fmt: skip
 
 
 def blocks_of_64(spec):
@@ -92,7 +95,6 @@ def test_mosaic_gpu_caps_scores():
     "name, changes, message",
     [
         ("smollm2_135m_f32", {}, "bfloat16 or float16, not float32"),
-        ("llama3_8b_int8", {}, "no INT8 cache"),
         ("smollm2_135m", {"head_dim": 72}, "head size that 16 divides"),
         ("smollm2_135m", {"head_dim": 192}, "that 128 divides, not 192"),
         ("smollm2_135m", {"capacity": 100}, "capacity that 64 divides, not 100"),

@@ -15,7 +15,7 @@ from tests.gpu_compile import compile_for, lower_for, needs_gpu_compiler, thunks
 
 ATTENTION_BY_NAME = {spec.name: spec for spec in ATTENTION_SPECS}
 ACCEPTANCE_BY_NAME = {spec.name: spec for spec in ACCEPTANCE_SPECS}
-MOSAIC_SPECS = [spec.name for spec in ATTENTION_SPECS if spec.dtype != "float32" and not spec.is_quantized]
+MOSAIC_SPECS = [spec.name for spec in ATTENTION_SPECS if spec.dtype != "float32"]
 FORM_SPECS = ("phi2", "llama3_8b_int8")
 MEGABYTE = 1 << 20
 
