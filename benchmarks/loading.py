@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=2.0, help="of the checkpoint")
     parser.add_argument("--stored", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="to load as (default: as stored)")
+    parser.add_argument("--ours", action="store_true", help="convert to a checkpoint of ours, and load that")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -41,8 +42,13 @@ def main() -> None:
         print(json.dumps(load(options.load, options.dtype)))
         return
     with tempfile.TemporaryDirectory() as directory:
-        write_checkpoint(Path(directory), options.gigabytes, options.stored)
-        runs = [measure(directory, options.dtype) for _ in range(options.repeats)]
+        path = Path(directory) / "theirs"
+        write_checkpoint(path, options.gigabytes, options.stored)
+        if options.ours:
+            from bass_jax.checkpoint import convert
+
+            convert(path, path := Path(directory) / "ours")
+        runs = [measure(path, options.dtype) for _ in range(options.repeats)]
     table = Table(title=f"{runs[0]['file_bytes'] / 1e9:.2f} GB of {options.stored}, {options.repeats} processes")
     for name in (
         "GB/s (median)",
@@ -79,8 +85,9 @@ def write_checkpoint(directory: Path, gigabytes: float, stored: str) -> None:
     import ml_dtypes
     from safetensors.numpy import save_file
 
+    directory.mkdir()
     size = 4 if stored == "float32" else 2
-    width, mlp, vocab = (2048, 5504, 32000) if gigabytes > 1 else (768, 2048, 8000)
+    width, mlp, vocab = (2048, 5504, 32000) if gigabytes > 1 else (768, 2048, 16000)
     layer = 4 * width * width + 3 * width * mlp
     num_layers = max(1, round((gigabytes * 1e9 / size - 2 * vocab * width) / layer))
     shapes = {"model.embed_tokens.weight": (vocab, width), "lm_head.weight": (vocab, width)}
@@ -93,8 +100,10 @@ def write_checkpoint(directory: Path, gigabytes: float, stored: str) -> None:
         shapes |= {f"{at}.{name}_layernorm.weight": (width,) for name in ("input", "post_attention")}
     draw = np.random.default_rng(0)
     kind = np.float32 if stored == "float32" else ml_dtypes.bfloat16
-    block = draw.standard_normal(1 << 20, np.float32).astype(kind)
-    save_file({name: np.resize(block, shape) for name, shape in shapes.items()}, directory / "model.safetensors")
+    save_file(
+        {name: draw.standard_normal(shape, np.float32).astype(kind) for name, shape in shapes.items()},
+        directory / "model.safetensors",
+    )
     config = {
         "model_type": "llama", "vocab_size": vocab, "hidden_size": width, "num_hidden_layers": num_layers,
         "num_attention_heads": width // 64, "intermediate_size": mlp, "tie_word_embeddings": False,
@@ -102,10 +111,10 @@ def write_checkpoint(directory: Path, gigabytes: float, stored: str) -> None:
     (directory / "config.json").write_text(json.dumps(config))
 
 
-def measure(directory: str, dtype: str | None) -> dict[str, float]:
+def measure(directory: Path, dtype: str | None) -> dict[str, float]:
     """Loads in a new process."""
     arguments = [] if dtype is None else ["--dtype", dtype]
-    command = [sys.executable, __file__, "--load", directory, *arguments]
+    command = [sys.executable, __file__, "--load", str(directory), *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(result.stdout.splitlines()[-1])
 
@@ -113,6 +122,9 @@ def measure(directory: str, dtype: str | None) -> dict[str, float]:
 def load(directory: Path, dtype: str | None) -> dict[str, float]:
     """Loads and says how long it took and what it took."""
     import jax
+
+    import bass_jax.checkpoint.huggingface
+    import bass_jax.checkpoint.orbax  # noqa: F401 (what importing takes is not what loading takes)
 
     jax.block_until_ready(jax.numpy.zeros(8))  # The device is there before the clock starts.
     before, peak, is_done = anonymous_bytes(), [0], threading.Event()
@@ -134,7 +146,7 @@ def load(directory: Path, dtype: str | None) -> dict[str, float]:
         "seconds": seconds,
         "first_seconds": first_seconds,
         "cpu_seconds": cpu_seconds,
-        "file_bytes": (directory / "model.safetensors").stat().st_size,
+        "file_bytes": sum(file.stat().st_size for file in directory.rglob("*") if file.is_file()),
         "kept_bytes": sum(sizes),
         "largest_bytes": max(sizes),
         "excess_bytes": excess,
