@@ -1,14 +1,18 @@
 """Batched speculative decoding for JAX: pure, jitted, exact, replaceable in every part."""
 
-from bass_jax import drafters, policies
+from bass_jax import costmodel, drafters, policies
 from bass_jax.config import ModelConfig, SpecConfig
 from bass_jax.generate import Generation, generate, generate_on_device, stream
 from bass_jax.metrics import Summary, per_token_latency, summarize
 from bass_jax.models import Model, init_model
 from bass_jax.pair import Pair, load_pair, random_pair
+from bass_jax.replay import make_replay
 from bass_jax.sampling import AcceptanceRule, Law, Sampling, Verdict, register_rule
+from bass_jax.simulator import simulate
 from bass_jax.state import FinishReason, SpecState, StepInfo, output_tokens, prefill
 from bass_jax.step import decode_step, speculate_step
+from bass_jax.traces import TraceWriter, read_trace
+from bass_jax.utilisation import measure_utilisation
 from bass_jax.verify import LawReport, verify_lossless
 
 __version__ = "0.1.0"
@@ -27,19 +31,25 @@ __all__ = [
     "SpecState",
     "StepInfo",
     "Summary",
+    "TraceWriter",
     "Verdict",
+    "costmodel",
     "decode_step",
     "drafters",
     "generate",
     "generate_on_device",
     "init_model",
     "load_pair",
+    "make_replay",
+    "measure_utilisation",
     "output_tokens",
     "per_token_latency",
     "policies",
     "prefill",
     "random_pair",
+    "read_trace",
     "register_rule",
+    "simulate",
     "speculate_step",
     "stream",
     "summarize",

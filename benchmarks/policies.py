@@ -3,7 +3,7 @@ r"""Draft-length policies against fixed lengths and regular decoding, over the b
     python benchmarks/policies.py --file HumanEval.jsonl.gz \
         --template 'Complete the following Python function:\n```python\n{prompt}```' --output docs/measurements/policies
 
-First the pair is profiled on half of the prompts (costs and acceptance); then, greedily, batches of the other half are
+First the pair is profiled (costs, and acceptance on prompts of its own); then, greedily, batches of other prompts are
 decoded by every way in turn, `--repeats` times: all ways of a cell share its minutes. A survey of the same prompts is
 simulated with the profile's costs, and its tokens per target pass and seconds are held against what was measured.
 Compilation and prefill are outside the times. Writes OUTPUT.json after every cell, then OUTPUT.md and OUTPUT.png; about
@@ -34,6 +34,7 @@ from bass_jax.state import prefill
 from bass_jax.traces import TraceWriter, read_trace
 
 LENGTHS = (0, 1, 2, 4)
+"""What policies choose from; the profile knows 8 too, for those that grow."""
 
 
 def main() -> None:
@@ -43,10 +44,10 @@ def main() -> None:
     parser.add_argument("--field", default="prompt")
     parser.add_argument("--template", default="{prompt}")
     parser.add_argument("--batches", default="1,2,4,8,16")
-    parser.add_argument("--num-prompts", type=int, default=16, help="decoded per batch size")
-    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--num-prompts", type=int, default=16, help="of the largest batch; fewer for small ones")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--small-prompts", type=int, default=6, help="prompts of the cells of batch 1 and 2")
+    parser.add_argument("--bandit", action="store_true", help="measure it too; the simulator has no clock for it")
     parser.add_argument("--output", type=Path, default=Path("policies"))
     options = parser.parse_args()
 
@@ -64,18 +65,18 @@ def main() -> None:
     start = time.perf_counter()
     profile = measure_profile(
         pair, profiled, bass.SpecConfig(8), name=options.pair, max_new_tokens=64, batches=batches,
-        draft_lens=LENGTHS, contexts=(216,), on_cell=lambda cell: print(f"profile: {cell}", flush=True),
+        draft_lens=(*LENGTHS, 8), contexts=(216,), on_cell=lambda cell: print(f"profile: {cell}", flush=True),
     )  # fmt: skip
     profile.write(options.output.with_suffix(".profile.json"))
     replay, survey_seconds = survey(options, pair, decoded)
     ways = {
         "regular": policies.fixed(0),
         **{f"fixed {length}": policies.fixed(length) for length in LENGTHS[1:]},
-        # Above 4 this pair's drafts are seldom accepted: the limit spares compiling five buckets.
-        "bass_heuristic": policies.bass_heuristic(start=4, limit=4),
+        "bass_heuristic": policies.bass_heuristic(),
         "batch_table": policies.batch_table(profile=profile, lengths=LENGTHS),
         "goodput": policies.goodput(profile=profile, lengths=LENGTHS),
-        "bandit": policies.bandit(lengths=LENGTHS),
+        "confidence": policies.confidence(max_len=4),
+        **({"bandit": policies.bandit(lengths=LENGTHS)} if options.bandit else {}),
     }
     record = {
         "date": datetime.date.today().isoformat(), "jax": jax.__version__, "device": jax.devices()[0].device_kind,
@@ -84,7 +85,7 @@ def main() -> None:
         "profile_seconds": time.perf_counter() - start - survey_seconds, "survey_seconds": survey_seconds, "cells": [],
     }  # fmt: skip
     for batch in batches:
-        rows = decoded[: max(batch, options.small_prompts if batch <= 2 else options.num_prompts)]
+        rows = decoded[: min(max(2 * batch, 4), options.num_prompts)]
         record["cells"] += measure(options, pair, ways, rows, batch, replay, profile)
         options.output.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
         print(json.dumps(record["cells"][-len(ways) :]), flush=True)
@@ -124,7 +125,7 @@ def measure(options, pair, ways, rows, batch, replay, profile) -> list[dict]:
                     break
                 run = bass.generate(
                     pair, rows[start : start + batch], bass.SpecConfig(4), policy=policy,
-                    max_new_tokens=options.max_new_tokens,
+                    max_new_tokens=options.max_new_tokens, warm_up=False,
                 )  # fmt: skip
                 total += run.timings.decode
                 if repeat == 0:

@@ -8,7 +8,7 @@ import numpy as np
 from bass_jax.config import DRAFT_LEN_BUCKETS
 from bass_jax.typing import Array
 
-type Number = Array | np.ndarray | np.generic | float | int
+type Number = Array | np.ndarray | float | int
 """A scalar, or an array that broadcasts with the others."""
 
 

@@ -49,8 +49,13 @@ def decode(pair, sampling, **options):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", POLICIES)
+QUICK = {("fixed", 0.0), ("goodput that probes", 0.0), ("confidence", 1.0), ("bass_heuristic", 1.0), ("bandit", 1.0)}
+CASES = [(name, temperature) for name in POLICIES for temperature in (0.0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    "name, temperature", [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
+)
 def test_the_tokens_are_those_of_regular_decoding(pair, name, temperature):
     """Greedy, and by the shared-noise rule sampled: the very tokens."""
     sampling = bass.Sampling(temperature=temperature) if temperature else None

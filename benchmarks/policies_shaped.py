@@ -1,0 +1,100 @@
+"""Profile and policies of a pair of given shapes, with random weights and forced acceptance: needs no checkpoints.
+
+    python benchmarks/policies_shaped.py --target 7b --draft 1b --acceptance 0.8 --batches 1,2,4,8,16,32
+
+Speeds are real, texts are not: ``synthetic(…)`` decides what is accepted. Prints the measured times, the errors of both
+fits, and the speed-up of every policy over regular decoding in the same run; the last line is all of it as JSON.
+"""
+
+import argparse
+import json
+import statistics
+
+import jax
+import numpy as np
+
+import bass_jax as bass
+from bass_jax import policies
+from bass_jax.costmodel import Profile, pass_shape
+from bass_jax.drafters import ModelDrafter
+from bass_jax.profiler import measure_costs
+
+_LLAMA = {"vocab_size": 32000, "context": 8192, "dtype": "bfloat16"}
+SHAPES = {
+    "7b": bass.ModelConfig(
+        width=4096, num_layers=32, num_heads=32, num_kv_heads=32, head_dim=128, mlp_width=11008, is_tied=False, **_LLAMA
+    ),
+    "1b": bass.ModelConfig(
+        width=2048, num_layers=16, num_heads=32, num_kv_heads=8, head_dim=64, mlp_width=8192, **_LLAMA
+    ),
+    "tiny": bass.ModelConfig(
+        width=64, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=32, mlp_width=128, **{**_LLAMA, "vocab_size": 512}
+    ),
+}
+LENGTHS = (0, 1, 2, 3, 4, 6, 8)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="7b", choices=sorted(SHAPES))
+    parser.add_argument("--draft", default="1b", choices=sorted(SHAPES))
+    parser.add_argument("--acceptance", type=float, default=0.8)
+    parser.add_argument("--batches", default="1,2,4,8,16,32")
+    parser.add_argument("--context", type=int, default=472)
+    parser.add_argument("--max-new-tokens", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    target, draft = (
+        bass.init_model(SHAPES[name], jax.random.key(seed)) for seed, name in enumerate((options.target, options.draft))
+    )
+    pair = bass.Pair(target, ModelDrafter(draft, target.config.vocab_size))
+    batches = [int(batch) for batch in options.batches.split(",")]
+    spec = bass.SpecConfig(8, f"synthetic({options.acceptance})")
+    table = measure_costs(
+        pair, spec, batches=batches, draft_lens=LENGTHS, contexts=(options.context,),
+        on_cell=lambda cell: print(cell, flush=True),
+    )  # fmt: skip
+    rates = (options.acceptance,) * LENGTHS[-1]
+    profile = Profile({}, table, rates, pass_shape(target.config), pass_shape(draft.config))
+    print("milliseconds:", (1e3 * np.asarray(table.target)[:, :, 0]).round(2).tolist())
+    print("drafts, milliseconds:", (1e3 * np.asarray(table.next_draft)[:, 0]).round(3).tolist())
+    print("fit errors:", profile.fit_errors())
+    ways = {
+        "regular": policies.fixed(0),
+        **{f"fixed {length}": policies.fixed(length) for length in (2, 4, 8)},
+        "bass_heuristic": policies.bass_heuristic(limit=8),
+        "batch_table": policies.batch_table(profile=profile, lengths=LENGTHS),
+        "goodput": policies.goodput(profile=profile, lengths=LENGTHS),
+        "bandit": policies.bandit(lengths=LENGTHS),
+    }
+    cells = [cell for batch in batches for cell in measure(options, pair, spec, ways, batch)]
+    record = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "fit_errors": profile.fit_errors()}
+    print(json.dumps(record | vars(options) | {"cells": cells, "is_synthetic": True}))
+
+
+def measure(options, pair, spec, ways, batch) -> list[dict]:
+    """Medians of tokens/s, the ways in turn."""
+    random = np.random.default_rng(0)
+    prompts = random.integers(0, pair.target.config.vocab_size, (batch, options.context)).tolist()
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for repeat in range(-1, options.repeats):  # the first warms
+        for name, policy in ways.items():
+            run = bass.generate(
+                pair, prompts, spec, policy=policy, max_new_tokens=options.max_new_tokens, stop_tokens=(),
+                key=jax.random.key(repeat + 1),
+            )  # fmt: skip
+            if repeat >= 0:
+                rates[name].append(run.tokens_per_second)
+    regular = statistics.median(rates["regular"])
+    cells = []
+    for name, found in rates.items():
+        median = statistics.median(found)
+        cells.append(
+            {"batch": batch, "way": name, "tokens_per_s": round(median, 1), "speed_up": round(median / regular, 3)}
+        )
+        print(cells[-1], flush=True)
+    return cells
+
+
+if __name__ == "__main__":
+    main()
