@@ -130,7 +130,7 @@ def ragged_attention(
         kernel = ragged_attention_mosaic_gpu if name == "mosaic_gpu" else ragged_attention_triton
         return kernel(*arrays, form=form, tiles=tiles, interpret=interpret, **options)
 
-    return _first_that_can(implementation, _ladder(target), run)
+    return _first_that_can(implementation, _ladder(target, target.is_hopper), run)
 
 
 def masked_acceptance(
@@ -205,12 +205,12 @@ def masked_acceptance(
         kernel = masked_acceptance_mosaic_gpu if name == "mosaic_gpu" else masked_acceptance_triton
         return kernel(*arrays, tiles=tiles, interpret=interpret)
 
-    return _first_that_can(implementation, _ladder(target), run)
+    return _first_that_can(implementation, _ladder(target, target.is_hopper or target.is_blackwell), run)
 
 
-def _ladder(target: Target) -> tuple[Implementation, ...]:
+def _ladder(target: Target, has_mosaic_gpu: bool) -> tuple[Implementation, ...]:
     """The implementations to try on a device, best first; XLA can always."""
-    if target.is_hopper:
+    if has_mosaic_gpu:
         return ("mosaic_gpu", "triton", "xla")
     return ("triton", "xla") if target.platform == "gpu" else ("xla",)
 

@@ -8,6 +8,8 @@ import jax
 # Every kind of Hopper card that jax names; wgmma, on which the Mosaic GPU kernels stand, exists on sm_90
 # alone.
 _HOPPER_KINDS = ("H100", "H200", "H20", "H800", "GH200")
+# Data-centre Blackwell.
+_BLACKWELL_KINDS = ("B100", "B200", "B300")
 _DEFAULT_NUM_CORES = 108
 
 
@@ -25,6 +27,11 @@ class Target(NamedTuple):
     def is_hopper(self) -> bool:
         """Whether the device has Hopper's tensor-core and copy instructions."""
         return any(kind in self.device_kind for kind in _HOPPER_KINDS)
+
+    @property
+    def is_blackwell(self) -> bool:
+        """Whether the device is of the generation after Hopper, which has no wgmma."""
+        return any(kind in self.device_kind for kind in _BLACKWELL_KINDS)
 
 
 def current_target() -> Target:

@@ -91,10 +91,18 @@ A100 = Gpu(
     clock_rate_ghz=1.41,
     device_memory_size=85_100_068_864,
 )
+B200 = H200._replace(
+    name="NVIDIA B200",
+    compute_capability=(10, 0),
+    num_cores=148,
+    memory_bandwidth=8_000_000_000_000,
+    l2_cache_size=132_644_864,
+    device_memory_size=191_000_000_000,
+)
 SPILLS_ARE_ERRORS = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True}
 """Options of one compilation, so that no `XLA_FLAGS` reaches the rest of the process."""
 
-GPUS = {"H200": H200, "A100": A100}
+GPUS = {"H200": H200, "A100": A100, "B200": B200}
 """The cards that the project compiles for, by the name that `compile_for` takes."""
 
 

@@ -28,6 +28,8 @@ from kernels_pallas.tuning import AttentionTiles
 # Finite, so that the difference of two masked maxima is 0 and not NaN.
 _MASKED = -1e30
 _BLOCK_M = 64
+# jax 0.11.2 does not lower the store of a widened block into swizzled shared memory.
+_FIRST_WITH_INT8 = (0, 12)
 # Columns of V that a program multiplies: twice as many, as sum and product, would not fit in its registers.
 _MAX_COLUMNS = 128
 
@@ -69,11 +71,13 @@ def ragged_attention_mosaic_gpu(
         `[B, T, N, H]` in q's dtype; zero where `t >= num_queries[b]`.
 
     Raises:
-        NotImplementedError: A float32 cache, a head size that is no multiple of 16 (of 128 above 128), or a
-            capacity that is no multiple of a block.
+        NotImplementedError: A float32 cache, an INT8 one before jax 0.12, a head size that is no multiple of 16 (of
+            128 above 128), or a capacity that is no multiple of a block.
     """
     batch, num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, capacity = k_cache.shape[1:3]
+    if k_scale is not None and jax.__version_info__ < _FIRST_WITH_INT8 and not interpret:
+        raise NotImplementedError(f"the Mosaic GPU kernel of an INT8 cache needs jax 0.12, not {jax.__version__}")
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         raise NotImplementedError(f"the Mosaic GPU kernel needs bfloat16 or float16, not {q.dtype}")
     if head_dim % 16 or (head_dim > _MAX_COLUMNS and head_dim % _MAX_COLUMNS):

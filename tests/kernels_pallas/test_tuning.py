@@ -78,4 +78,6 @@ def test_acceptance_tiles_fit_the_vocabulary():
 def test_target_here_is_jax_default_device():
     target = current_target()
     assert target.platform in ("cpu", "gpu") and target.num_cores > 0
-    assert not Target("gpu", "NVIDIA B200", 148).is_hopper and H200.is_hopper and not A100.is_hopper
+    b200 = Target("gpu", "NVIDIA B200", 148)
+    assert not b200.is_hopper and H200.is_hopper and not A100.is_hopper
+    assert b200.is_blackwell and not H200.is_blackwell and not A100.is_blackwell
