@@ -169,8 +169,9 @@ def test_mosaic_gpu_acceptance_compiles_within_a_megabyte(name, monkeypatch, cap
 
 
 def test_blackwell_has_a_ladder_of_its_own():
-    """Its tensor cores have no wgmma: attention is Triton's there. Lowered only: Mosaic GPU's
-    ptxas refuses a second generation of cards in one process.
+    """Its tensor cores have no wgmma: attention is Triton's there.
+
+    Lowered only: Mosaic GPU's ptxas refuses a second generation of cards in one process.
     """
     acceptance_text = lower_for(acceptance, ACCEPTANCE_BY_NAME["smollm2_135m"].shapes(), device="B200").as_text()
     assert acceptance_text.count("stablehlo.custom_call @mosaic_gpu") == 3
