@@ -27,9 +27,9 @@ from bass_jax.state import SpecState, prefill
 from bass_jax.step import decode_step, speculate_step
 
 SECONDS_PER_CELL = 0.4
-"""Measuring goes on until it has taken this long, and at least `MIN_REPEATS` times."""
+"""Measuring a cell goes on until it has taken this long, and at least `MIN_REPEATS` times."""
 
-MIN_REPEATS = 5
+MIN_REPEATS = 9
 
 _ROOM = 40
 """Tokens between a measured context and its capacity: rows never finish while they are timed."""
@@ -77,9 +77,9 @@ def measure_costs(
             on_cell(f"batch {batch}, context {context}: drafts")
             make = functools.partial(_state, pair, spec, sampling, batch, context)
             first[i, k], further[i, k], catch_up[i, k] = _draft_seconds(pair, spec, make())
-            for j, draft_len in enumerate(draft_lens):
-                on_cell(f"batch {batch}, context {context}: step of {draft_len} drafts")
-                seconds = _step_seconds(pair, bucket_spec(spec, draft_len), make(), draft_len)
+            on_cell(f"batch {batch}, context {context}: steps of {', '.join(map(str, draft_lens))} drafts")
+            specs = {draft_len: bucket_spec(spec, draft_len) for draft_len in draft_lens}
+            for j, (draft_len, seconds) in enumerate(_step_seconds(pair, specs, make()).items()):
                 drafting = first[i, k] + max(draft_len - 1, 0) * further[i, k] if draft_len else 0.0
                 target[i, j, k] = max(seconds - drafting, 0.1 * seconds)
     grid = (batches, np.asarray(draft_lens) + 1, contexts, target, first, further, catch_up)
@@ -140,24 +140,37 @@ def _state(pair: Pair, spec: SpecConfig, sampling: Sampling, batch: int, context
     return prefill(pair, rows.tolist(), spec, sampling=sampling, max_new_tokens=room, stop_tokens=())
 
 
-def _step_seconds(pair: Pair, spec: SpecConfig, state: SpecState, draft_len: int) -> float:
-    """Median time of a step as `bass_jax.generate.Run` takes it, the rows put back after each."""
-    step = decode_step if draft_len == 0 else speculate_step
-    execute = EXECUTABLES.get(step, pair, state, spec, donate_argnums=(1,))
-    rows = {name: np.asarray(getattr(state, name)) for name in ("lengths", "finish", "num_steps")}
-    rows["draft_lens"] = np.full(rows["lengths"].shape, draft_len, np.int32)
+def _step_seconds(pair: Pair, specs: dict[int, SpecConfig], state: SpecState) -> dict[int, float]:
+    """Median time of a step of each length as `bass_jax.generate.Run` takes it, the rows put back after each.
 
-    def once() -> float:
+    The lengths take turns, so that whatever else the machine does is shared among them.
+    """
+    steps = {
+        draft_len: EXECUTABLES.get(speculate_step if draft_len else decode_step, pair, state, spec, donate_argnums=(1,))
+        for draft_len, spec in specs.items()
+    }
+    rows = {name: np.asarray(getattr(state, name)) for name in ("lengths", "finish", "num_steps")}
+
+    def once(draft_len: int) -> float:
         nonlocal state
+        wanted = {"draft_lens": np.full(rows["lengths"].shape, draft_len, np.int32)}
         drafter = pair.drafter.commit(state.drafter, jnp.asarray(rows["lengths"]))
-        state = state._replace(**jax.device_put(rows), drafter=drafter)
+        state = state._replace(**jax.device_put(rows | wanted), drafter=drafter)
         jax.block_until_ready(state.lengths)
         start = time.perf_counter()
-        state, info = execute(pair, state, spec)
+        state, info = steps[draft_len](pair, state, specs[draft_len])
         jax.device_get(info)
         return time.perf_counter() - start
 
-    return _median(once)
+    for draft_len in specs:  # warm
+        once(draft_len)
+    seconds: dict[int, list[float]] = {draft_len: [] for draft_len in specs}
+    num_rounds, total = 0, 0.0
+    while num_rounds < MIN_REPEATS or total < SECONDS_PER_CELL * len(specs):
+        num_rounds, total = num_rounds + 1, sum(map(sum, seconds.values()))
+        for draft_len in specs:
+            seconds[draft_len].append(once(draft_len))
+    return {draft_len: statistics.median(found) for draft_len, found in seconds.items()}
 
 
 def _draft_seconds(pair: Pair, spec: SpecConfig, state: SpecState) -> tuple[float, float, float]:

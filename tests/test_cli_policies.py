@@ -59,7 +59,7 @@ def test_simulate_prints_every_policy(files, capsys):
     arguments = ["simulate", str(folder / "trace.jsonl"), "--profile", str(folder / "profile.json"), "--batch", "2"]
     assert main([*arguments, "--fixed", "0,2", "--policy", "goodput", "--policy", "bass_heuristic(limit=8)"]) == 0
     printed = capsys.readouterr().out
-    for name in ("oracle", "fixed 0", "fixed 2", "goodput", "bass_heuristi", "1.000", "regret"):
+    for name in ("oracle", "fixed 0", "fixed 2", "goodput", "bass_heuristic(limit=8)", "1.000", "regret"):
         assert name in printed
 
 

@@ -95,7 +95,7 @@ def find_policy(policy: str | Policy, **arguments: Any) -> Policy:
     text = policy
     policy, bracket, rest = policy.partition("(")
     if bracket:
-        arguments = _parsed(text, rest) | arguments
+        arguments = arguments | _parsed(text, rest)
     if policy in _REGISTRY:
         make = _REGISTRY[policy]
     elif ":" in policy:
