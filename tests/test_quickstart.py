@@ -94,11 +94,14 @@ def test_shared_noise_gives_regular_samplings_tokens_over_1000_rows(pairs, encod
         regular += run.tokens
     for start, size in [(0, 8), (8, 2), *((start, 30) for start in range(10, num_rows, 30))]:
         rows = range(start, start + size)
+        policy = random.choice([None, "bass_heuristic(start=3, limit=6)", "bandit"])
         run = Run(
             pairs[random.choice(["model", "ngram"])], [encoded[row % 4] for row in rows],
-            bass.SpecConfig(4, "shared_noise"), sampling=sampling, seeds=rows, max_new_tokens=num_new,
+            bass.SpecConfig(4, "shared_noise"), sampling=sampling, seeds=rows, max_new_tokens=num_new, policy=policy,
         )  # fmt: skip
-        for _ in run:  # What a policy may do: another length for every row and step.
-            run.state = run.state._replace(draft_lens=jnp.asarray(random.integers(0, 5, run.state.lengths.shape)))
+        for _ in run:
+            if policy is None:  # Another length for every row and step.
+                lengths = random.integers(0, 5, run.state.lengths.shape)
+                run.state = run.state._replace(draft_lens=jnp.asarray(lengths, jnp.int32))
         for tokens, expected in zip(run.result().tokens, regular[start : start + size], strict=True):
             np.testing.assert_array_equal(tokens, expected)

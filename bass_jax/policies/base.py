@@ -1,12 +1,12 @@
 """The policy's protocol: how many tokens to draft next, from what the last step did."""
 
 import ast
-import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 
+from bass_jax.references import load_reference
 from bass_jax.typing import Array
 
 
@@ -99,11 +99,7 @@ def find_policy(policy: str | Policy, **arguments: Any) -> Policy:
     if policy in _REGISTRY:
         make = _REGISTRY[policy]
     elif ":" in policy:
-        module, attribute = policy.split(":", 1)
-        try:
-            make = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f"policy={policy!r}: {error}") from None
+        make = load_reference(policy, "policy")
     else:
         raise ValueError(f"policy={policy!r}: expected one of {sorted(_REGISTRY)} or 'module:name'")
     if isinstance(make, Policy) and not isinstance(make, type):
