@@ -10,6 +10,7 @@ import pytest
 
 import bass_jax as bass
 from bass_jax.generate import Run
+from bass_jax.sampling.keys import gumbel, position_keys, seed_keys
 
 ROOT = Path(__file__).parents[1]
 PAIR = ROOT / "checkpoints" / "quickstart"
@@ -81,27 +82,54 @@ def test_the_readmes_lines_run_as_they_stand(monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.2, 0.8, 1.0])
-def test_shared_noise_gives_regular_samplings_tokens_over_1000_rows(pairs, encoded, temperature):
-    """Any drafter, draft length, batch and length of the step, against rows that were sampled regularly."""
+def test_shared_noise_gives_regular_samplings_tokens_over_1000_rows(pairs, encoded, temperature, record_property):
+    """Any drafter, draft length, policy and batch, against rows that were sampled regularly in other batches.
+
+    Passes over other shapes round otherwise: where the two best scores, Gumbel noise included, lie within 1e-3 (of the
+    logits), either token may come, and the row is compared up to there. Such rows are counted.
+    """
     random, num_rows, num_new = np.random.default_rng(0), 1000, 16
     sampling = bass.Sampling(temperature=temperature)
-    regular, start = [], 0
+    spec = bass.SpecConfig(4, "shared_noise", num_logprobs=100)
+    prompts = [encoded[row % 4] for row in range(num_rows)]
+    tokens, tops = [], []
     for start in range(0, num_rows, 50):
-        prompts, seeds = [encoded[row % 4] for row in range(start, start + 50)], range(start, start + 50)
+        rows = slice(start, start + 50)
         run = bass.generate(
-            pairs["ngram"], prompts, step="decode", sampling=sampling, seeds=seeds, max_new_tokens=num_new
-        )
-        regular += run.tokens
+            pairs["ngram"], prompts[rows], spec, step="decode", sampling=sampling, seeds=range(start, start + 50),
+            max_new_tokens=num_new,
+        )  # fmt: skip
+        tokens += run.tokens
+        tops += [(laws.warped_top_tokens, laws.warped_top_logprobs) for laws in run.laws]
+    num_rounded = 0
     for start, size in [(0, 8), (8, 2), *((start, 30) for start in range(10, num_rows, 30))]:
         rows = range(start, start + size)
         policy = random.choice([None, "bass_heuristic(start=3, limit=6)", "bandit"])
         run = Run(
-            pairs[random.choice(["model", "ngram"])], [encoded[row % 4] for row in rows],
-            bass.SpecConfig(4, "shared_noise"), sampling=sampling, seeds=rows, max_new_tokens=num_new, policy=policy,
+            pairs[random.choice(["model", "ngram"])], prompts[start : start + size], bass.SpecConfig(4, "shared_noise"),
+            sampling=sampling, seeds=rows, max_new_tokens=num_new, policy=policy,
         )  # fmt: skip
         for _ in run:
             if policy is None:  # Another length for every row and step.
                 lengths = random.integers(0, 5, run.state.lengths.shape)
                 run.state = run.state._replace(draft_lens=jnp.asarray(lengths, jnp.int32))
-        for tokens, expected in zip(run.result().tokens, regular[start : start + size], strict=True):
-            np.testing.assert_array_equal(tokens, expected)
+        for row, found in zip(rows, run.result().tokens, strict=True):
+            expected, num = tokens[row], min(len(tokens[row]), len(found))
+            is_different = expected[:num] != found[:num]
+            if not is_different.any():
+                assert len(found) == len(expected)
+                continue
+            first = int(is_different.argmax())
+            scores = scores_at(row, len(prompts[row]) + first, *(field[first] for field in tops[row]), pairs)
+            margin = temperature * abs(scores[expected[first]] - scores[found[first]])
+            assert margin < 1e-3, f"row {row}, token {first}: {expected[first]} and not {found[first]}, {margin} apart"
+            num_rounded += 1
+    record_property("rows where rounding decided", num_rounded)
+    assert num_rounded <= num_rows // 100
+
+
+def scores_at(seed, position, tokens, logprobs, pairs) -> dict[int, float]:
+    """What regular sampling takes the largest of: log-probability and that position's noise, of the likeliest tokens."""
+    key = position_keys(seed_keys(jnp.asarray([seed], jnp.uint32)), jnp.asarray([position]), 1)[:, 0]
+    noise = np.asarray(gumbel(key, pairs["model"].target.config.vocab_size)[0])
+    return dict(zip(tokens.tolist(), (logprobs + noise[tokens]).tolist(), strict=True))
