@@ -129,7 +129,7 @@ def test_shared_noise_gives_regular_samplings_tokens_over_1000_rows(pairs, encod
 
 
 def scores_at(seed, position, tokens, logprobs, pairs) -> dict[int, float]:
-    """What regular sampling takes the largest of: log-probability and that position's noise, of the likeliest tokens."""
+    """What regular sampling takes the largest of: log-probability and noise, of the likeliest tokens."""
     key = position_keys(seed_keys(jnp.asarray([seed], jnp.uint32)), jnp.asarray([position]), 1)[:, 0]
     noise = np.asarray(gumbel(key, pairs["model"].target.config.vocab_size)[0])
     return dict(zip(tokens.tolist(), (logprobs + noise[tokens]).tolist(), strict=True))
