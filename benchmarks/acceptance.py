@@ -9,19 +9,17 @@ sampling. The second has the tokens per target pass that each rule came to with 
 timed. The figures behind ± are standard errors over rows. The last line is both tables as JSON.
 """
 
-import argparse
 import datetime
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from prompts import encode_prompts, prompt_parser
 from rich.console import Console
 from rich.table import Table
 
 import bass_jax as bass
-from bass_jax.commands.prompts import read_prompts
 from bass_jax.sampling import TOKEN
 from bass_jax.sampling.block import standing_probs
 
@@ -51,11 +49,7 @@ bass.register_rule(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pair", default="checkpoints/quickstart")
-    parser.add_argument("--file", type=Path, required=True, help="JSONL with the prompts")
-    parser.add_argument("--field", default="prompt")
-    parser.add_argument("--template", default="{prompt}")
+    parser = prompt_parser(__doc__)
     parser.add_argument("--num-prompts", type=int, default=16)
     parser.add_argument("--temperatures", default="0.2,0.6,1.0,1.4")
     parser.add_argument("--draft-lens", default="2,4,8")
@@ -64,8 +58,7 @@ def main() -> None:
     options = parser.parse_args()
 
     pair, tokenizer = bass.load_pair(options.pair)
-    prompts = read_prompts((), options.file, options.field, options.template.replace("\\n", "\n"))
-    encoded = [tokenizer.encode_chat(prompt) for prompt in prompts[: options.num_prompts]]
+    encoded = encode_prompts(options, tokenizer)[: options.num_prompts]
     temperatures = [float(value) for value in options.temperatures.split(",")]
     draft_lens = [int(value) for value in options.draft_lens.split(",")]
     expected = []

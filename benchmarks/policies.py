@@ -10,7 +10,6 @@ Compilation and prefill are outside the times. Writes OUTPUT.json after every ce
 a quarter of an hour on two cores.
 """
 
-import argparse
 import datetime
 import json
 import os
@@ -21,10 +20,10 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from prompts import encode_prompts, prompt_parser
 
 import bass_jax as bass
 from bass_jax import policies
-from bass_jax.commands.prompts import read_prompts
 from bass_jax.generate import Run, begin_trace
 from bass_jax.policies.pacer import Pacer
 from bass_jax.profiler import measure_profile
@@ -38,11 +37,7 @@ LENGTHS = (0, 1, 2, 4)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pair", default="checkpoints/quickstart")
-    parser.add_argument("--file", type=Path, required=True, help="JSONL with the prompts")
-    parser.add_argument("--field", default="prompt")
-    parser.add_argument("--template", default="{prompt}")
+    parser = prompt_parser(__doc__)
     parser.add_argument("--batches", default="1,2,4,8,16")
     parser.add_argument("--num-prompts", type=int, default=16, help="of the largest batch; fewer for small ones")
     parser.add_argument("--max-new-tokens", type=int, default=64)
@@ -51,9 +46,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("policies"))
     options = parser.parse_args()
 
-    prompts = read_prompts((), options.file, options.field, options.template.replace("\\n", "\n"))
     pair, tokenizer = bass.load_pair(options.pair)
-    encoded = [tokenizer.encode_chat(prompt) for prompt in prompts]
+    encoded = encode_prompts(options, tokenizer)
     # One capacity bucket for all: what was profiled is what runs.
     room = 256 - options.max_new_tokens
     encoded = [row for row in encoded if 256 - 2 * options.max_new_tokens < len(row) <= room]

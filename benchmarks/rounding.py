@@ -9,26 +9,20 @@ is what lay between the two likeliest tokens, in nats, where a row first differs
 than batching does. The last line is the table as JSON.
 """
 
-import argparse
 import datetime
 import json
-from pathlib import Path
 
 import jax
 import numpy as np
+from prompts import encode_prompts, prompt_parser
 from rich.console import Console
 from rich.table import Table
 
 import bass_jax as bass
-from bass_jax.commands.prompts import read_prompts
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pair", default="checkpoints/quickstart")
-    parser.add_argument("--file", type=Path, required=True, help="JSONL with the prompts")
-    parser.add_argument("--field", default="prompt")
-    parser.add_argument("--template", default="{prompt}")
+    parser = prompt_parser(__doc__)
     parser.add_argument("--num-prompts", type=int, default=32)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--draft-len", type=int, default=4)
@@ -36,14 +30,13 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     options = parser.parse_args()
 
-    prompts = read_prompts((), options.file, options.field, options.template.replace("\\n", "\n"))
     table = Table(title="greedy rows that differ from regular decoding alone")
     for column in ("dtype", "decoded by", "rows that differ", "tokens until then", "median margin", "largest margin"):
         table.add_column(column, justify="right")
     cells = []
     for dtype in options.dtypes.split(","):
         pair, tokenizer = bass.load_pair(options.pair, dtype=dtype)
-        encoded = [tokenizer.encode_chat(prompt) for prompt in prompts[: options.num_prompts]]
+        encoded = encode_prompts(options, tokenizer)[: options.num_prompts]
         alone = decode(pair, encoded, 1, "decode", options)
         for step, batch in [("decode", options.batch), ("speculate", 1), ("speculate", options.batch)]:
             cell = compare(alone, decode(pair, encoded, batch, step, options))

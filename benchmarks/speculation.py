@@ -8,27 +8,21 @@ times; the table gives medians of tokens/s and of the pairwise ratios, and wheth
 Compilation and prefill are outside the times. The last line is the table as JSON.
 """
 
-import argparse
 import datetime
 import json
 import platform
 import statistics
-from pathlib import Path
 
 import jax
+from prompts import encode_prompts, prompt_parser
 from rich.console import Console
 from rich.table import Table
 
 import bass_jax as bass
-from bass_jax.commands.prompts import read_prompts
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pair", default="checkpoints/quickstart")
-    parser.add_argument("--file", type=Path, required=True, help="JSONL with the prompts")
-    parser.add_argument("--field", default="prompt")
-    parser.add_argument("--template", default="{prompt}")
+    parser = prompt_parser(__doc__)
     parser.add_argument("--num-prompts", type=int, default=8, help="prompts per cell; a multiple of the batches")
     parser.add_argument("--batches", default="1,2,4,8")
     parser.add_argument("--drafters", default="model,ngram")
@@ -37,11 +31,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
 
-    prompts = read_prompts((), options.file, options.field, options.template.replace("\\n", "\n"))
     cells = []
     pairs = {name: bass.load_pair(options.pair, drafter=name) for name in options.drafters.split(",")}
     tokenizer = next(iter(pairs.values()))[1]
-    encoded = [tokenizer.encode_chat(prompt) for prompt in prompts[: options.num_prompts]]
+    encoded = encode_prompts(options, tokenizer)[: options.num_prompts]
     for batch in map(int, options.batches.split(",")):
         for name, (pair, _) in pairs.items():
             for draft_len in map(int, options.draft_lens.split(",")):
