@@ -23,7 +23,7 @@ import numpy as np
 from bass_jax.checkpoint import manifest as manifest_file
 from bass_jax.checkpoint.assemble import Progress, plan
 from bass_jax.checkpoint.load import load_model, load_tokenizer, open_source, read_model_config, resolve
-from bass_jax.checkpoint.manifest import Manifest, sha256
+from bass_jax.checkpoint.manifest import Manifest, described, sha256
 from bass_jax.checkpoint.save import check_replaceable, save_model, write_checkpoint
 from bass_jax.checkpoint.tokenizer import Tokenizer, has_tokenizer_files
 from bass_jax.checkpoint.trees import unflatten
@@ -45,7 +45,8 @@ def convert(
     """Turns any checkpoint that `load_model` takes into one of ours, with its tokenizer if it has one.
 
     A run that was killed goes on when it is repeated: what it had finished is kept if the source's files and its own
-    still have the hashes that they had. (A checkpoint of ours as the source is converted at one go.)
+    still have the hashes that they had. (A checkpoint of ours as the source is converted at one go.) What was written
+    is read back before it takes its place: every tensor must have the hash of what was made of the source.
 
     Args:
         source: see `load_model`.
@@ -74,7 +75,7 @@ def convert(
 def _convert_ours(path: Path, directory: Path, dtype: str | None, manifest: Manifest) -> None:
     model = load_model(path, dtype=dtype)
     tokenizer = load_tokenizer(path) if has_tokenizer_files(path) else None
-    save_model(directory, model, tokenizer=tokenizer, source=manifest.source, license=manifest.license)
+    save_model(directory, model, tokenizer=tokenizer, source=manifest.source, license=manifest.license, verify=True)
 
 
 def _convert_theirs(
@@ -96,8 +97,10 @@ def _convert_theirs(
         source_sha256=hashes[path.name] if path.is_file() else None,
         tokenizer_fingerprint=None if tokenizer is None else tokenizer.fingerprint,
     )
-    tree = {"params": unflatten({name: pieces.read(name, jnp.dtype(config.dtype)) for name in builders})}
-    write_checkpoint(directory, tree, config, manifest, tokenizer, partial=work / "checkpoint")
+    kind = jnp.dtype(config.dtype)
+    tree = {"params": unflatten({name: pieces.read(name, kind) for name in builders})}
+    hashes = {f"params/{name}": pieces.hash(name, kind) for name in builders}
+    write_checkpoint(directory, tree, config, manifest, tokenizer, partial=work / "checkpoint", hashes=hashes)
 
 
 def _tokenizer_of(path: Path, source: Any) -> Tokenizer | None:
@@ -154,6 +157,10 @@ class _Pieces:
         with self._journal.open("a") as journal:
             journal.write(json.dumps(entry) + "\n")
         self._entries[name] = entry
+
+    def hash(self, name: str, dtype: np.dtype) -> str:
+        """The `hash_array` of an array as it was made."""
+        return described(dtype, self._entries[name]["shape"], self._entries[name]["sha256"])
 
     def read(self, name: str, dtype: np.typing.DTypeLike) -> np.ndarray:
         """Maps an array."""

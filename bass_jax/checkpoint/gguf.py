@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, dequantize
+from gguf import GGMLQuantizationType, GGUFReader, ReaderField, dequantize
 
 from bass_jax.checkpoint.gguf_architectures import ARCHITECTURES, Architecture, Metadata
 from bass_jax.checkpoint.manifest import one_line
@@ -32,7 +32,7 @@ class GgufFile:
         """
         self.path = path
         try:
-            self._reader = GGUFReader(path)
+            self._reader = _Reader(path)
         except Exception as error:  # Damage shows as whatever NumPy or the reader trips over.
             raise ValueError(f"{path}: not readable as GGUF: {one_line(error)}") from None
         name = self.field("general.architecture")
@@ -120,6 +120,27 @@ class GgufFile:
             raise ValueError(f"{self._name}.{name}={value!r}: expected a number")
         # Stored as float32: 9.999999747378752e-06 was written as 1e-5.
         return float(str(np.float32(value)))
+
+
+class _Reader(GGUFReader):
+    """The library's reader, which says of which tensor it does not know the type or finds no data."""
+
+    def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
+        try:
+            super()._build_tensors(start_offs, fields)
+        except Exception:
+            for field in fields:  # One by one: which is it?
+                try:
+                    super()._build_tensors(start_offs, [field])
+                except Exception as error:
+                    raise ValueError(f"tensor {field.name!r}: {_reason(field, error)}") from None
+            raise
+
+
+def _reason(field: ReaderField, error: Exception) -> str:
+    kind = int(field.parts[-2][0])  # Before the offset.
+    is_known = kind in {known.value for known in GGMLQuantizationType}
+    return one_line(error) if is_known else f"unknown quantisation {kind}"
 
 
 def _scaling_of(divisors: np.ndarray, config: dict[str, Any], where: str) -> dict[str, Any]:

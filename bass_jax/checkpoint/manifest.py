@@ -3,10 +3,14 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 FORMAT = "bass_jax checkpoint"
 VERSION = 1
@@ -100,6 +104,19 @@ def sha256(path: Path) -> str:
     """Returns the hexadecimal SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_array(array: Any) -> str:
+    """Returns dtype, shape and SHA-256 of the bytes, in row-major order, of an array of jax or NumPy."""
+    if isinstance(array, jax.Array):
+        array = jnp.copy(array)  # An array keeps what it was turned into for NumPy.
+    array = np.asarray(array, order="C")
+    return described(array.dtype, array.shape, hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest())
+
+
+def described(dtype: np.dtype, shape: Sequence[int], digest: str) -> str:
+    """Returns what `hash_array` does of an array of that dtype, shape and hash."""
+    return f"{dtype.name} {list(shape)} {digest}"
 
 
 def one_line(error: BaseException) -> str:

@@ -1,10 +1,12 @@
 """Writes checkpoints of ours: Orbax arrays, ``config.json``, tokenizer and manifest."""
 
+import fcntl
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,8 @@ import numpy as np
 
 from bass_jax.checkpoint import config_file
 from bass_jax.checkpoint import manifest as manifest_file
-from bass_jax.checkpoint.manifest import Manifest
-from bass_jax.checkpoint.tokenizer import Tokenizer
+from bass_jax.checkpoint.manifest import Manifest, hash_array
+from bass_jax.checkpoint.tokenizer import Tokenizer, read_tokenizer
 from bass_jax.checkpoint.trees import flatten
 from bass_jax.config import ModelConfig
 from bass_jax.models import Model
@@ -30,6 +32,7 @@ def save_model(
     license: str | None = None,
     source_sha256: str | None = None,
     shares_embedding: bool = False,
+    verify: bool = False,
 ) -> None:
     """Writes a checkpoint, beside its place and renamed into it: there is never a part of one.
 
@@ -41,9 +44,10 @@ def save_model(
         license: of the weights.
         source_sha256: hash of the file that the weights came from.
         shares_embedding: leave the array ``embedding`` out: it is the target's.
+        verify: read everything back, and compare it, before it takes its place.
 
     Raises:
-        ValueError: if `directory` exists and is not a checkpoint.
+        ValueError: if `directory` exists and is not a checkpoint, or what was written is not `model`.
     """
     params = dict(model.params)
     if shares_embedding:
@@ -58,7 +62,9 @@ def save_model(
         shares_embedding=shares_embedding,
         tokenizer_fingerprint=None if tokenizer is None else tokenizer.fingerprint,
     )
-    write_checkpoint(Path(directory), tree, model.config, manifest, None if shares_embedding else tokenizer)
+    kept = None if shares_embedding else tokenizer
+    hashes = {name: hash_array(leaf) for name, leaf in flatten(tree).items()} if verify else None
+    write_checkpoint(Path(directory), tree, model.config, manifest, kept, hashes=hashes)
 
 
 def write_checkpoint(
@@ -67,9 +73,15 @@ def write_checkpoint(
     config: ModelConfig,
     manifest: Manifest,
     tokenizer: Tokenizer | None,
+    *,
     partial: Path | None = None,
+    hashes: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes a checkpoint from arrays of jax or NumPy, in `partial` and then moved; see `save_model`."""
+    """Writes a checkpoint from arrays of jax or NumPy, in `partial` and then moved; see `save_model`.
+
+    Raises:
+        ValueError: if `hashes` are given, of every array by its path, and what was written is something else.
+    """
     from bass_jax.checkpoint.orbax import write_arrays
 
     with replaced(directory, partial) as partial:
@@ -78,6 +90,22 @@ def write_checkpoint(
         if tokenizer is not None:
             tokenizer.save(partial)
         manifest.write(partial)
+        if hashes is not None:
+            _verify(partial, hashes, config, tokenizer)
+
+
+def _verify(partial: Path, hashes: Mapping[str, str], config: ModelConfig, tokenizer: Tokenizer | None) -> None:
+    """Reads back what was written."""
+    from bass_jax.checkpoint.orbax import hash_stored
+
+    found = hash_stored(partial)
+    for name in sorted(hashes.keys() | found.keys()):
+        if hashes.get(name) != found.get(name):
+            raise ValueError(f"{partial}: tensor {name!r} was written wrongly: its bytes, read back, are others")
+    if config_file.read_config(partial) != config:
+        raise ValueError(f"{partial}: the configuration was written wrongly: read back, it is another")
+    if tokenizer is not None and read_tokenizer(partial) != tokenizer:
+        raise ValueError(f"{partial}: the tokenizer was written wrongly: read back, it is another")
 
 
 def save_hugging_face(directory: str | PathLike[str], model: Model, *, tokenizer: Tokenizer | None = None) -> None:
@@ -125,19 +153,52 @@ def check_replaceable(directory: Path) -> None:
 @contextmanager
 def replaced(directory: Path, partial: Path | None = None) -> Iterator[Path]:
     """Gives an empty directory, by default beside `directory`, and moves it there if the block succeeds."""
+    if directory.parent.is_dir():
+        _clear_away(directory)
     check_replaceable(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     partial = partial or directory.with_name(f".{directory.name}.partial-{os.getpid()}")
     old = directory.with_name(f".{directory.name}.old-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    with ExitStack() as locks:
+        partial.mkdir()
+        while not _hold(partial, locks):
+            partial.mkdir(exist_ok=True)  # Another process has just cleared it away.
+        try:
+            yield partial
+            if directory.exists():
+                _hold(directory, locks)
+                directory.rename(old)
+            partial.rename(directory)
+        finally:
+            if old.exists() and not directory.exists():
+                old.rename(directory)
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _hold(directory: Path, locks: ExitStack) -> bool:
+    """Marks a directory as a living process's, wherever it is moved; returns whether it is still there."""
     try:
-        yield partial
-        if directory.exists():
-            directory.rename(old)
-        partial.rename(directory)
-    finally:
-        if old.exists() and not directory.exists():
-            old.rename(directory)
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        locks.callback(os.close, lock := os.open(directory, os.O_RDONLY))
+        with suppress(OSError):  # A file system without locks: nothing is cleared away there.
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        return os.path.samestat(os.fstat(lock), directory.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _clear_away(directory: Path) -> None:
+    """Deletes what killed processes left beside `directory`, and puts back what they had moved away from it."""
+    left = re.compile(rf"\.{re.escape(directory.name)}\.(partial|old)-\d+")
+    for path in list(directory.parent.iterdir()):
+        if not (match := left.fullmatch(path.name)):
+            continue
+        # It may be in use, or gone meanwhile, or a file, or where there are no locks.
+        with suppress(OSError), ExitStack() as locks:
+            locks.callback(os.close, lock := os.open(path, os.O_RDONLY | os.O_DIRECTORY))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if match[1] == "old" and not directory.exists():
+                path.rename(directory)
+            else:
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,5 +1,6 @@
 """A conversion that is killed goes on, and believes neither its source nor itself without their hashes."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -10,10 +11,21 @@ import time
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
-from bass_jax.checkpoint import conversion, convert, load_model, load_tokenizer, save_hugging_face
-from tests.checkpoint.small import random_model
+from bass_jax.checkpoint import (
+    Tokenizer,
+    conversion,
+    convert,
+    load_model,
+    load_tokenizer,
+    orbax,
+    save,
+    save_hugging_face,
+)
+from bass_jax.checkpoint.trees import flatten, unflatten
+from tests.checkpoint.small import random_model, small_tokenizer
 
 ROOT = Path(__file__).parents[2]
 
@@ -128,6 +140,49 @@ def test_the_hubs_cache_is_checked_by_its_names(source, tmp_path, model, same):
     blob.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ValueError, match=rf"model.safetensors: damaged: its sha256 is .*, the Hub says {blob.name}"):
         convert(source, tmp_path / "again")
+
+
+@pytest.mark.parametrize("kind", ["theirs", "ours"])
+@pytest.mark.parametrize("wrong", ["bit", "shape", "dtype", "lost", "more", "config", "tokenizer"])
+def test_what_was_written_is_read_back(source, tmp_path, model, tokenizer, same, monkeypatch, kind, wrong):
+    """The hashes in a manifest are of the files that are there: they say nothing of what should have been written."""
+    if kind == "ours":
+        convert(source, tmp_path / "first")
+        source = tmp_path / "first"
+    before = sorted(path.name for path in tmp_path.iterdir())
+    write, write_config = orbax.write_arrays, save.config_file.write_config
+
+    def write_arrays(directory, tree):
+        flat = {name: np.array(leaf) for name, leaf in flatten(tree).items()}
+        name = "params/layer_1/attention/qkv"
+        if wrong == "bit":
+            flat[name].reshape(-1).view(np.uint8)[77] ^= 1
+        elif wrong == "shape":
+            flat[name] = flat[name][..., :-1]
+        elif wrong == "dtype":
+            flat[name] = flat[name].astype(np.float16)
+        elif wrong == "lost":
+            del flat[name]
+        elif wrong == "more":
+            flat["params/layer_1/attention/another"] = flat[name]
+        write(directory, unflatten(flat))
+
+    def write_changed(directory, config):
+        write_config(directory, dataclasses.replace(config, context=8) if wrong == "config" else config)
+
+    saving = Tokenizer.save
+    with monkeypatch.context() as patch:
+        patch.setattr(orbax, "write_arrays", write_arrays)
+        patch.setattr(save.config_file, "write_config", write_changed)
+        if wrong == "tokenizer":
+            patch.setattr(Tokenizer, "save", lambda _, directory: saving(small_tokenizer("e h"), directory))
+        tensor = "tensor 'params/layer_1/attention/(qkv|another)'"
+        what = {"config": "the configuration", "tokenizer": "the tokenizer"}.get(wrong, tensor)
+        with pytest.raises(ValueError, match=f"{what} was written wrongly"):
+            convert(source, tmp_path / "ours")
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    convert(source, tmp_path / "ours")
+    same(load_model(tmp_path / "ours"), model)
 
 
 def test_a_killed_process_leaves_no_part_and_the_next_goes_on(source, tmp_path, model, same, built):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gguf import GGUFReader
 
 from bass_jax.checkpoint import load_model
 from bass_jax.checkpoint.gguf import GgufFile
@@ -129,8 +130,18 @@ def test_unknown_quantisations(tmp_path):
     assert content[at : at + 4] == (15).to_bytes(4, "little")
     path.write_bytes(content[:at] + (999).to_bytes(4, "little") + content[at + 4 :])
     with pytest.raises(
-        ValueError, match=r"model.gguf: not readable as GGUF: .*999.* is not a valid GGMLQuantizationType"
+        ValueError, match=r"model.gguf: not readable as GGUF: tensor 'token_embd.weight': unknown quantisation 999$"
     ):
+        load_model(path)
+
+
+def test_the_tensor_that_is_cut_off_is_named(tmp_path, model):
+    """Broken by naming the first tensor, or the file alone."""
+    path = tmp_path / "model.gguf"
+    write_gguf(path, model)
+    last = max(GGUFReader(path).tensors, key=lambda tensor: tensor.data_offset)
+    path.write_bytes(path.read_bytes()[: last.data_offset + last.n_bytes - 4])
+    with pytest.raises(ValueError, match=rf"model.gguf: not readable as GGUF: tensor {last.name!r}: cannot reshape"):
         load_model(path)
 
 
