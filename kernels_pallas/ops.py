@@ -111,7 +111,11 @@ def ragged_attention(
 
     def run(name: str) -> jax.Array:
         if name == "xla":
-            return ragged_attention_xla(*arrays, is_cache_finite=is_cache_finite, **options)
+            # A prefill holds all its weights at once: one term of each, not two.
+            splits_weights = num_tokens <= MAX_KERNEL_TOKENS
+            return ragged_attention_xla(
+                *arrays, is_cache_finite=is_cache_finite, splits_weights=splits_weights, **options
+            )
         if name == "cudnn":
             return ragged_attention_cudnn(*arrays, is_cache_finite=is_cache_finite, interpret=interpret, **options)
         if num_tokens > MAX_KERNEL_TOKENS:

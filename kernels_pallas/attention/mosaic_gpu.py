@@ -23,6 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.attention.packing import combine_splits, pack_rows, unpack_rows
 from kernels_pallas.attention.scores import base_two_scores
+from kernels_pallas.attention.weights import weight_terms
 from kernels_pallas.tuning import AttentionTiles
 
 # Finite, so that the difference of two masked maxima is 0 and not NaN.
@@ -134,7 +135,7 @@ def ragged_attention_mosaic_gpu(
             grid_names=("kv_head", "tile", "split"),
             scratch_types=(
                 plgpu.SMEM((_BLOCK_M, head_dim), q.dtype, transforms=transforms),
-                plgpu.SMEM((_BLOCK_M, tiles.block_k), q.dtype, transforms=transforms),
+                plgpu.SMEM((2, _BLOCK_M, tiles.block_k), q.dtype, transforms=transforms),
                 plgpu.SMEM((tiles.num_stages, tiles.block_k, head_dim), k_cache.dtype, transforms=ring_transforms),
                 plgpu.SMEM((tiles.num_stages, tiles.block_k, columns), v_cache.dtype, transforms=ring_transforms),
                 plgpu.SMEM((_BLOCK_M, columns), jnp.float32),
@@ -258,7 +259,8 @@ def _kernel(
         if is_quantized:
             weights *= jnp.where(position < total, of_position(v_scale_ref), 0.0)
         # Through shared memory, because jax's interpreter multiplies nothing that lies in registers.
-        weight_smem[...] = weights.astype(weight_smem.dtype)
+        for index, term in enumerate(weight_terms(weights, weight_smem.dtype)):
+            weight_smem[index] = term
         plgpu.barrier_wait(v_barrier.at[slot])
 
         values_ref = v_smem.at[slot]
@@ -277,7 +279,8 @@ def _kernel(
         plgpu.commit_smem()
 
         def multiply_values(product_ref):
-            plgpu.wgmma(product_ref, weight_smem, values_ref)
+            for index in range(weight_smem.shape[0]):
+                plgpu.wgmma(product_ref, weight_smem.at[index], values_ref)
             return product_ref[...]
 
         accumulator += pl.run_scoped(multiply_values, plgpu.ACC((_BLOCK_M, columns), jnp.float32))

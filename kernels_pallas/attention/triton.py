@@ -5,6 +5,7 @@ Grid: (kv heads of all rows, tiles of query rows, splits of the walk). A program
 of one kv head, so that K and V are read once per kv head; it walks the blocks of the cache with an online
 softmax (FlashAttention-2, Dao 2023) in base 2. Several splits of a walk keep the card busy at a small batch
 (Flash-Decoding, Dao et al. 2023); each writes its partial softmax and XLA merges them.
+Weights of 16 bits go to the tensor cores as two terms, so their rounding is not the output's error.
 
 jax has deprecated this dialect since 0.11.0; the module goes when jax drops it.
 """
@@ -19,6 +20,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from kernels_pallas.attention.packing import combine_splits
 from kernels_pallas.attention.scores import base_two_scores
+from kernels_pallas.attention.weights import weight_terms
 from kernels_pallas.targets import silence_triton_deprecation
 from kernels_pallas.tuning import AttentionTiles
 
@@ -230,15 +232,17 @@ def _kernel(
         if scale_refs:
             # Bits past the row's end are not numbers one may multiply by.
             weights *= plgpu.load(scale_refs[1].at[pl.ds(start, block_k)], mask=is_written, other=0.0)[None, :]
-        weights = weights.astype(q_ref.dtype)
+        terms = weight_terms(weights, q_ref.dtype)
         new_accumulators = []
         for (column, width), accumulator in zip(parts, accumulators, strict=True):
             mask = jnp.broadcast_to(is_walked[:, None], (block_k, width))
             values = plgpu.load(v_ref.at[pl.ds(start, block_k), pl.ds(column, width)], mask=mask, other=0)
             if is_padded:
                 values = jnp.where(is_written[:, None], values, jnp.zeros_like(values))
-            product = plgpu.dot(weights, values.astype(weights.dtype), precision=precision)
-            new_accumulators.append(accumulator * decay[:, None] + product)
+            accumulator *= decay[:, None]
+            for term in terms:
+                accumulator += plgpu.dot(term, values.astype(term.dtype), precision=precision)
+            new_accumulators.append(accumulator)
         return tuple(new_accumulators), new_max, row_sum
 
     carry = (

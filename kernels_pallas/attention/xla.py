@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas.attention.packing import pack_rows, unpack_rows
+from kernels_pallas.attention.weights import weight_terms
 
 
 def ragged_attention_xla(
@@ -19,6 +20,7 @@ def ragged_attention_xla(
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
     is_cache_finite: bool = False,
+    splits_weights: bool = True,
 ) -> jax.Array:
     """The op of `kernels_pallas.ops.ragged_attention` as two batched matrix products and a masked softmax.
 
@@ -39,6 +41,8 @@ def ragged_attention_xla(
         k_scale: `[B, K, S]` float32 scales of an int8 `k_cache`, or None.
         v_scale: `[B, K, S]` float32 scales of an int8 `v_cache`, or None.
         is_cache_finite: No position of the cache holds NaN or infinity, written or not.
+        splits_weights: 16-bit values are multiplied by two terms of each weight (`weight_terms`), not by the weight
+            rounded; that is twice the work of the second product and the memory of its weights.
 
     Returns:
         `[B, T, N, H]` in q's dtype; zero where `t >= num_queries[b]`.
@@ -78,6 +82,10 @@ def ragged_attention_xla(
         values = v_cache
     else:
         values = jnp.where(written[:, None, :, None], v_cache, jnp.zeros((), v_cache.dtype))
-    out = jnp.einsum("bkms,bksh->bkmh", weights.astype(q.dtype), values, preferred_element_type=jnp.float32)
+    terms = weight_terms(weights, q.dtype) if splits_weights else (weights.astype(q.dtype),)
+    # One product over all terms as rows, so that V is read once.
+    stacked = jnp.concatenate(terms, axis=2)
+    products = jnp.einsum("bkms,bksh->bkmh", stacked, values, preferred_element_type=jnp.float32)
+    out = sum(jnp.split(products, len(terms), axis=2))
     out /= jnp.where(row_sum == 0.0, 1.0, row_sum)
     return unpack_rows(out.astype(q.dtype), num_tokens)

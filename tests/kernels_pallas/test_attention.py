@@ -243,17 +243,17 @@ def test_runs_under_jit_in_a_while_loop(implementation):
     @jax.jit
     def run(arguments):
         def body(carry):
-            step, lengths, total = carry
+            step, lengths, outs = carry
             out = ragged_attention(**arguments | {"lengths": lengths}, implementation=implementation, interpret=True)
-            return step + 1, lengths + 2, total + out.astype(jnp.float32)
+            return step + 1, lengths + 2, outs.at[step].set(out)
 
-        start = (0, arguments["lengths"], jnp.zeros(arguments["q"].shape))
+        start = (0, arguments["lengths"], jnp.zeros((3, *arguments["q"].shape), dtype))
         return jax.lax.while_loop(lambda carry: carry[0] < 3, body, start)[2]
 
-    expected = sum(
+    expected = [
         reference.ragged_attention(**arguments | {"lengths": arguments["lengths"] + 2 * step}) for step in range(3)
-    )
-    assert_close(run(arguments).astype(dtype), expected)
+    ]
+    assert_close(run(arguments), jnp.stack(expected))
 
 
 def test_quantize_kv_rounds_to_half_a_step():
