@@ -10,7 +10,7 @@ def weight_terms(weights: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, ...]:
 
     A weight rounded to bfloat16 is off by 2^-9 of itself, and where the weighted values of an output cancel, that is
     many units in the last place of the output. Its first 8 bits and the next 8 as two terms, each multiplied by V and
-    both added up in float32, are off by 2^-17.
+    both added up in float32, are off by at most 2^-16.
 
     The first term is cut off by its bits rather than by a conversion and back, which XLA may take for the identity
     (`xla_allow_excess_precision`), leaving nothing for the second.
