@@ -18,9 +18,9 @@ def assert_close(out: jax.Array, expected: jax.Array) -> None:
     Vectors that are zero in `expected` (queries past `num_queries`) must be zero, and do not count as elements.
 
     The bound on every element is not in its own units: an output is a sum of weight times value in float32, and where
-    the terms cancel to next to nothing, the last bits of that sum are many units of what is left. Of `phi2`, Triton
-    interpreted, 0.096 % are off by more than 2 of their own units for it, the most of all specs; one element of
-    `llama3_8b_long_draft` is off by 149. In units of the vector's size no element of any spec is off by more than 0.502
+    the terms cancel to next to nothing, the last bits of that sum are many units of what is left. That puts up to
+    0.098 % of a spec's elements off by more than 2 of their own units (`docs/kernels.md`), one of
+    `llama3_8b_long_draft` by 149. In units of the vector's size no element of any spec is off by more than 0.502
     (rounding alone: 0.5).
     """
     out_f32, expected = np.asarray(out.astype(jnp.float32)), np.asarray(expected)

@@ -15,7 +15,7 @@ from tests.kernels_pallas.closeness import assert_close
 # Relative, and absolute: half of the smallest float16 for each term.
 @pytest.mark.parametrize("dtype, relative, absolute", [("bfloat16", 2.0**-16, 0.0), ("float16", 2.0**-21, 2.0**-25)])
 def test_two_terms_have_the_bits_of_both(dtype, relative, absolute):
-    """Compiled, where XLA would drop a conversion to 16 bits and back."""
+    """Compiled, where XLA may drop a conversion to 16 bits and back."""
     weights = jnp.geomspace(1e-12, 1.0, 10_000)
     terms = jax.jit(weight_terms, static_argnums=1)(weights, jnp.dtype(dtype))
     assert [term.dtype for term in terms] == [dtype, dtype]
