@@ -34,6 +34,10 @@ class Executables:
             self.compile_seconds += time.perf_counter() - start
         return self._compiled[key]
 
+    def clear(self) -> None:
+        """Forgets all executables; what is asked for again is compiled again."""
+        self._compiled.clear()
+
 
 EXECUTABLES = Executables()
 """Shared by prefill and the loops, so that a second batch of the same buckets compiles nothing."""

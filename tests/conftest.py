@@ -1,7 +1,9 @@
 """Set-up of every test: the device, checked annotations, the `gpu` marker."""
 
+import gc
 import os
 import sys
+from pathlib import Path
 
 import jaxtyping
 import pytest
@@ -12,6 +14,8 @@ if "--gpu" not in sys.argv:
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
 
 jaxtyping.install_import_hook("bass_jax", "beartype.beartype")
+
+MANY_MAPS = 30_000
 
 
 def pytest_addoption(parser):
@@ -24,3 +28,22 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def compiled_code_is_bounded():
+    """Forgets compiled functions when there are many.
+
+    XLA's CPU code for one step takes 400 memory maps, and a process that reaches Linux's limit of 65,530 dies inside
+    the compiler.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MANY_MAPS:
+        import jax
+
+        from bass_jax.executables import EXECUTABLES
+
+        EXECUTABLES.clear()
+        jax.clear_caches()
+        gc.collect()
