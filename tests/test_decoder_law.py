@@ -14,7 +14,7 @@ import bass_jax as bass
 from bass_jax.drafters import NgramDrafter
 from bass_jax.sampling import registered_rules
 from bass_jax.sampling.keys import Role
-from bass_jax.verify import tiny_target, verify_lossless
+from bass_jax.verify import SETTINGS, tiny_target, verify_lossless
 from tests import faults, tiny
 
 VOCAB = 5
@@ -24,8 +24,8 @@ THRESHOLD = 1e-3 / 128
 CAUGHT = 1e-9
 """Where a fault is planted the p-value is not small by accident."""
 
-FEWER = 60_000
-"""Samples that show a planted fault."""
+FEWER = {"num_samples": 60_000, "settings": SETTINGS[:4]}
+"""Samples that show a planted fault, without the controls that have nothing to do with it."""
 
 RULES = sorted(
     (name, 1 if rule.judge_chains is None else 2)
@@ -120,12 +120,12 @@ def _either_step(pair, state, spec):
 
 @pytest.mark.parametrize("fault", ["RESIDUAL_FROM_UNIFORM", "FIRST_TOKEN_UNCHECKED", "OFF_BY_ONE"])
 def test_a_faulty_rule_is_caught(fault):
-    assert verify_lossless(DRAFTERS["table"], f"tests.faults:{fault}", num_samples=FEWER).p_value < CAUGHT
+    assert verify_lossless(DRAFTERS["table"], f"tests.faults:{fault}", **FEWER).p_value < CAUGHT
 
 
 def test_a_drafter_that_returns_another_law_is_caught():
     drafter = faults.WrongLawDrafter(DRAFTERS["table"].table)
-    assert verify_lossless(drafter, num_samples=FEWER).p_value < CAUGHT
+    assert verify_lossless(drafter, **FEWER).p_value < CAUGHT
 
 
 @pytest.mark.parametrize("role", [Role.ACCEPT, Role.RESIDUAL])
@@ -136,7 +136,7 @@ def test_a_stream_shared_with_the_draft_is_caught(monkeypatch, role):
     def fresh_step(*arguments):  # another function: the executable of the sound one is not met
         return bass.speculate_step(*arguments)
 
-    assert verify_lossless(DRAFTERS["table"], draft_len=1, num_samples=FEWER, step=fresh_step).p_value < CAUGHT
+    assert verify_lossless(DRAFTERS["table"], draft_len=1, step=fresh_step, **FEWER).p_value < CAUGHT
 
 
 def test_penalties_that_stand_still_over_the_window_are_caught(monkeypatch):
@@ -145,9 +145,9 @@ def test_penalties_that_stand_still_over_the_window_are_caught(monkeypatch):
     def fresh_step(*arguments):
         return bass.speculate_step(*arguments)
 
-    assert verify_lossless(DRAFTERS["table"], num_samples=FEWER, step=fresh_step).p_value < CAUGHT
+    assert verify_lossless(DRAFTERS["table"], num_samples=60_000, step=fresh_step).p_value < CAUGHT
 
 
 def test_chains_that_say_they_were_drawn_with_replacement_are_caught():
     drafter = faults.ForgetfulChainsDrafter(DRAFTERS["table"].table)
-    assert verify_lossless(drafter, "multi_draft", num_chains=2, num_samples=FEWER).p_value < CAUGHT
+    assert verify_lossless(drafter, "multi_draft", num_chains=2, **FEWER).p_value < CAUGHT
