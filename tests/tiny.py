@@ -97,7 +97,8 @@ class TableDrafter:
             tokens, laws = [], []
             for step in range(draft_len):
                 law = self.table[tokens[-1]] if step else left / left.sum(axis=-1, keepdims=True)
-                keys = jax.vmap(lambda key: jax.random.fold_in(key, chain))(context.keys[:, step])  # noqa: B023
+                keys = context.keys[:, step]  # Chain 0 draws with the noise that a single chain would.
+                keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, chain) if chain else keys
                 noise = gumbel(keys, law.shape[-1])
                 tokens.append(draw(law, noise) if is_sampled else jnp.argmax(law, axis=-1).astype(jnp.int32))
                 laws.append(law)

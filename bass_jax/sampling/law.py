@@ -75,8 +75,8 @@ def draw(probs: Float[Array, "B V"], gumbel: Float[Array, "B V"]) -> Int[Array, 
 def log_normalizer(logits: Float[Array, "... V"]) -> Float[Array, "..."]:
     """Returns log-sum-exp; NaN where the logits hold NaN or +inf, or nothing but -inf.
 
-    These are looked for one by one: in a fused step on a CPU (jax 0.12.0.1) the log-sum-exp of NaN came out finite about
-    once in a hundred runs, and a token was emitted from no law.
+    These are looked for one by one: in a fused step on a CPU (jax 0.12.0.1) the log-sum-exp of NaN came out finite
+    about once in a hundred runs, and a token was emitted from no law.
     """
     logits = logits.astype(jnp.float32)
     largest = logits.max(axis=-1)
