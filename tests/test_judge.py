@@ -75,7 +75,7 @@ def test_both_end_a_row_at_the_same_broken_law(monkeypatch):
 @pytest.mark.parametrize("kernel", ["pallas", "xla"])
 def test_on_a_gpu_the_step_runs_the_fused_kernels(kernel):
     """What the kernel writes is bounded by its own tests; here, that the step uses it, and sorts no vocabulary."""
-    pair = abstract_pair("ngram")
+    pair = abstract_pair("ngram", num_layers=2, num_draft_layers=1)
     state = abstract_state(pair)
     spec = bass.SpecConfig(draft_len=4, acceptance="token", acceptance_kernel=kernel)
     text = compile_for(bass.speculate_step, pair, state, spec, donate_argnums=1).as_text()
