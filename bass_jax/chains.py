@@ -11,7 +11,7 @@ from bass_jax.pair import Pair
 from bass_jax.sampling import AcceptanceRule, Adjuster, Law, RuleKeys, make_law, registered_rules
 from bass_jax.state import SpecState
 from bass_jax.typing import Array, Int
-from bass_jax.window import input_positions, last_tokens, with_drafts
+from bass_jax.window import input_positions, join_tokens, last_tokens, with_drafts
 
 
 def check_chains(pair: Pair, spec: SpecConfig, rule: AcceptanceRule) -> None:
@@ -71,9 +71,7 @@ def verify_chains(
         assert rule.judge_chains is not None  # `check_chains` saw to it
         verdict = rule.judge_chains(proposal.tokens, proposal.num_drafted, proposal.probs, law, keys)
         chain = verdict.chain
-        slots = jnp.arange(G + 1)
-        drafts = jnp.pad(proposal.tokens[rows, chain], ((0, 0), (0, 1)))
-        tokens = jnp.where(slots < verdict.num_accepted[:, None], drafts, verdict.next_token[:, None])
+        tokens = join_tokens(proposal.tokens[rows, chain], verdict.num_accepted, verdict.next_token)
         raw_kept = raw[rows, chain]
         logits = TargetLogits(raw_kept, raw_kept if adjusted is raw else adjusted[rows, chain])
         kept_law = Law(law.probs[rows, chain], law.mode[rows, chain])

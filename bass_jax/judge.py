@@ -10,6 +10,7 @@ from bass_jax.sampling import GREEDY, TOKEN, AcceptanceRule, Law, RuleKeys, Samp
 from bass_jax.sampling.law import log_normalizer
 from bass_jax.state import FinishReason, TokenLaws
 from bass_jax.typing import Array, Float
+from bass_jax.window import join_tokens
 from kernels_pallas import Sampling, ops
 from kernels_pallas.targets import current_target
 
@@ -64,7 +65,7 @@ def judge(
         law = _greedy_law(law)
     if kernel == "pallas" and rule in (GREEDY, TOKEN) and _has_kernel(keys):
         verdict = _by_kernel(rule, proposal, logits.adjusted, controls, keys)
-        tokens = _joined(proposal.tokens, verdict.num_accepted, verdict.next_token)
+        tokens = join_tokens(proposal.tokens, verdict.num_accepted, verdict.next_token)
         if not logits.is_adjusted and num_logprobs is None:
             # A draft whose law is not finite is never accepted, so only the token after the accepted can be broken.
             num_drawable = jnp.where(verdict.is_valid, logits.raw.shape[1] + 1, verdict.num_accepted)
@@ -72,7 +73,7 @@ def judge(
             return Judgement(tokens, verdict.num_accepted, num_drawable, failure, verdict.logprobs, None)
     else:
         verdict = rule.judge(proposal.tokens, proposal.num_drafted, proposal.probs, law, keys)
-        tokens = _joined(proposal.tokens, verdict.num_accepted, verdict.next_token)
+        tokens = join_tokens(proposal.tokens, verdict.num_accepted, verdict.next_token)
     return describe(tokens, verdict.num_accepted, logits, law, num_logprobs)
 
 
@@ -117,10 +118,3 @@ def _by_kernel(rule, proposal: Proposal, logits: Float[Array, "B T V"], controls
 def _has_kernel(keys: RuleKeys) -> bool:
     """Whether this is traced for a GPU, with keys of the generator that the kernel computes itself."""
     return current_target().platform == "gpu" and str(jax.random.key_impl(keys.residual)) == "threefry2x32"
-
-
-def _joined(draft_tokens: Array, num_accepted: Array, next_token: Array) -> Array:
-    """Puts `next_token` after the accepted drafts, ``[B, T]``."""
-    slots = jnp.arange(draft_tokens.shape[1] + 1)
-    drafts = jnp.pad(draft_tokens, ((0, 0), (0, 1)))
-    return jnp.where(slots < num_accepted[:, None], drafts, next_token[:, None])

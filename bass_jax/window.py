@@ -29,3 +29,10 @@ def with_drafts(state: SpecState, drafts: Int[Array, "B G"]) -> Int[Array, "B C"
     rows = jnp.arange(drafts.shape[0])[:, None]
     columns = state.lengths[:, None] + jnp.arange(drafts.shape[1])
     return state.tokens.at[rows, columns].set(drafts, mode="drop")
+
+
+def join_tokens(drafts: Int[Array, "B G"], num_accepted: Int[Array, "B"], next_token: Int[Array, "B"]) -> Array:
+    """Puts `next_token` after the accepted drafts, ``[B, G + 1]``; what follows it means nothing."""
+    slots = jnp.arange(drafts.shape[1] + 1)
+    padded = jnp.pad(drafts, ((0, 0), (0, 1)))
+    return jnp.where(slots < num_accepted[:, None], padded, next_token[:, None])

@@ -88,11 +88,10 @@ class ModelDrafter:
             if law is None:
                 first, probs = jnp.argmax(scores, axis=-1).astype(jnp.int32), None
                 is_possible = scores[rows, first] > -jnp.inf
-                scores = scores.at[rows, first].set(-jnp.inf)
             else:
                 first, probs, is_possible = self._next_first(law, scores, keys[:, 0], context)
-                scores = scores.at[rows, first].set(-jnp.inf)
                 law = law.at[rows, first].set(0.0)
+            scores = scores.at[rows, first].set(-jnp.inf)
             num_wanted = jnp.where(is_possible, context.num_wanted, 0)
             chain, cache = self._continue((first, probs, confidence), num_wanted, cache, context, keys, draft_len)
             chains.append(chain)

@@ -81,7 +81,8 @@ def log_normalizer(logits: Float[Array, "... V"]) -> Float[Array, "..."]:
     logits = logits.astype(jnp.float32)
     largest = logits.max(axis=-1)
     exists = ~jnp.isnan(logits).any(axis=-1) & (largest < jnp.inf) & (largest > -jnp.inf)
-    return jnp.where(exists, jax.nn.logsumexp(jnp.where(exists[..., None], logits, 0.0), axis=-1), jnp.nan)
+    total = jnp.exp(logits - jnp.where(exists, largest, 0.0)[..., None]).sum(axis=-1)
+    return jnp.where(exists, largest + jnp.log(total), jnp.nan)
 
 
 def _ordered_bits(values: Float[Array, "..."]) -> Array:
