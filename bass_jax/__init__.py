@@ -8,6 +8,7 @@ from bass_jax.models import Model, init_model
 from bass_jax.pair import Pair, load_pair, random_pair
 from bass_jax.replay import make_replay
 from bass_jax.sampling import AcceptanceRule, Law, Sampling, Verdict, register_rule
+from bass_jax.serving import Engine, EngineConfig
 from bass_jax.simulator import simulate
 from bass_jax.state import FinishReason, SpecState, StepInfo, output_tokens, prefill
 from bass_jax.step import decode_step, speculate_step
@@ -19,6 +20,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AcceptanceRule",
+    "Engine",
+    "EngineConfig",
     "FinishReason",
     "Generation",
     "Law",

@@ -76,4 +76,4 @@ def gather_rows(tree: Any, rows: Int[Array, "rows"]) -> Any:
 
     Replicates a prompt over its samples, or compacts a batch.
     """
-    return jax.tree.map(lambda array: jnp.take(array, rows, axis=0), tree)
+    return jax.tree.map(lambda array: jnp.take(array, rows, axis=0, mode="clip"), tree)

@@ -128,7 +128,7 @@ def prefill(
         ValueError: if the batch or a prompt is empty, a token is outside the vocabulary, a prompt with its
             new tokens exceeds the target's context, or a per-row argument has another number of rows.
     """
-    rows = _check_prompts(pair, prompts, num_samples)
+    rows = check_prompts(pair, prompts, num_samples)
     num_rows = len(rows) * num_samples
     limits = np.asarray(max_new_tokens, np.int32)
     if limits.ndim and limits.shape != (num_rows,):
@@ -149,7 +149,7 @@ def prefill(
     if seeds is not None and not all(0 <= seed < 2**32 for seed in seeds):
         raise ValueError("seeds: expected whole numbers from 0 to 2**32 - 1")
     default_stops = () if pair.tokenizer is None else pair.tokenizer.stop_ids
-    stops = _pad_stop_tokens(default_stops if stop_tokens is None else stop_tokens)
+    stops = pad_stop_tokens(default_stops if stop_tokens is None else stop_tokens)
 
     # Filler rows hold one token, like the shortest prompt there can be.
     num_filler = batch_bucket(num_rows) - num_rows
@@ -201,13 +201,18 @@ def _read_prompts(pair: Pair, tokens: Array, lengths: Array) -> tuple[KVCache, A
     return extend_cache(pair.target, tokens, lengths - 1, cache), pair.drafter.init(tokens, lengths)
 
 
-def _pad_stop_tokens(stop_tokens: Sequence[int]) -> np.ndarray:
+def pad_stop_tokens(stop_tokens: Sequence[int]) -> np.ndarray:
     """Pads to a multiple of 4, so that another stop token seldom is another shape."""
     padding = -len(stop_tokens) % 4 if len(stop_tokens) else 4
     return np.asarray([*stop_tokens, *[-1] * padding], np.int32)
 
 
-def _check_prompts(pair: Pair, prompts, num_samples: int) -> list[np.ndarray]:
+def check_prompts(pair: Pair, prompts, num_samples: int = 1) -> list[np.ndarray]:
+    """Returns `prompts` as arrays, each of valid token ids.
+
+    Raises:
+        ValueError: naming the prompt that is none.
+    """
     if num_samples < 1:
         raise ValueError(f"num_samples={num_samples}: expected at least 1")
     if isinstance(prompts, str) or any(isinstance(prompt, str) for prompt in prompts):

@@ -37,6 +37,11 @@ class StopStrings:
         self.is_hit = np.zeros(num_rows, bool)
 
     @property
+    def has_strings(self) -> bool:
+        """Whether there are stop strings."""
+        return bool(self._strings)
+
+    @property
     def texts(self) -> list[str]:
         """The text of each row so far, cut before its stop string."""
         return [self.text(row) for row in range(len(self._parts))]

@@ -33,9 +33,9 @@ FLOORS = (
         "bass_jax.traces",
         "bass_jax.utilisation",
     ),
-    ("bass_jax.enumeration", "bass_jax.generate", "bass_jax.profiler", "bass_jax.scheduler", "bass_jax.verify"),
+    ("bass_jax.enumeration", "bass_jax.generate", "bass_jax.profiler", "bass_jax.serving", "bass_jax.verify"),
     ("bass_jax",),
-    ("bass_jax.training", "bass_jax.experiments"),
+    ("bass_jax.training", "bass_jax.experiments", "bass_jax.traffic"),
     ("bass_jax.cli", "bass_jax.commands", "bass_jax.__main__"),
 )
 

@@ -69,6 +69,10 @@ class Drafter(Protocol):
     # `SpecConfig.num_chains` above 1: a proposal with M after B in every field. First tokens of a row's chains
     # differ; `probs` of a first draft is the law that it was drawn from given the chains before its own.
 
+    # And `read(state, tokens, positions)`, for an engine that reads prompts in pieces between steps: takes the next
+    # tokens of each row, ``[B, T]``, at ``positions``, those at or past the capacity being padding; the state is that
+    # of `init` with lengths of 1. Without it an engine calls `init` once the whole prompt is at hand.
+
     def commit(self, state: Any, lengths: Array) -> Any:
         """Takes note that each row's first ``lengths[b]`` tokens are now committed; the rest is void."""
         ...

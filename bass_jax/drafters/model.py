@@ -53,6 +53,12 @@ class ModelDrafter:
         cache = self.model.init_cache(tokens.shape[0], tokens.shape[1])
         return ModelDrafterState(extend_cache(self.model, tokens, lengths - 1, cache), lengths - 1)
 
+    def read(self, state: ModelDrafterState, tokens: Array, positions: Array) -> ModelDrafterState:
+        """Reads a piece of the prompts in one pass."""
+        _, cache = self.model.features(tokens, positions, state.cache)
+        num_read = (positions < cache.capacity).sum(axis=1, dtype=jnp.int32)
+        return ModelDrafterState(cache, state.num_cached + num_read)
+
     def propose(
         self, state: ModelDrafterState, context: DraftContext, draft_len: int, *, is_sampled: bool
     ) -> tuple[Proposal, ModelDrafterState]:

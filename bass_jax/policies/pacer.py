@@ -44,8 +44,8 @@ def advance_policy(
         ``(policy_state, state, num_wanted)``; `num_wanted`, ``[]`` int32, is the most drafts that a row will draft
         in the next step, the token limits taken into account: its bucket is the one to run.
     """
-    policy_state, plan, num_wanted = _advance(policy, policy_state, _rows(state), _small(info), seconds)
-    return policy_state, _planned(state, plan), num_wanted
+    policy_state, plan, num_wanted = advance_rows(policy, policy_state, rows_of(state), counts_of(info), seconds)
+    return policy_state, planned(state, plan), num_wanted
 
 
 class Pacer:
@@ -61,38 +61,40 @@ class Pacer:
         self.policy = policy
         num_rows = len(state.lengths)
         policy_state = policy.init(num_rows)
-        info, seconds = _small(no_step(num_rows)), jnp.float32(0.0)
-        arguments = (policy, policy_state, _rows(state), info, seconds)
-        self._update = EXECUTABLES.get(_advance, *arguments)
+        info, seconds = counts_of(no_step(num_rows)), jnp.float32(0.0)
+        arguments = (policy, policy_state, rows_of(state), info, seconds)
+        self._update = EXECUTABLES.get(advance_rows, *arguments)
         self._state, self._plan, self.num_wanted = self._update(*arguments)
 
     def plan(self, state: SpecState) -> SpecState:
         """Writes the last plan into `state`; nothing waits for the device."""
-        return _planned(state, self._plan)
+        return planned(state, self._plan)
 
     def update(self, state: SpecState, info: StepInfo, seconds: float) -> SpecState:
         """Dispatches the update behind the step that made `state` and `info`; nothing waits for the device."""
         self._state, self._plan, self.num_wanted = self._update(
-            self.policy, self._state, _rows(state), _small(info), jnp.float32(seconds)
+            self.policy, self._state, rows_of(state), counts_of(info), jnp.float32(seconds)
         )
         return self.plan(state)
 
 
-def _rows(state: SpecState) -> tuple[Array, ...]:
+def rows_of(state: SpecState) -> tuple[Array, ...]:
     """The parts of a state that a plan depends on."""
     return state.lengths, state.limits, state.finish, state.draft_lens
 
 
-def _small(info: StepInfo) -> tuple[Array, ...]:
+def counts_of(info: StepInfo) -> tuple[Array, ...]:
     """The counts of a step: the same shapes whatever its bucket."""
     return info.is_active, info.num_drafted, info.num_accepted, info.num_emitted
 
 
-def _planned(state: SpecState, plan: Plan) -> SpecState:
+def planned(state: SpecState, plan: Plan) -> SpecState:
+    """Writes `plan` into `state`."""
     return state._replace(draft_lens=plan.draft_lens, min_confidence=plan.min_confidence)
 
 
-def _advance(policy: Policy, policy_state: Any, rows, counts, seconds) -> tuple[Any, Plan, Array]:
+def advance_rows(policy: Policy, policy_state: Any, rows, counts, seconds) -> tuple[Any, Plan, Array]:
+    """Updates `policy` from `rows_of` a state and `counts_of` the step that made it; see `advance_policy`."""
     lengths, limits, finish, num_wanted = rows
     is_active, num_drafted, num_accepted, num_emitted = counts
     is_running = finish == FinishReason.RUNNING

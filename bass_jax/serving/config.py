@@ -1,0 +1,93 @@
+"""The shape of an engine: slots, their capacity, and what they may hold together."""
+
+import dataclasses
+from typing import Literal
+
+from bass_jax.config import BATCH_BUCKETS, batch_bucket, capacity_bucket
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+    """How many requests run at once, and how large they may grow.
+
+    Attributes:
+        num_slots: most requests that run or are being read at once.
+        capacity: most tokens of a request, prompt and answer; rounded up to a power of two.
+        token_budget: most tokens that are reserved for the requests in slots; None means every slot's capacity. A
+            request reserves a whole slot; it waits until there is room, and no later one overtakes it.
+        max_waiting: most requests that wait for a slot; one more is refused.
+        chunk: prompt tokens that one pass reads.
+        chunks_per_step: such passes between two steps while rows are running.
+        batching: ``"continuous"``: a row's slot takes the next request when it finishes; ``"static"``: what waits, up
+            to the slots, is run to completion before anything else begins (Su et al. 2023).
+        buckets: batch sizes that have executables, ascending, the last at least `num_slots`; None means all.
+    """
+
+    num_slots: int = 16
+    capacity: int = 1024
+    token_budget: int | None = None
+    max_waiting: int = 1024
+    chunk: int = 256
+    chunks_per_step: int = 1
+    batching: Literal["continuous", "static"] = "continuous"
+    buckets: tuple[int, ...] | None = None
+
+    def __post_init__(self):
+        for name in ("num_slots", "capacity", "token_budget", "max_waiting", "chunk", "chunks_per_step"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: expected at least 1")
+        if self.num_slots > BATCH_BUCKETS[-1]:
+            raise ValueError(f"num_slots={self.num_slots}: expected at most {BATCH_BUCKETS[-1]}")
+        if self.batching not in ("continuous", "static"):
+            raise ValueError(f"batching={self.batching!r}: expected 'continuous' or 'static'")
+        object.__setattr__(self, "capacity", capacity_bucket(self.capacity))
+        object.__setattr__(self, "chunk", min(self.chunk, self.capacity))
+        largest = batch_bucket(self.num_slots)
+        buckets = [bucket for bucket in BATCH_BUCKETS if bucket <= largest] if self.buckets is None else self.buckets
+        object.__setattr__(self, "buckets", tuple(buckets))
+        if not set(self.sizes) <= set(BATCH_BUCKETS) or list(self.sizes) != sorted(set(self.sizes)):
+            raise ValueError(f"buckets={self.buckets}: expected ascending ones of {BATCH_BUCKETS}")
+        if not self.sizes or self.sizes[-1] < self.num_slots:
+            raise ValueError(f"buckets={self.buckets}: expected the last to hold num_slots={self.num_slots}")
+        if self.token_budget is None:
+            object.__setattr__(self, "token_budget", self.num_slots * self.capacity)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """`buckets`, once they are settled."""
+        return self.buckets or ()
+
+    @property
+    def budget(self) -> int:
+        """`token_budget`, once it is settled."""
+        return self.token_budget or 0
+
+    def reservation(self, num_tokens: int) -> int:
+        """Tokens of memory that a request of at most `num_tokens` holds while it is in a slot."""
+        del num_tokens  # A dense row holds its capacity, whatever is in it.
+        return self.capacity
+
+    def check(self, num_prompt_tokens: int, max_new_tokens: int, context: int) -> None:
+        """Refuses a request that could never run.
+
+        Args:
+            num_prompt_tokens: of the request.
+            max_new_tokens: its limit.
+            context: of the target.
+
+        Raises:
+            ValueError: saying which limit it exceeds.
+        """
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={max_new_tokens}: expected at least 1")
+        total = num_prompt_tokens + max_new_tokens
+        what = f"prompt of {num_prompt_tokens} tokens with max_new_tokens={max_new_tokens} may grow to {total}"
+        if total > context:
+            raise ValueError(f"{what}: the target's context is {context}")
+        if total > self.capacity:
+            raise ValueError(f"{what}: expected at most capacity={self.capacity}")
+        if self.reservation(total) > self.budget:
+            raise ValueError(
+                f"{what} and reserves {self.reservation(total)}: expected at most token_budget={self.budget}"
+            )
