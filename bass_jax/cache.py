@@ -11,17 +11,30 @@ import jax
 import jax.numpy as jnp
 
 from bass_jax.typing import Array, Float, Int
+from kernels_pallas.attention.quantize import quantize_kv
+
+
+class Int8KV(NamedTuple):
+    """Keys or values of one layer as INT8, with a scale per token and head."""
+
+    values: Array  # [B, K, S, H] int8
+    scales: Array  # [B, K, S] float32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(B, K, S, H)``."""
+        return self.values.shape
 
 
 class KVCache(NamedTuple):
-    """Keys and values of every layer.
+    """Keys and values of every layer, `Int8KV` where the model's `cache_dtype` says so.
 
     A tuple of arrays per layer, rather than one stacked array, lets XLA update each in place and hand
     it to an attention kernel without slicing (and copying) it out.
     """
 
-    keys: tuple[Array, ...]  # L x [B, K, S, H]
-    values: tuple[Array, ...]  # L x [B, K, S, H]
+    keys: tuple[Array | Int8KV, ...]  # L x [B, K, S, H]
+    values: tuple[Array | Int8KV, ...]  # L x [B, K, S, H]
 
     @property
     def capacity(self) -> int:
@@ -35,27 +48,36 @@ def allocate(num_layers: int, batch: int, num_kv_heads: int, capacity: int, head
     Zeroed and not uninitialised: a masked probability of 0 times an uninitialised NaN is NaN.
     """
     shape = (batch, num_kv_heads, capacity, head_dim)
-    return KVCache(
-        keys=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
-        values=tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)),
-    )
+
+    def empty():
+        if dtype == jnp.int8:
+            return Int8KV(jnp.zeros(shape, jnp.int8), jnp.zeros(shape[:3], jnp.float32))
+        return jnp.zeros(shape, dtype)
+
+    return KVCache(*(tuple(empty() for _ in range(num_layers)) for _ in KVCache._fields))
 
 
 def append(
-    layer: Float[Array, "B K S H"], new: Float[Array, "B T K H"], positions: Int[Array, "B T"]
-) -> Float[Array, "B K S H"]:
+    layer: Float[Array, "B K S H"] | Int8KV, new: Float[Array, "B T K H"], positions: Int[Array, "B T"]
+) -> Float[Array, "B K S H"] | Int8KV:
     """Writes `new` at each row's `positions`; those at or past ``S`` are dropped.
 
-    One in-place scatter when the cache is donated. `positions` must not repeat inside a row, except
-    past the end.
+    One in-place scatter when the cache is donated, and one more for the scales of an INT8 cache. `positions` must not
+    repeat inside a row, except past the end.
     """
+    if isinstance(layer, Int8KV):
+        values, scales = quantize_kv(new)
+        return Int8KV(_write(layer.values, values, positions), _write(layer.scales, scales, positions))
+    return _write(layer, new.astype(layer.dtype), positions)
+
+
+def _write(layer: Array, new: Array, positions: Int[Array, "B T"]) -> Array:
     rows = jnp.arange(layer.shape[0])[:, None, None]
     heads = jnp.arange(layer.shape[1])[None, :, None]
     # Distinct slots past the end: the promise of unique indices holds for dropped writes too.
     past_end = layer.shape[2] + jnp.arange(positions.shape[1])
     slots = jnp.where(positions < layer.shape[2], positions, past_end)[:, None, :]
-    update = new.astype(layer.dtype).swapaxes(1, 2)
-    return layer.at[rows, heads, slots].set(update, mode="drop", unique_indices=True)
+    return layer.at[rows, heads, slots].set(new.swapaxes(1, 2), mode="drop", unique_indices=True)
 
 
 def keep_chain(cache: KVCache, new: KVCache, chain: Int[Array, "B"], positions: Int[Array, "B T"]) -> KVCache:
@@ -68,7 +90,11 @@ def keep_chain(cache: KVCache, new: KVCache, chain: Int[Array, "B"], positions: 
         positions: of its tokens; those at or past ``S`` are dropped.
     """
     rows = jnp.arange(chain.shape[0])
-    return jax.tree.map(lambda layer, of_all: append(layer, of_all[rows, chain], positions), cache, new)
+
+    def keep(layer, of_all):
+        return append(layer, of_all[rows, chain], positions)
+
+    return jax.tree.map(keep, cache, new, is_leaf=lambda node: isinstance(node, Int8KV))
 
 
 def gather_rows(tree: Any, rows: Int[Array, "rows"]) -> Any:

@@ -140,10 +140,16 @@ class ModelConfig:
         has_head_bias: a bias on the logits.
         logit_softcap: c, where logits are ``c tanh(x / c)``.
         attention_softcap: c, where the scaled scores of attention are ``c tanh(x / c)``, before masking.
-        dtype: of the parameters, activations and cache: ``"float32"`` or ``"bfloat16"``.
+        dtype: of the parameters, activations and cache, as far as they are not INT8: ``"float32"`` or
+            ``"bfloat16"``.
+        quantize: ``"int8"`` stores the matrices of the layers and of the head as INT8 with a scale per output channel,
+            cast where the products read them; ``"int8_activations"`` also rounds the layers' inputs of products to
+            INT8, with a scale per token, and sums in whole numbers. None stores all in `dtype`.
+        cache_dtype: ``"int8"`` keeps keys and values as INT8 with a scale per token and head; None means `dtype`.
         attention: how attention runs: ``"ragged"``, ``"pad"`` or ``"split"``, the forms of
             `kernels_pallas.ops.ragged_attention` on a GPU (elsewhere all three are ``"xla"``), ``"xla"``, or
             ``"cudnn"``, which transposes the cache in every pass and is ``"ragged"`` where cuDNN cannot.
+        tensor_axis: mesh axis that the key-value heads are split over; set by what places a model on a mesh.
     """
 
     vocab_size: int
@@ -185,7 +191,10 @@ class ModelConfig:
     logit_softcap: float | None = None
     attention_softcap: float | None = None
     dtype: str = "float32"
+    quantize: str | None = None
+    cache_dtype: str | None = None
     attention: str = "ragged"
+    tensor_axis: str | None = None
 
     def __post_init__(self):
         positive = (
@@ -206,6 +215,10 @@ class ModelConfig:
             raise ValueError(f"rope_base={self.rope_base}: expected a number above 1")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype={self.dtype!r}: expected 'float32' or 'bfloat16'")
+        if self.quantize not in (None, "int8", "int8_activations"):
+            raise ValueError(f"quantize={self.quantize!r}: expected None, 'int8' or 'int8_activations'")
+        if self.cache_dtype not in (None, "int8"):
+            raise ValueError(f"cache_dtype={self.cache_dtype!r}: expected None or 'int8'")
         if self.attention not in ("ragged", "pad", "split", "xla", "cudnn"):
             raise ValueError(f"attention={self.attention!r}: expected 'ragged', 'pad', 'split', 'xla' or 'cudnn'")
         is_projected = self.embedding_width is not None and not self.has_output_projection
@@ -239,6 +252,11 @@ class ModelConfig:
     def window_of(self, layer: int) -> int | None:
         """Positions that a query of `layer` sees; None for all."""
         return self.window if self.windowed_layers is None or self.windowed_layers[layer] else None
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether the layers' products take INT8 inputs."""
+        return self.quantize == "int8_activations"
 
     @property
     def queries_per_kv_head(self) -> int:

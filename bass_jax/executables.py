@@ -1,10 +1,12 @@
 """Compiled functions, kept so that compiling is timed apart and counted."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS
 
@@ -25,11 +27,15 @@ class Executables:
     def get(self, function: Callable, *args: Any, donate_argnums: tuple[int, ...] = ()) -> Callable:
         """Returns `function` compiled for arguments of these shapes and static parts."""
         leaves, structure = jax.tree.flatten(args)
-        key = (function, donate_argnums, structure, tuple(jax.typeof(leaf) for leaf in leaves))
+        placements = tuple(_placement(leaf) for leaf in leaves)
+        key = (function, donate_argnums, structure, tuple(jax.typeof(leaf) for leaf in leaves), placements)
         if key not in self._compiled:
             start = time.perf_counter()
-            lowered = jax.jit(function, donate_argnums=donate_argnums).lower(*args)
-            self._compiled[key] = lowered.compile(compiler_options=ONE_GRAPH_OPTIONS)
+            mesh = next((placement.mesh for placement in placements if placement is not None), None)
+            # Code that spreads over a mesh asks which one is set.
+            with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+                lowered = jax.jit(function, donate_argnums=donate_argnums).lower(*args)
+                self._compiled[key] = lowered.compile(compiler_options=ONE_GRAPH_OPTIONS)
             self.num_compiled += 1
             self.compile_seconds += time.perf_counter() - start
         return self._compiled[key]
@@ -37,6 +43,12 @@ class Executables:
     def clear(self) -> None:
         """Forgets all executables; what is asked for again is compiled again."""
         self._compiled.clear()
+
+
+def _placement(leaf: Any) -> NamedSharding | None:
+    """How an array lies on several devices; None on one."""
+    sharding = getattr(leaf, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
 
 
 EXECUTABLES = Executables()

@@ -34,7 +34,18 @@ class Pair:
         return dataclasses.replace(self, drafter=drafter)
 
 
-def load_pair(path: str | Path, *, drafter: str | Drafter | None = None, dtype: str | None = None):
+def load_pair(
+    path: str | Path,
+    *,
+    drafter: str | Drafter | None = None,
+    dtype: str | None = None,
+    quantize: str | None = None,
+    cache_dtype: str | None = None,
+    quantize_draft: str | None = None,
+    mesh: Mesh | None = None,
+    rules: dict[str, str] | None = None,
+    draft_rules: dict[str, str] | None = None,
+):
     """Loads a target, its drafter and their tokenizer.
 
     Args:
@@ -43,6 +54,12 @@ def load_pair(path: str | Path, *, drafter: str | Drafter | None = None, dtype: 
         drafter: ``"model"`` (the pair's own draft), ``"ngram"``, a path of another draft, or a `Drafter`.
             Default the pair's draft where it has one, else ``"ngram"``.
         dtype: of parameters and activations; default as stored.
+        quantize: of the target: ``"int8"`` or ``"int8_activations"``, as in `ModelConfig`; default as stored.
+        cache_dtype: of the target's cache: ``"int8"``, or None for `dtype`.
+        quantize_draft: as `quantize`, of the draft.
+        mesh: devices to spread both models over; see `bass_jax.tensor_parallel_mesh`.
+        rules: of the target: logical axis → mesh axis; see `bass_jax.models.sharding`.
+        draft_rules: of the draft; default `rules`. With ``{}`` every device has the whole draft.
 
     Returns:
         ``(pair, tokenizer)``.
@@ -52,10 +69,15 @@ def load_pair(path: str | Path, *, drafter: str | Drafter | None = None, dtype: 
     """
     from bass_jax import checkpoint
 
+    of_target: dict[str, Any] = {
+        "dtype": dtype, "quantize": quantize, "cache_dtype": cache_dtype, "mesh": mesh, "rules": rules
+    }  # fmt: skip
     if _is_pair(Path(path)):
-        target, draft, tokenizer = checkpoint.load_target_and_draft(path, dtype=dtype)
+        target, draft, tokenizer = checkpoint.load_target_and_draft(
+            path, quantize_draft=quantize_draft, draft_rules=draft_rules, **of_target
+        )
     else:
-        target, draft = checkpoint.load_model(path, dtype=dtype), None
+        target, draft = checkpoint.load_model(path, **of_target), None
         tokenizer = checkpoint.load_tokenizer(path)
     if drafter is None:
         drafter = "ngram" if draft is None else "model"
@@ -66,7 +88,10 @@ def load_pair(path: str | Path, *, drafter: str | Drafter | None = None, dtype: 
     elif drafter == "ngram":
         drafter = NgramDrafter()
     elif isinstance(drafter, str | Path):
-        other = checkpoint.load_draft(drafter, target, tokenizer)
+        other = checkpoint.load_draft(
+            drafter, target, tokenizer, quantize=quantize_draft, mesh=mesh,
+            rules=rules if draft_rules is None else draft_rules,
+        )  # fmt: skip
         drafter = ModelDrafter(other, target.config.vocab_size)
     return Pair(target, drafter, tokenizer), tokenizer
 
@@ -77,8 +102,12 @@ def random_pair(
     *,
     key: Key[Array, ""] | None = None,
     dtype: str = "bfloat16",
+    quantize: str | None = None,
+    cache_dtype: str | None = None,
+    quantize_draft: str | None = None,
     mesh: Mesh | None = None,
     rules: dict[str, str] | None = None,
+    draft_rules: dict[str, str] | None = None,
 ) -> Pair:
     """Makes a pair of random weights on the device, for studies of speed and memory without a checkpoint.
 
@@ -87,18 +116,28 @@ def random_pair(
         draft: likewise; None for a target with the drafter ``"ngram"``.
         key: a random key; default ``jax.random.key(0)``.
         dtype: of both models, where they are named.
-        mesh: see `bass_jax.models.random_model`.
-        rules: see `bass_jax.models.random_model`.
+        quantize: see `load_pair`.
+        cache_dtype: see `load_pair`.
+        quantize_draft: see `load_pair`.
+        mesh: see `load_pair`.
+        rules: see `load_pair`.
+        draft_rules: see `load_pair`.
 
     Raises:
         ValueError: if there is no preset of that name.
     """
-    configs = [preset(one, dtype=dtype) if isinstance(one, str) else one for one in (target, draft) if one is not None]
     keys = jax.random.split(jax.random.key(0) if key is None else key)
-    models = [random_model(config, own, mesh=mesh, rules=rules) for config, own in zip(configs, keys, strict=False)]
+
+    def make(model, key, rules, **changes):
+        config = preset(model, dtype=dtype) if isinstance(model, str) else model
+        changes = {name: value for name, value in changes.items() if value is not None}
+        return random_model(dataclasses.replace(config, **changes), key, mesh=mesh, rules=rules)
+
+    made = make(target, keys[0], rules, quantize=quantize, cache_dtype=cache_dtype)
     if draft is None:
-        return Pair(models[0], NgramDrafter())
-    return Pair(models[0], ModelDrafter(models[1], models[0].config.vocab_size))
+        return Pair(made, NgramDrafter())
+    small = make(draft, keys[1], rules if draft_rules is None else draft_rules, quantize=quantize_draft)
+    return Pair(made, ModelDrafter(small, made.config.vocab_size))
 
 
 def _is_pair(path: Path) -> bool:

@@ -12,6 +12,7 @@ from bass_jax.cache import KVCache
 from bass_jax.config import SpecConfig, batch_bucket, capacity_bucket
 from bass_jax.executables import EXECUTABLES
 from bass_jax.models.extend import extend_cache
+from bass_jax.models.mesh import mesh_of, place_whole, replicate
 from bass_jax.pair import Pair
 from bass_jax.sampling import Sampling, SamplingControls
 from bass_jax.sampling.keys import row_keys, seed_keys
@@ -192,13 +193,13 @@ def prefill(
         "target_cache": target_cache,
         "drafter": drafter,
     }
-    return SpecState(**jax.device_put(fields))
+    return place_whole(SpecState(**fields), mesh_of(pair))
 
 
 def _read_prompts(pair: Pair, tokens: Array, lengths: Array) -> tuple[KVCache, Any]:
     """Fills both caches with all but the last token of each prompt."""
     cache = pair.target.init_cache(tokens.shape[0], tokens.shape[1])
-    return extend_cache(pair.target, tokens, lengths - 1, cache), pair.drafter.init(tokens, lengths)
+    return replicate((extend_cache(pair.target, tokens, lengths - 1, cache), pair.drafter.init(tokens, lengths)))
 
 
 def pad_stop_tokens(stop_tokens: Sequence[int]) -> np.ndarray:

@@ -9,6 +9,7 @@ from bass_jax.chains import check_chains, verify_chains
 from bass_jax.config import SpecConfig
 from bass_jax.drafters import DraftContext, Proposal
 from bass_jax.judge import Judgement, TargetLogits, judge
+from bass_jax.models.mesh import replicate
 from bass_jax.pair import Pair
 from bass_jax.records import record_drafts
 from bass_jax.sampling import GREEDY, TOKEN, AcceptanceRule, Adjuster, RuleKeys, find_processors, find_rule
@@ -71,7 +72,7 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
     with jax.named_scope("commit"):
         state, info = _commit(state._replace(target_cache=target_cache), judgement, num_drafted)
         state = state._replace(drafter=pair.drafter.commit(drafter, state.lengths))
-        return state, info._replace(drafts=record)
+        return replicate((state, info._replace(drafts=record)))
 
 
 def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
@@ -91,7 +92,7 @@ def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecSta
     judgement = judge(
         rule, proposal, logits, state.controls, keys, kernel=spec.acceptance_kernel, num_logprobs=spec.num_logprobs
     )
-    return _commit(state._replace(target_cache=target_cache), judgement, proposal.num_drafted)
+    return replicate(_commit(state._replace(target_cache=target_cache), judgement, proposal.num_drafted))
 
 
 def _propose(

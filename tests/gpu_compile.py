@@ -127,11 +127,11 @@ needs_gpu_compiler = pytest.mark.skipif(why_not() is not None, reason=why_not() 
 
 
 @functools.cache
-def _mesh(device: str) -> jax.sharding.Mesh:
+def _mesh(device: str, num_devices: int = 1) -> jax.sharding.Mesh:
     topology = topologies.get_topology_desc(
-        platform="cuda", target_config=GPUS[device].target_config(), topology="1x1x1"
+        platform="cuda", target_config=GPUS[device].target_config(), topology=f"1x1x{num_devices}"
     )
-    return topologies.make_mesh(topo=topology, mesh_shape=(1,), axis_names=("x",))
+    return topologies.make_mesh(topo=topology, mesh_shape=(num_devices,), axis_names=("tp",))
 
 
 def compile_for(
@@ -169,6 +169,8 @@ def compile_with_thunks_for(
     *args: Any,
     device: str = "H200",
     compiler_options: dict[str, Any] | None = None,
+    num_devices: int = 1,
+    place: Callable[[jax.sharding.Mesh], Any] | None = None,
     **jit_options: Any,
 ) -> tuple[jax.stages.Compiled, list[Thunk]]:
     """Compiles as `compile_for` does and reads every launch of the result and the CUDA graph it sits in.
@@ -178,25 +180,27 @@ def compile_with_thunks_for(
         *args: Its arguments, as for `compile_for`.
         device: A key of `GPUS`.
         compiler_options: More options for XLA, by flag name without the dashes.
+        num_devices: Devices of the mesh, whose axis is called `"tp"`.
+        place: Returns the sharding of every array of `args` on a mesh; default whole on every device.
         **jit_options: Passed to `jax.jit`.
 
     Returns:
-        The compiled object and its launches in order.
+        The compiled object and its launches in order, those of one device.
     """
-    lowered = _lower(function, args, device, jit_options)
-    with jax.set_mesh(_mesh(device)):
+    lowered = _lower(function, args, device, jit_options, num_devices, place)
+    with jax.set_mesh(_mesh(device, num_devices)):
         return compile_with_thunks(lowered, compiler_options={**SPILLS_ARE_ERRORS, **(compiler_options or {})})
 
 
-def _lower(function, args, device, jit_options) -> jax.stages.Lowered:
-    mesh = _mesh(device)
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+def _lower(function, args, device, jit_options, num_devices=1, place=None) -> jax.stages.Lowered:
+    mesh = _mesh(device, num_devices)
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
-    def spec(leaf):
+    def spec(leaf, sharding):
         leaf = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(jnp.asarray(leaf))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    specs = jax.tree.map(spec, args)
+    specs = jax.tree.map(spec, args, jax.tree.map(lambda _: whole, args) if place is None else place(mesh))
     with jax.set_mesh(mesh):
         return jax.jit(function, **jit_options).trace(*specs).lower(lowering_platforms=("cuda",))
 

@@ -7,14 +7,12 @@ from collections import Counter
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import bass_jax as bass
-from bass_jax.drafters import ModelDrafter, NgramDrafter
-from bass_jax.sampling import SamplingControls
 from bass_jax.state import SpecState
 from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS, Thunk, is_one_graph
+from tests.abstract import abstract_pair, abstract_state, num_bytes, of_depth
 from tests.gpu_compile import compile_with_thunks_for, needs_gpu_compiler
 
 BATCH, CAPACITY, LAYERS = 8, 2048, 4
@@ -30,43 +28,6 @@ KERNELS_PER_LAYER, KERNELS_PER_DRAFT_LAYER = 12, 14
 STEPS = {"speculate": bass.speculate_step, "decode": bass.decode_step}
 
 
-def abstract_pair(drafter: str, num_layers: int, num_draft_layers: int) -> bass.Pair:
-    """Shapes alone: no weight is made."""
-
-    def model(config, num_layers):
-        config = dataclasses.replace(config, num_layers=num_layers)
-        return jax.eval_shape(lambda: bass.init_model(config, jax.random.key(0)))
-
-    target = model(TARGET, num_layers)
-    if drafter == "ngram":
-        return bass.Pair(target, NgramDrafter())
-    return bass.Pair(target, ModelDrafter(model(DRAFT, num_draft_layers), TARGET.vocab_size))
-
-
-def abstract_state(pair: bass.Pair) -> SpecState:
-    def build(pair):
-        def per_row(dtype):
-            return jnp.zeros(BATCH, dtype)
-
-        tokens, lengths = jnp.zeros((BATCH, CAPACITY), jnp.int32), per_row(jnp.int32)
-        return SpecState(
-            tokens=tokens, lengths=lengths, prompt_lengths=lengths, limits=lengths, finish=lengths,
-            keys=jax.vmap(jax.random.key)(per_row(jnp.uint32)), num_steps=lengths, draft_lens=lengths,
-            controls=SamplingControls(
-                per_row(jnp.float32), per_row(jnp.int32), per_row(jnp.float32), per_row(jnp.float32)
-            ),
-            stop_tokens=jnp.zeros((BATCH, 2), jnp.int32),
-            target_cache=pair.target.init_cache(BATCH, CAPACITY),
-            drafter=pair.drafter.init(tokens, lengths),
-        )  # fmt: skip
-
-    return jax.eval_shape(build, pair)
-
-
-def num_bytes(tree) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree) if leaf.dtype != "key<fry>")
-
-
 class Compiled(NamedTuple):
     state: SpecState
     executable: jax.stages.Compiled
@@ -79,8 +40,9 @@ class Compiled(NamedTuple):
 
 @functools.cache
 def compiled(step: str, drafter: str, num_layers: int = LAYERS, num_draft_layers: int = 2) -> Compiled:
-    pair = abstract_pair(drafter, num_layers, num_draft_layers)
-    state = abstract_state(pair)
+    draft = None if drafter == "ngram" else of_depth(DRAFT, num_draft_layers)
+    pair = abstract_pair(of_depth(TARGET, num_layers), draft)
+    state = abstract_state(pair, BATCH, CAPACITY)
     spec = bass.SpecConfig(draft_len=4, acceptance="token")
     executable, thunks = compile_with_thunks_for(
         lambda pair, state: STEPS[step](pair, state, spec), pair, state,

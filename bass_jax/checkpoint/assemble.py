@@ -1,13 +1,14 @@
 """Builds parameters from a checkpoint's tensors, one tensor at a time."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from bass_jax.checkpoint.quantization import quantizing, stored_dtype
 from bass_jax.checkpoint.trees import flatten, unflatten
 from bass_jax.config import ModelConfig
 from bass_jax.models import abstract_params
@@ -52,7 +53,7 @@ def assemble(
 
     Args:
         source: the checkpoint.
-        config: of the model; its `dtype` is what the parameters are cast to.
+        config: of the model; its `dtype` is what the parameters are cast to, but for those that it quantises.
         shardings: a sharding per parameter; default the default device.
         progress: told after every tensor.
 
@@ -93,12 +94,14 @@ def plan(source: TensorSource, config: ModelConfig) -> dict[str, Callable[[], np
     is_copy = {"lm_head.weight", "embed_out.weight"} if config.is_tied else set()
     if extra := sorted(stored.keys() - wanted - is_copy):
         raise ValueError(f"{source.path}: unexpected tensor {extra[0]!r} ({len(extra)} unexpected)")
-    shapes = {path: boxed.value.shape for path, boxed in flatten(abstract_params(config)).items()}
-    dtype = jnp.dtype(config.dtype)
-    return {
-        path: functools.partial(_build, source, stored, path, rules[path], shape, dtype)
-        for path, shape in shapes.items()
+    whole = abstract_params(dataclasses.replace(config, quantize=None))
+    builders: dict[str, Callable[[], np.ndarray]] = {
+        path: functools.partial(
+            _build, source, stored, path, rules[path], boxed.value.shape, stored_dtype(config, path)
+        )
+        for path, boxed in flatten(whole).items()
     }
+    return quantizing(builders, config)
 
 
 def _check_size(source: TensorSource, config: ModelConfig) -> None:

@@ -11,7 +11,7 @@ from bass_jax.checkpoint.manifest import read_json
 from bass_jax.config import ModelConfig, RopeScaling
 
 NAME = "config.json"
-RUN_SETTINGS = ("attention",)
+RUN_SETTINGS = ("attention", "cache_dtype", "tensor_axis")
 """Fields that a run chooses and a checkpoint does not keep."""
 
 
@@ -19,6 +19,12 @@ def write_config(directory: Path, config: ModelConfig) -> None:
     """Writes ``config.json`` into `directory`."""
     content = {key: value for key, value in dataclasses.asdict(config).items() if key not in RUN_SETTINGS}
     (directory / NAME).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def without_run_settings(config: ModelConfig) -> ModelConfig:
+    """Returns `config` as it is read back."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config) if field.name in RUN_SETTINGS}
+    return dataclasses.replace(config, **defaults)
 
 
 def read_config(directory: Path) -> ModelConfig:

@@ -17,7 +17,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from bass_jax.checkpoint import manifest as manifest_file
@@ -26,7 +25,8 @@ from bass_jax.checkpoint.load import load_model, load_tokenizer, open_source, re
 from bass_jax.checkpoint.manifest import Manifest, described, sha256
 from bass_jax.checkpoint.save import check_replaceable, save_model, write_checkpoint
 from bass_jax.checkpoint.tokenizer import Tokenizer, has_tokenizer_files
-from bass_jax.checkpoint.trees import unflatten
+from bass_jax.checkpoint.trees import flatten, unflatten
+from bass_jax.models import abstract_params
 
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".json")
 _BLOB = re.compile(r"[0-9a-f]{64}")
@@ -37,6 +37,7 @@ def convert(
     destination: str | PathLike[str],
     *,
     dtype: str | None = None,
+    quantize: str | None = None,
     license: str | None = None,
     source_name: str | None = None,
     replace: bool = True,
@@ -52,6 +53,7 @@ def convert(
         source: see `load_model`.
         destination: directory to write.
         dtype: to store; default the source's.
+        quantize: ``"int8"`` stores matrices as INT8; see `load_model`.
         license: of the weights, for the manifest.
         source_name: of the source, for the manifest; default `source` itself.
         replace: False leaves a checkpoint that another process has put there meanwhile.
@@ -67,24 +69,30 @@ def convert(
         if not replace and directory.exists():
             return
         if path.is_dir() and (path / manifest_file.NAME).exists():
-            _convert_ours(path, directory, dtype, manifest)
+            _convert_ours(path, directory, dtype, quantize, manifest)
         else:
-            _convert_theirs(path, directory, dtype, manifest, work, progress)
+            _convert_theirs(path, directory, dtype, quantize, manifest, work, progress)
 
 
-def _convert_ours(path: Path, directory: Path, dtype: str | None, manifest: Manifest) -> None:
-    model = load_model(path, dtype=dtype)
+def _convert_ours(path: Path, directory: Path, dtype: str | None, quantize: str | None, manifest: Manifest) -> None:
+    model = load_model(path, dtype=dtype, quantize=quantize)
     tokenizer = load_tokenizer(path) if has_tokenizer_files(path) else None
     save_model(directory, model, tokenizer=tokenizer, source=manifest.source, license=manifest.license, verify=True)
 
 
 def _convert_theirs(
-    path: Path, directory: Path, dtype: str | None, manifest: Manifest, work: Path, progress: Progress | None
+    path: Path,
+    directory: Path,
+    dtype: str | None,
+    quantize: str | None,
+    manifest: Manifest,
+    work: Path,
+    progress: Progress | None,
 ) -> None:
     hashes = _source_hashes(path)
     source = open_source(path)  # Once: reading a GGUF file's metadata takes seconds.
     config = read_model_config(source)
-    config = dataclasses.replace(config, dtype=dtype or config.dtype)
+    config = dataclasses.replace(config, dtype=dtype or config.dtype, quantize=quantize)
     builders, tokenizer = plan(source, config), _tokenizer_of(path, source)
     pieces = _Pieces(work, {"source": hashes, "config": repr(config)})
     for done, (name, build) in enumerate(builders.items()):
@@ -97,9 +105,9 @@ def _convert_theirs(
         source_sha256=hashes[path.name] if path.is_file() else None,
         tokenizer_fingerprint=None if tokenizer is None else tokenizer.fingerprint,
     )
-    kind = jnp.dtype(config.dtype)
-    tree = {"params": unflatten({name: pieces.read(name, kind) for name in builders})}
-    hashes = {f"params/{name}": pieces.hash(name, kind) for name in builders}
+    kinds = {name: boxed.value.dtype for name, boxed in flatten(abstract_params(config)).items()}
+    tree = {"params": unflatten({name: pieces.read(name, kinds[name]) for name in builders})}
+    hashes = {f"params/{name}": pieces.hash(name, kinds[name]) for name in builders}
     write_checkpoint(directory, tree, config, manifest, tokenizer, partial=work / "checkpoint", hashes=hashes)
 
 

@@ -47,8 +47,9 @@ class Inspection:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all parameters in the stored dtype, in memory."""
-        return self.num_parameters * jnp.dtype(self.config.dtype).itemsize
+        """Bytes of all parameters in the stored dtypes, in memory."""
+        dtypes = {name: boxed.value.dtype for name, boxed in flatten(abstract_params(self.config)).items()}
+        return sum(math.prod(shape) * dtypes[name].itemsize for name, shape in self.shapes.items())
 
     @property
     def num_cache_bytes_per_token(self) -> int:

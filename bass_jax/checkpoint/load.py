@@ -14,12 +14,14 @@ from bass_jax.checkpoint import config_file
 from bass_jax.checkpoint import manifest as manifest_file
 from bass_jax.checkpoint.assemble import Progress, assemble
 from bass_jax.checkpoint.manifest import Manifest, one_line, read_json, read_manifest
+from bass_jax.checkpoint.quantization import quantize_read, stored_dtype
 from bass_jax.checkpoint.tokenizer import Tokenizer, has_tokenizer_files, read_tokenizer
 from bass_jax.checkpoint.trees import flatten, unflatten
 from bass_jax.config import ModelConfig
 from bass_jax.models import Model, abstract_params
 from bass_jax.models.families import FAMILIES
-from bass_jax.models.sharding import param_shardings
+from bass_jax.models.sharding import param_shardings, placed_config
+from bass_jax.models.weights import Weight
 from bass_jax.typing import Array
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -32,9 +34,11 @@ def load_model(
     path: str | PathLike[str],
     *,
     dtype: str | None = None,
+    quantize: str | None = None,
+    cache_dtype: str | None = None,
     mesh: Mesh | None = None,
     rules: dict[str, str] | None = None,
-    embedding: Array | None = None,
+    embedding: Array | Weight | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Loads a model, tensor by tensor, each cast and straight to where it belongs.
@@ -44,9 +48,12 @@ def load_model(
             ``pytorch_model.bin``, one file or an index with its shards), a ``.gguf`` file, or a Hub id such as
             ``"owner/name"``.
         dtype: ``"float32"`` or ``"bfloat16"``; default what is stored, or float32 if that is neither.
+        quantize: ``"int8"`` or ``"int8_activations"``, as in `ModelConfig`: matrices are quantised as they are read;
+            default as stored.
+        cache_dtype: ``"int8"`` for a cache of INT8, as in `ModelConfig`.
         mesh: devices to shard the parameters over; default the default device.
         rules: logical axis → mesh axis; see `bass_jax.models.sharding`.
-        embedding: ``[E, V]``, the target's; for a draft that was stored without it.
+        embedding: ``[E, V]``, the target's, INT8 or not; for a draft that was stored without it.
         progress: told after every tensor (not for checkpoints of ours).
 
     Raises:
@@ -54,25 +61,30 @@ def load_model(
     """
     path = resolve(path)
     if path.is_dir() and (path / manifest_file.NAME).exists():
-        return _load_ours(path, dtype, mesh, rules, embedding)
+        return _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding)
     if embedding is not None:
         raise ValueError(f"{path}: embedding: only a checkpoint of ours can do without its own")
-    return read_model(open_source(path), dtype=dtype, mesh=mesh, rules=rules, progress=progress)
+    return read_model(
+        open_source(path), dtype=dtype, quantize=quantize, cache_dtype=cache_dtype, mesh=mesh, rules=rules,
+        progress=progress,
+    )  # fmt: skip
 
 
 def read_model(
     source: Any,
     *,
     dtype: str | None = None,
+    quantize: str | None = None,
+    cache_dtype: str | None = None,
     mesh: Mesh | None = None,
     rules: dict[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """`load_model` from an open checkpoint of another format; see `open_source`."""
     config = read_model_config(source)
-    config = dataclasses.replace(config, dtype=dtype or config.dtype)
+    config = dataclasses.replace(config, dtype=dtype or config.dtype, quantize=quantize, cache_dtype=cache_dtype)
     shardings = None if mesh is None else param_shardings(config, mesh, rules)
-    return Model(assemble(source, config, shardings, progress), config)
+    return Model(assemble(source, config, shardings, progress), placed_config(config, mesh, rules))
 
 
 def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
@@ -168,35 +180,57 @@ def read_ours(path: Path) -> tuple[Manifest, ModelConfig]:
     return manifest, config_file.read_config(path)
 
 
-def _load_ours(path, dtype, mesh, rules, embedding) -> Model:
+def _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding) -> Model:
     from bass_jax.checkpoint.orbax import read_arrays
 
-    manifest, config = read_ours(path)
-    config = dataclasses.replace(config, dtype=dtype or config.dtype)
-    boxed = flatten(abstract_params(config))
-    if mesh is None:
-        placed = dict.fromkeys(boxed, default := SingleDeviceSharding(jnp.zeros(()).device))
-    else:
-        placed, default = flatten(param_shardings(config, mesh, rules)), NamedSharding(mesh, PartitionSpec())
+    manifest, stored = read_ours(path)
+    config = dataclasses.replace(
+        stored, dtype=dtype or stored.dtype, quantize=quantize or stored.quantize, cache_dtype=cache_dtype
+    )
+    is_new = stored.quantize is None and config.quantize is not None
+    if is_new and manifest.shares_embedding and config.is_tied:
+        raise ValueError(f"{path}: quantize={quantize!r}: its head is its target's embedding; quantise the target")
+    boxed = flatten(abstract_params(dataclasses.replace(config, quantize=None) if is_new else config))
+    placed, default = _placement(config, mesh, rules)
     expected = {
-        name: jax.ShapeDtypeStruct(leaf.value.shape, leaf.value.dtype, sharding=placed[name])
+        name: jax.ShapeDtypeStruct(
+            leaf.value.shape, stored_dtype(config, name) if is_new else leaf.value.dtype, sharding=placed[name]
+        )
         for name, leaf in boxed.items()
     }
     if manifest.shares_embedding:
         wanted = expected.pop("embedding")
         if embedding is None:
             raise ValueError(f"{path}: stored without its embedding, which is its target's; load it as a pair")
-        if embedding.shape != wanted.shape or embedding.dtype != wanted.dtype:
+        own = embedding if isinstance(embedding, Weight) else Weight(embedding, None)
+        if own.values.shape != wanted.shape or (own.scale is None and own.values.dtype != wanted.dtype):
             raise ValueError(
                 f"{path}: embedding: expected {wanted.dtype} {list(wanted.shape)}, "
-                f"the target's is {embedding.dtype} {list(embedding.shape)}"
+                f"the target's is {own.values.dtype} {list(own.values.shape)}"
             )
     elif embedding is not None:
         raise ValueError(f"{path}: embedding: this checkpoint has its own")
     tree: dict[str, Any] = {"params": unflatten(expected)}
     if config.output_vocab_size is not None:
         tree["output_ids"] = jax.ShapeDtypeStruct((config.output_vocab_size,), jnp.int32, sharding=default)
-    arrays = read_arrays(path, tree)
+
+    def keep(name: str, array: Array) -> dict[str, Array]:
+        kept = quantize_read(config, name, array) if is_new else {name: array}
+        return {
+            name: jax.device_put(leaf, placed.get(name.removeprefix("params/"), default)) for name, leaf in kept.items()
+        }
+
+    arrays = read_arrays(path, tree, keep)
     if manifest.shares_embedding:
-        arrays["params"]["embedding"] = embedding
-    return Model(arrays["params"], config, arrays.get("output_ids"))
+        arrays["params"]["embedding"] = own.values
+        if own.scale is not None:
+            arrays["params"]["embedding_scale"] = own.scale
+    return Model(arrays["params"], placed_config(config, mesh, rules), arrays.get("output_ids"))
+
+
+def _placement(config: ModelConfig, mesh: Mesh | None, rules: dict[str, str] | None) -> tuple[dict[str, Any], Any]:
+    """The sharding of every parameter by its path, and that of everything else."""
+    if mesh is not None:
+        return flatten(param_shardings(config, mesh, rules)), NamedSharding(mesh, PartitionSpec())
+    default = SingleDeviceSharding(jnp.zeros(()).device)
+    return dict.fromkeys(flatten(abstract_params(config)), default), default

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,16 +38,20 @@ def write_arrays(directory: Path, tree: Any) -> None:
     (directory / _SUBDIRECTORY / "commit_success.txt").unlink(missing_ok=True)
 
 
-def read_arrays(directory: Path, expected: Any) -> Any:
+def read_arrays(
+    directory: Path, expected: Any, keep: Callable[[str, jax.Array], dict[str, jax.Array]] | None = None
+) -> Any:
     """Reads ``directory/params``, every array cast and straight to where it belongs.
 
     Args:
         directory: the checkpoint.
         expected: nested dict of `jax.ShapeDtypeStruct` with a sharding each; dtypes are what the stored
             arrays are cast to.
+        keep: told the path and array of each as soon as it is read; returns what is kept of it, by path. Default
+            the array itself.
 
     Returns:
-        The arrays in the structure of `expected`.
+        The arrays in the structure of `expected`, but for what `keep` makes of it.
 
     Raises:
         ValueError: naming directory and tensor, if one is missing, extra or misshapen, or unreadable.
@@ -66,7 +70,8 @@ def read_arrays(directory: Path, expected: Any) -> Any:
     context, arrays = _context(), {}
     for name, leaf in wanted.items():
         with _naming(path, name):
-            arrays[name] = _read(_open(path, name, context), leaf, in_flight)
+            array = _read(_open(path, name, context), leaf, in_flight)
+        arrays |= {name: array} if keep is None else keep(name, array)
     return unflatten(arrays)
 
 

@@ -14,14 +14,19 @@ from bass_jax.checkpoint.load import has_tokenizer, load_model, load_tokenizer, 
 from bass_jax.checkpoint.manifest import read_json, read_manifest, sha256
 from bass_jax.checkpoint.tokenizer import Tokenizer
 from bass_jax.models import Model
+from bass_jax.models.weights import Weight
 
 
 def load_target_and_draft(
     path: str | PathLike[str],
     *,
     dtype: str | None = None,
+    quantize: str | None = None,
+    cache_dtype: str | None = None,
+    quantize_draft: str | None = None,
     mesh: Mesh | None = None,
     rules: dict[str, str] | None = None,
+    draft_rules: dict[str, str] | None = None,
     progress: Progress | None = None,
 ) -> tuple[Model, Model | None, Tokenizer]:
     """Loads what a pair's directory names.
@@ -33,8 +38,12 @@ def load_target_and_draft(
     Args:
         path: of the directory.
         dtype: of both models; default the target's as stored. A draft stored in another is cast.
-        mesh: see `load_model`; both models are sharded over it.
-        rules: see `load_model`.
+        quantize: of the target; see `load_model`.
+        cache_dtype: of the target; see `load_model`.
+        quantize_draft: of the draft, whose cache is never INT8.
+        mesh: see `load_model`; both models lie on it.
+        rules: of the target; see `load_model`.
+        draft_rules: of the draft; default `rules`. With ``{}`` every device has the whole draft.
         progress: told while a target is being made.
 
     Returns:
@@ -51,10 +60,13 @@ def load_target_and_draft(
     if not directory.exists():
         prepare(directory, entries["target"], progress)
     tokenizer = load_tokenizer(directory)
-    target = load_model(directory, dtype=dtype, mesh=mesh, rules=rules)
+    target = load_model(directory, dtype=dtype, quantize=quantize, cache_dtype=cache_dtype, mesh=mesh, rules=rules)
     if "draft" not in entries or not (path / entries["draft"]["path"]).exists():
         return target, None, tokenizer
-    draft = load_draft(path / entries["draft"]["path"], target, tokenizer, mesh=mesh, rules=rules)
+    draft = load_draft(
+        path / entries["draft"]["path"], target, tokenizer, quantize=quantize_draft, mesh=mesh,
+        rules=rules if draft_rules is None else draft_rules,
+    )  # fmt: skip
     return target, draft, tokenizer
 
 
@@ -63,6 +75,7 @@ def load_draft(
     target: Model,
     tokenizer: Tokenizer,
     *,
+    quantize: str | None = None,
     mesh: Mesh | None = None,
     rules: dict[str, str] | None = None,
 ) -> Model:
@@ -72,6 +85,7 @@ def load_draft(
         path: see `load_model`.
         target: whose embedding a draft that was stored without one gets: the very array.
         tokenizer: the target's.
+        quantize: see `load_model`.
         mesh: see `load_model`.
         rules: see `load_model`.
 
@@ -80,8 +94,10 @@ def load_draft(
     """
     path = resolve(path)
     check_tokenizers(path, tokenizer)
-    embedding = target.params["embedding"] if _shares_embedding(path) else None
-    draft = load_model(path, dtype=target.config.dtype, mesh=mesh, rules=rules, embedding=embedding)
+    embedding = None
+    if _shares_embedding(path):
+        embedding = Weight(target.params["embedding"], target.params.get("embedding_scale"))
+    draft = load_model(path, dtype=target.config.dtype, quantize=quantize, mesh=mesh, rules=rules, embedding=embedding)
     check_vocabularies(path, target, draft, tokenizer)
     return draft
 

@@ -52,6 +52,7 @@ def save_model(
     params = dict(model.params)
     if shares_embedding:
         del params["embedding"]
+        params.pop("embedding_scale", None)
     tree = {"params": params}
     if model.output_ids is not None:
         tree["output_ids"] = model.output_ids
@@ -102,7 +103,7 @@ def _verify(partial: Path, hashes: Mapping[str, str], config: ModelConfig, token
     for name in sorted(hashes.keys() | found.keys()):
         if hashes.get(name) != found.get(name):
             raise ValueError(f"{partial}: tensor {name!r} was written wrongly: its bytes, read back, are others")
-    if config_file.read_config(partial) != config:
+    if config_file.read_config(partial) != config_file.without_run_settings(config):
         raise ValueError(f"{partial}: the configuration was written wrongly: read back, it is another")
     if tokenizer is not None and read_tokenizer(partial) != tokenizer:
         raise ValueError(f"{partial}: the tokenizer was written wrongly: read back, it is another")
@@ -117,11 +118,13 @@ def save_hugging_face(directory: str | PathLike[str], model: Model, *, tokenizer
         tokenizer: stored with the model.
 
     Raises:
-        ValueError: if the model is one that only we have (a projected embedding or a trimmed head).
+        ValueError: if the model is one that only we have (a projected embedding, a trimmed head, INT8 weights).
     """
     from safetensors.numpy import save_file
 
     config = model.config
+    if config.quantize is not None:
+        raise ValueError(f"{directory}: quantize={config.quantize!r}: expected a model without INT8 weights")
     is_projected = config.embedding_width is not None and not config.has_output_projection
     if is_projected or config.output_vocab_size is not None:
         raise ValueError(f"{directory}: Hugging Face has no projected embeddings and no trimmed heads")

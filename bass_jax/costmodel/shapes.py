@@ -20,7 +20,8 @@ class PassShape(NamedTuple):
 def pass_shape(config: ModelConfig) -> PassShape:
     """Counts the products of `config`: two FLOPs per weight and position.
 
-    Norms, biases and activations are left out, as is the embedding's row. A trimmed head counts what it scores.
+    Norms, biases, activations and the scales of INT8 weights are left out, as is the embedding's row. A trimmed head
+    counts what it scores.
     """
     width, size = config.width, jnp.dtype(config.dtype).itemsize
     query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -30,10 +31,13 @@ def pass_shape(config: ModelConfig) -> PassShape:
     head_width = embedding if config.has_output_projection else width
     head = head_width * (config.output_vocab_size or config.vocab_size)
     projections = 0 if embedding == width else embedding * width * (2 if config.has_output_projection else 1)
-    weights = config.num_layers * (attention + mlp) + head + projections
+    quantised = config.num_layers * (attention + mlp) + head
+    weights = quantised + projections
+    # An INT8 cache has a float32 scale per token and head beside it.
+    row_bytes = key_value * size if config.cache_dtype is None else key_value + 4 * config.num_kv_heads
     return PassShape(
-        weight_bytes=float(weights * size),
-        cache_bytes=float(2 * config.num_layers * key_value * size),
+        weight_bytes=float(quantised * (size if config.quantize is None else 1) + projections * size),
+        cache_bytes=float(2 * config.num_layers * row_bytes),
         flops=float(2 * weights),
         attention_flops=float(4 * config.num_layers * query),
         num_layers=float(config.num_layers),

@@ -4,13 +4,17 @@ import contextlib
 import functools
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
-from bass_jax.cache import append
+from bass_jax.cache import Int8KV, append
 from bass_jax.config import ModelConfig
 from bass_jax.models import rotary
+from bass_jax.models.mesh import has_axis
 from bass_jax.models.norm import apply_norm, declare_norm, project
 from bass_jax.models.tensors import declare, zeros
+from bass_jax.models.weights import Weight, declare_weight, multiply
 from kernels_pallas import ops
 
 
@@ -35,8 +39,8 @@ class Attention(nn.Module):
         """
         config = self.config
         K, R, H, D = config.num_kv_heads, config.queries_per_kv_head, config.head_dim, config.width
-        qkv = declare(self, "qkv", (D, K, R + 2, H), ("embed", "kv_heads", None, None))
-        projected = project("btd,dkrh->btkrh", x, qkv)
+        qkv = declare_weight(self, "qkv", (D, K, R + 2, H), ("embed", "kv_heads", None, None))
+        projected = project("btd,dkrh->btkrh", x, qkv, rounds_inputs=config.rounds_inputs)
         if config.has_attention_bias:
             projected += declare(self, "qkv_bias", (K, R + 2, H), ("kv_heads", None, None), zeros)
         scored = projected[:, :, :, : R + 1]
@@ -57,30 +61,71 @@ class Attention(nn.Module):
         # Chains take turns in the same slots: each attends as if it were alone, and the weights are read once for all.
         for part in range(num_chains):
             chain = slice(part * T // num_chains, (part + 1) * T // num_chains)
-            slots = positions[:, chain]
-            if not is_whole:
-                keys, values = append(keys, new_keys[:, chain], slots), append(values, new_values[:, chain], slots)
-            parts.append(self._attend(queries[:, chain], keys, values, slots))
+            new = None if is_whole else (new_keys[:, chain], new_values[:, chain])
+            attended, keys, values = _write_and_attend(
+                config, self.window, queries[:, chain], new, keys, values, positions[:, chain]
+            )
+            parts.append(attended)
         attended = parts[0] if num_chains == 1 else jnp.concatenate(parts, axis=1)
-        out = declare(self, "out", (K, R, H, D), ("kv_heads", None, None, "embed"))
+        out = declare_weight(self, "out", (K, R, H, D), ("kv_heads", None, None, "embed"))
         # One contracted axis: XLA's CPU product over three is ten times slower.
-        y = jnp.einsum("btn,nd->btd", attended.reshape(B, T, K * R * H), out.reshape(K * R * H, D))
+        flat = Weight(out.values.reshape(K * R * H, D), out.scale)
+        attended = attended.reshape(B, T, K * R * H)
+        y = multiply("btn,nd->btd", attended, flat, rounds_inputs=config.rounds_inputs).astype(attended.dtype)
         if config.has_out_bias:
             y += declare(self, "out_bias", (D,), ("embed",), zeros)
         return (y, keys, values) if num_chains == 1 else (y, keys, values, new_keys, new_values)
 
-    def _attend(self, queries, keys, values, positions):
-        """Scores the cache for one chain's queries ``[B, T, N, H]``."""
-        config = self.config
-        num_queries = (positions < keys.shape[2]).sum(axis=1, dtype=jnp.int32)
-        lengths = jnp.where(num_queries > 0, positions[:, 0], 0)
-        attend = functools.partial(
-            ops.ragged_attention, queries, keys, values, lengths, num_queries=num_queries, window=self.window,
-            scale=config.attention_scale, soft_cap=config.attention_softcap, is_cache_finite=True,
-        )  # fmt: skip
-        if config.attention in ("pad", "split"):
-            return attend(form=config.attention)
-        if config.attention == "cudnn":
-            with contextlib.suppress(NotImplementedError):
-                return attend(implementation="cudnn")
-        return attend(implementation="xla" if config.attention == "xla" else None)
+
+def _write_and_attend(config: ModelConfig, window: int | None, queries, new, keys, values, positions):
+    """Appends a chain's keys and values, if they are not there yet, and scores the cache for its queries.
+
+    On a mesh every device does so for its own heads: a kernel is not XLA's to split.
+
+    Args:
+        config: of the model.
+        window: positions that a query sees, or None.
+        queries: ``[B, T, N, H]``.
+        new: keys and values to append, ``[B, T, K, H]``; None where they are in the cache.
+        keys: of the cache, ``[B, K, S, H]``.
+        values: of the cache.
+        positions: ``[B, T]``.
+
+    Returns:
+        ``(attended, keys, values)``.
+    """
+
+    def run(queries, new, keys, values, positions):
+        if new is not None:
+            keys, values = append(keys, new[0], positions), append(values, new[1], positions)
+        return _attend(config, window, queries, keys, values, positions), keys, values
+
+    axis = config.tensor_axis
+    if not has_axis(axis):
+        return run(queries, new, keys, values, positions)
+    of_tokens, of_cache = PartitionSpec(None, None, axis), PartitionSpec(None, axis)
+    spread = jax.shard_map(
+        run, in_specs=(of_tokens, of_tokens, of_cache, of_cache, PartitionSpec()),
+        out_specs=(of_tokens, of_cache, of_cache), check_vma=False,
+    )  # fmt: skip
+    return spread(queries, new, keys, values, positions)
+
+
+def _attend(config: ModelConfig, window: int | None, queries, keys, values, positions):
+    """Scores the cache for one chain's queries ``[B, T, N, H]``."""
+    num_queries = (positions < keys.shape[2]).sum(axis=1, dtype=jnp.int32)
+    lengths = jnp.where(num_queries > 0, positions[:, 0], 0)
+    scales = {}
+    if isinstance(keys, Int8KV):
+        scales = {"k_scale": keys.scales, "v_scale": values.scales}
+        keys, values = keys.values, values.values
+    attend = functools.partial(
+        ops.ragged_attention, queries, keys, values, lengths, num_queries=num_queries, window=window,
+        scale=config.attention_scale, soft_cap=config.attention_softcap, is_cache_finite=True, **scales,
+    )  # fmt: skip
+    if config.attention in ("pad", "split"):
+        return attend(form=config.attention)
+    if config.attention == "cudnn":
+        with contextlib.suppress(NotImplementedError):
+            return attend(implementation="cudnn")
+    return attend(implementation="xla" if config.attention == "xla" else None)

@@ -19,9 +19,11 @@ from bass_jax.cache import KVCache
 from bass_jax.config import ModelConfig
 from bass_jax.models import rotary
 from bass_jax.models.attention import Attention
+from bass_jax.models.mesh import replicate
 from bass_jax.models.mlp import GatedMlp, PlainMlp
 from bass_jax.models.norm import Normed, apply_norm, declare_norm, norm_for_projections
 from bass_jax.models.tensors import declare, zeros
+from bass_jax.models.weights import declare_weight, multiply
 from bass_jax.typing import Array, Float, Int
 
 
@@ -78,7 +80,7 @@ class Decoder(nn.Module):
         """Declares the tensors outside the layers, and the layers."""
         config = self.config
         D, E = config.width, config.embedding_width or config.width
-        self.embedding = declare(self, "embedding", (E, config.vocab_size), ("embed", "vocab"))
+        self.embedding = declare_weight(self, "embedding", (E, config.vocab_size), ("embed", "vocab"))
         if config.embedding_width is not None:
             self.embedding_projection = declare(self, "embedding_projection", (E, D), (None, "embed"))
         if config.positions == "learned":
@@ -92,7 +94,7 @@ class Decoder(nn.Module):
         O = config.output_vocab_size or config.vocab_size  # noqa: E741
         if not config.is_tied:
             rows = E if config.has_output_projection else D
-            self.head = declare(self, "head", (rows, O), ("embed", "vocab"))
+            self.head = declare_weight(self, "head", (rows, O), ("embed", "vocab"))
         if config.has_head_bias:
             self.head_bias = declare(self, "head_bias", (O,), ("vocab",), zeros)
 
@@ -100,7 +102,9 @@ class Decoder(nn.Module):
         config = self.config
         # Out-of-range ids (padding of -1) read column 0 and are never used.
         columns = jnp.clip(tokens, 0, config.vocab_size - 1)
-        x = jnp.moveaxis(jnp.take(self.embedding, columns, axis=1), 0, -1)
+        x = jnp.moveaxis(jnp.take(self.embedding.values, columns, axis=1), 0, -1)
+        if self.embedding.scale is not None:
+            x = (x * self.embedding.scale[columns][..., None]).astype(config.dtype)
         if config.embedding_scale is not None:
             x = x * jnp.asarray(config.embedding_scale, x.dtype)
         if config.embedding_width is not None:
@@ -143,17 +147,18 @@ class Decoder(nn.Module):
         return (x, KVCache(keys, values)) if num_chains == 1 else (x, KVCache(keys, values), KVCache(*new))
 
     def logits(self, features: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
-        """Scores the vocabulary, float32."""
+        """Scores the vocabulary, float32; on a mesh every device gets all scores."""
         config = self.config
         if config.has_output_projection:
             features = jnp.einsum("btd,de->bte", features, self.output_projection)
         head = self.embedding if config.is_tied else self.head
-        scores = jnp.einsum("btd,do->bto", features, head, preferred_element_type=jnp.float32)
+        # Inputs are never rounded here, where an error would be one of the logits themselves.
+        scores = multiply("btd,do->bto", features, head, dtype=jnp.float32)
         if config.has_head_bias:
             scores += self.head_bias.astype(jnp.float32)
         if config.logit_softcap is not None:
             scores = config.logit_softcap * jnp.tanh(scores / config.logit_softcap)
-        return scores
+        return replicate(scores)
 
     def __call__(self, tokens, positions, cache):
         """Returns logits ``[B, T, O]`` float32 and the cache with the new tokens in it."""

@@ -3,11 +3,11 @@
 import functools
 
 import flax.linen as nn
-import jax.numpy as jnp
 
 from bass_jax.config import ModelConfig
 from bass_jax.models.norm import project
 from bass_jax.models.tensors import declare, zeros
+from bass_jax.models.weights import declare_weight, multiply
 
 ACTIVATIONS = {
     "silu": nn.silu,
@@ -27,12 +27,12 @@ class GatedMlp(nn.Module):
         """Returns ``[B, T, D]`` of a `Normed` input."""
         config = self.config
         D, F = config.width, config.mlp_width
-        gate_up = declare(self, "gate_up", (D, 2, F), ("embed", None, "mlp"))
-        both = project("btd,dgf->btgf", x, gate_up)
+        gate_up = declare_weight(self, "gate_up", (D, 2, F), ("embed", None, "mlp"))
+        both = project("btd,dgf->btgf", x, gate_up, rounds_inputs=config.rounds_inputs)
         if config.has_mlp_bias:
             both += declare(self, "gate_up_bias", (2, F), (None, "mlp"), zeros)
-        down = declare(self, "down", (F, D), ("mlp", "embed"))
-        y = jnp.einsum("btf,fd->btd", ACTIVATIONS[config.activation](both[:, :, 0]) * both[:, :, 1], down)
+        hidden = ACTIVATIONS[config.activation](both[:, :, 0]) * both[:, :, 1]
+        y = _down(self, hidden)
         if config.has_mlp_bias:
             y += declare(self, "down_bias", (D,), ("embed",), zeros)
         return y
@@ -48,11 +48,18 @@ class PlainMlp(nn.Module):
         """Returns ``[B, T, D]`` of a `Normed` input."""
         config = self.config
         D, F = config.width, config.mlp_width
-        hidden = project("btd,df->btf", x, declare(self, "up", (D, F), ("embed", "mlp")))
+        up = declare_weight(self, "up", (D, F), ("embed", "mlp"))
+        hidden = project("btd,df->btf", x, up, rounds_inputs=config.rounds_inputs)
         if config.has_mlp_bias:
             hidden += declare(self, "up_bias", (F,), ("mlp",), zeros)
-        down = declare(self, "down", (F, D), ("mlp", "embed"))
-        y = jnp.einsum("btf,fd->btd", ACTIVATIONS[config.activation](hidden), down)
+        y = _down(self, ACTIVATIONS[config.activation](hidden))
         if config.has_mlp_bias:
             y += declare(self, "down_bias", (D,), ("embed",), zeros)
         return y
+
+
+def _down(module: GatedMlp | PlainMlp, hidden):
+    """Multiplies ``[B, T, F]`` by the weight back to the residual stream's width."""
+    config = module.config
+    down = declare_weight(module, "down", (config.mlp_width, config.width), ("mlp", "embed"))
+    return multiply("btf,fd->btd", hidden, down, rounds_inputs=config.rounds_inputs).astype(hidden.dtype)

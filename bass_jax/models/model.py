@@ -11,6 +11,7 @@ from bass_jax import cache as kv
 from bass_jax.cache import KVCache
 from bass_jax.config import ModelConfig
 from bass_jax.models.decoder import decoder
+from bass_jax.models.mesh import split_heads
 from bass_jax.typing import Array, Float, Int, Key, Params
 
 
@@ -33,9 +34,9 @@ class Model:
     def init_cache(self, batch: int, capacity: int) -> KVCache:
         """Makes an empty cache of `capacity` slots for `batch` rows."""
         config = self.config
-        return kv.allocate(
-            config.num_layers, batch, config.num_kv_heads, capacity, config.head_dim, jnp.dtype(config.dtype)
-        )
+        dtype = jnp.dtype(config.cache_dtype or config.dtype)
+        cache = kv.allocate(config.num_layers, batch, config.num_kv_heads, capacity, config.head_dim, dtype)
+        return split_heads(cache, config.tensor_axis)
 
     def forward(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from bass_jax.config import ModelConfig
 from bass_jax.models.tensors import declare, ones, zeros
+from bass_jax.models.weights import Weight, multiply
 from bass_jax.typing import Array, Float
 
 
@@ -77,11 +78,12 @@ def norm_for_projections(config: ModelConfig, x: Float[Array, "B T D"], learned:
     return Normed((x * learned[0]).astype(x.dtype), _inverse_rms(x.astype(jnp.float32), config.norm_eps))
 
 
-def project(equation: str, x: Normed, weight: Float[Array, "D ..."]) -> Float[Array, "B T ..."]:
-    """Returns the einsum of a normalised input and a weight, in the input's dtype, accumulated in float32."""
-    y = jnp.einsum(equation, x.values, weight, preferred_element_type=jnp.float32)
-    if x.factor is not None:
-        y *= x.factor.reshape(x.factor.shape + (1,) * (y.ndim - 2))
+def project(equation: str, x: Normed, weight: Weight, *, rounds_inputs: bool = False) -> Float[Array, "B T ..."]:
+    """Returns the einsum of a normalised input and a weight, in the input's dtype, accumulated in float32.
+
+    `rounds_inputs` is that of `bass_jax.models.weights.multiply`.
+    """
+    y = multiply(equation, x.values, weight, factor=x.factor, dtype=jnp.float32, rounds_inputs=rounds_inputs)
     return y.astype(x.values.dtype)
 
 

@@ -18,7 +18,8 @@ from jax.sharding import Mesh
 from bass_jax.config import ModelConfig
 from bass_jax.models.families import FAMILIES
 from bass_jax.models.model import Model, abstract_params
-from bass_jax.models.sharding import param_shardings
+from bass_jax.models.sharding import param_shardings, placed_config
+from bass_jax.models.weights import UNIFORM_DEVIATION, draw_int8
 from bass_jax.typing import Array, Key
 
 _LLAMA = {"model_type": "llama", "vocab_size": 32000, "rms_norm_eps": 1e-5}
@@ -159,7 +160,7 @@ def random_model(
     output_ids = None
     if config.output_vocab_size is not None:
         output_ids = jnp.arange(config.output_vocab_size, dtype=jnp.int32)
-    return Model(params, config, output_ids)
+    return Model(params, placed_config(config, mesh, rules), output_ids)
 
 
 def _spread(name: str, config: ModelConfig) -> tuple[float, float]:
@@ -168,6 +169,8 @@ def _spread(name: str, config: ModelConfig) -> tuple[float, float]:
         return 0.0, 0.0
     if name.endswith("norm"):
         return 1.0 - config.norm_offset, 0.0
+    if name.endswith("_scale"):
+        return 0.02 / UNIFORM_DEVIATION, 0.0
     return 0.0, 0.02
 
 
@@ -178,6 +181,8 @@ def _drawn(spread: tuple[float, float], shape: tuple[int, ...], dtype: Any, shar
     def draw(key):
         if deviation == 0:
             return jnp.full(shape, mean, dtype)
+        if dtype == jnp.int8:
+            return draw_int8(key, shape, dtype)
         return deviation * jax.random.normal(key, shape, dtype) + mean
 
     return jax.jit(draw, out_shardings=sharding)

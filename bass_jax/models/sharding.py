@@ -1,11 +1,13 @@
 """Places parameters on a mesh from the logical axes that the tensors were declared with."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bass_jax.config import ModelConfig
-from bass_jax.models.model import abstract_params
+from bass_jax.models.model import Model, abstract_params
 from bass_jax.models.tensors import LOGICAL_AXES
 from bass_jax.typing import Params
 
@@ -46,3 +48,27 @@ def param_shardings(config: ModelConfig, mesh: Mesh, rules: dict[str, str] | Non
     return jax.tree_util.tree_map_with_path(
         place, abstract_params(config), is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)
     )
+
+
+def placed_config(config: ModelConfig, mesh: Mesh | None, rules: dict[str, str] | None = None) -> ModelConfig:
+    """Returns `config` with the mesh axis that its heads are split over, None where they are not."""
+    rules = TENSOR_PARALLEL if rules is None else rules
+    return dataclasses.replace(config, tensor_axis=None if mesh is None else rules.get("kv_heads"))
+
+
+def place_model(model: Model, mesh: Mesh, rules: dict[str, str] | None = None) -> Model:
+    """Spreads a model that is in memory over a mesh.
+
+    Args:
+        model: on one device or another mesh.
+        mesh: the devices; see `bass_jax.tensor_parallel_mesh`.
+        rules: see `param_shardings`; with ``{}`` every device has the whole model.
+
+    Raises:
+        ValueError: as `param_shardings`.
+    """
+    shardings = param_shardings(model.config, mesh, rules)
+    output_ids = model.output_ids
+    if output_ids is not None:
+        output_ids = jax.device_put(output_ids, NamedSharding(mesh, PartitionSpec()))
+    return Model(jax.device_put(model.params, shardings), placed_config(model.config, mesh, rules), output_ids)

@@ -13,10 +13,14 @@ ones, zeros = nn.initializers.ones, nn.initializers.zeros
 
 
 def declare(
-    module: nn.Module, name: str, shape: Sequence[int], axes: Sequence[str | None], initializer: Callable | None = None
+    module: nn.Module,
+    name: str,
+    shape: Sequence[int],
+    axes: Sequence[str | None],
+    initializer: Callable | None = None,
+    dtype: Any = None,
 ) -> Any:
-    """Declares a parameter of `module`, whose `config` says the dtype."""
+    """Declares a parameter of `module`, whose `config` says the dtype where none is given."""
     initializer = initializer or nn.initializers.normal(0.02)
-    dtype = jnp.dtype(module.config.dtype)  # type: ignore[attr-defined]
     boxed = nn.with_logical_partitioning(initializer, tuple(axes))
-    return module.param(name, boxed, tuple(shape), dtype)
+    return module.param(name, boxed, tuple(shape), jnp.dtype(dtype or module.config.dtype))  # type: ignore[attr-defined]

@@ -197,7 +197,9 @@ def _grown(cache: KVCache, capacity: int) -> KVCache:
     extra = capacity - cache.capacity
     if extra <= 0:
         return cache
-    return jax.tree.map(lambda layer: jnp.pad(layer, ((0, 0), (0, 0), (0, extra), (0, 0))), cache)
+    return jax.tree.map(
+        lambda leaf: jnp.pad(leaf, [(0, extra if axis == 2 else 0) for axis in range(leaf.ndim)]), cache
+    )
 
 
 def _compacted(done: np.ndarray) -> np.ndarray | None:

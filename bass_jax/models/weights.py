@@ -1,0 +1,104 @@
+"""Weights of products: in the model's dtype, or INT8 with a scale per output channel."""
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bass_jax.models.tensors import declare
+from bass_jax.typing import Array, Float
+from kernels_pallas.attention.quantize import quantize_kv
+
+NUM_CONTRACTED = {"qkv": 1, "out": 3, "gate_up": 1, "up": 1, "down": 1, "head": 1, "embedding": 1}
+"""Leading axes of each weight that a product sums over; the others are its output channels. These are the weights that
+are quantised: every matrix of a layer, and the head. (The embedding is one where it is the head too.)"""
+
+_LEVELS = 127
+UNIFORM_DEVIATION = 73.3
+"""Standard deviation of whole numbers from -127 to 127."""
+
+
+class Weight(NamedTuple):
+    """A matrix of a product: axes that are summed over, then output channels."""
+
+    values: Array  # in the model's dtype, or int8
+    scale: Array | None  # of the output channels, float32: the weight is `values * scale`; None for 1
+
+
+def quantize_weight(weight: Float[Array, "..."], num_contracted: int) -> tuple[Array, Array]:
+    """Rounds a weight to INT8 with one symmetric scale per output channel.
+
+    ``weight ~ values * scale`` with ``scale = max |weight| / 127`` over the summed axes: an element is off by at most
+    half a scale.
+
+    Args:
+        weight: floating point; the first `num_contracted` axes are those that a product sums over.
+        num_contracted: see `NUM_CONTRACTED`.
+
+    Returns:
+        ``(values, scale)``: int8 of `weight`'s shape and float32 of its output channels.
+    """
+    wide = weight.astype(jnp.float32)
+    scale = jnp.abs(wide).max(axis=tuple(range(num_contracted))) / _LEVELS
+    # A channel of zeros has scale 0 and is stored as zeros.
+    values = jnp.round(wide / jnp.where(scale == 0.0, 1.0, scale))
+    return values.astype(jnp.int8), scale
+
+
+def is_quantized(config: Any, name: str) -> bool:
+    """Whether the weight called `name` is INT8 in a model of `config`."""
+    if config.quantize is None or name not in NUM_CONTRACTED:
+        return False
+    return name != "embedding" or config.is_tied
+
+
+def declare_weight(module: nn.Module, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> Weight:
+    """Declares a weight of `module`, as its `config` stores it; the scale is called ``{name}_scale``."""
+    is_shared = module.has_variable("params", f"{name}_scale")  # A draft's embedding may be that of an INT8 target.
+    if not is_shared and not is_quantized(module.config, name):  # type: ignore[attr-defined]
+        return Weight(declare(module, name, shape, axes), None)
+    kept = NUM_CONTRACTED[name]
+    values = declare(module, name, shape, axes, draw_int8, dtype=jnp.int8)
+    spread = nn.initializers.constant(0.02 / UNIFORM_DEVIATION)
+    return Weight(values, declare(module, f"{name}_scale", shape[kept:], axes[kept:], spread, dtype=jnp.float32))
+
+
+def multiply(
+    equation: str,
+    x: Float[Array, "*rows D"],
+    weight: Weight,
+    *,
+    factor: Float[Array, "*rows"] | None = None,
+    dtype: Any = None,
+    rounds_inputs: bool = False,
+) -> Float[Array, "..."]:
+    """Returns the einsum of `x` and a weight, summed in float32.
+
+    INT8 values are cast where the product reads them, so that XLA does so inside its loop and no cast copy of the
+    weight exists; scales are applied to the result.
+
+    Args:
+        equation: of the einsum; the last axis of `x` is summed over.
+        x: the input.
+        weight: with its axes as in `equation`.
+        factor: of each row of the result, beside the weight's scale; None for 1.
+        dtype: of the result before its factor; default `x`'s. Of an INT8 weight it is float32.
+        rounds_inputs: of an INT8 weight: round each row of `x` to INT8 too, and sum in whole numbers.
+    """
+    if weight.scale is None:
+        y = jnp.einsum(equation, x, weight.values, preferred_element_type=dtype)
+    elif rounds_inputs:
+        rounded, size = quantize_kv(x)
+        y = jnp.einsum(equation, rounded, weight.values, preferred_element_type=jnp.int32).astype(jnp.float32)
+        y *= weight.scale
+        factor = size if factor is None else size * factor
+    else:
+        y = jnp.einsum(equation, x, weight.values.astype(x.dtype), preferred_element_type=jnp.float32)
+        y *= weight.scale
+    return y if factor is None else y * factor.reshape(factor.shape + (1,) * (y.ndim - factor.ndim))
+
+
+def draw_int8(key: Any, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Draws the values of a random INT8 weight, evenly."""
+    return jax.random.randint(key, shape, -_LEVELS, _LEVELS + 1, dtype)

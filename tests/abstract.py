@@ -1,0 +1,50 @@
+"""Pairs and states of given shapes without a number in them: to be compiled, never run."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+import bass_jax as bass
+from bass_jax.drafters import ModelDrafter, NgramDrafter
+from bass_jax.models import abstract_params
+from bass_jax.sampling import SamplingControls
+from bass_jax.state import SpecState
+
+
+def abstract_model(config: bass.ModelConfig) -> bass.Model:
+    params = jax.tree.map(lambda box: box.value, abstract_params(config), is_leaf=lambda node: hasattr(node, "names"))
+    return bass.Model(params, config)
+
+
+def abstract_pair(target: bass.ModelConfig, draft: bass.ModelConfig | None) -> bass.Pair:
+    drafter = NgramDrafter() if draft is None else ModelDrafter(abstract_model(draft), target.vocab_size)
+    return bass.Pair(abstract_model(target), drafter)
+
+
+def abstract_state(pair: bass.Pair, batch: int, capacity: int) -> SpecState:
+    def build(pair):
+        def per_row(dtype):
+            return jnp.zeros(batch, dtype)
+
+        tokens, lengths = jnp.zeros((batch, capacity), jnp.int32), per_row(jnp.int32)
+        return SpecState(
+            tokens=tokens, lengths=lengths, prompt_lengths=lengths, limits=lengths, finish=lengths,
+            keys=jax.vmap(jax.random.key)(per_row(jnp.uint32)), num_steps=lengths, draft_lens=lengths,
+            controls=SamplingControls(
+                per_row(jnp.float32), per_row(jnp.int32), per_row(jnp.float32), per_row(jnp.float32)
+            ),
+            stop_tokens=jnp.zeros((batch, 2), jnp.int32),
+            target_cache=pair.target.init_cache(batch, capacity),
+            drafter=pair.drafter.init(tokens, lengths),
+        )  # fmt: skip
+
+    return jax.eval_shape(build, pair)
+
+
+def num_bytes(tree) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree) if leaf.dtype != "key<fry>")
+
+
+def of_depth(config: bass.ModelConfig, num_layers: int) -> bass.ModelConfig:
+    return dataclasses.replace(config, num_layers=num_layers)

@@ -1,0 +1,71 @@
+"""A model is quantised as it is loaded or converted, to the same numbers, and is read back."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import bass_jax as bass
+from bass_jax.checkpoint import (
+    convert,
+    inspect_checkpoint,
+    load_model,
+    load_target_and_draft,
+    save_hugging_face,
+    save_model,
+)
+from tests.checkpoint.small import random_model, small_config
+
+
+def assert_same(found: bass.Model, expected: bass.Model):
+    assert found.config == expected.config
+    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+
+
+@pytest.mark.parametrize("kind", ["ours", "theirs"])
+@pytest.mark.parametrize("changes", [{}, {"is_tied": False, "dtype": "bfloat16", "has_mlp_bias": True}])
+def test_quantised_on_load_is_quantised_in_memory(kind, changes, tmp_path):
+    model = random_model(small_config(**changes))
+    (save_model if kind == "ours" else save_hugging_face)(tmp_path / "model", model)
+    expected = bass.quantize_model(model)
+    assert_same(load_model(tmp_path / "model", quantize="int8"), expected)
+
+    convert(tmp_path / "model", tmp_path / "int8", quantize="int8")
+    assert_same(load_model(tmp_path / "int8"), expected)
+    rounded = load_model(tmp_path / "int8", quantize="int8_activations", cache_dtype="int8")
+    assert (rounded.config.quantize, rounded.config.cache_dtype) == ("int8_activations", "int8")
+
+    found = inspect_checkpoint(tmp_path / "int8")
+    assert found.num_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(expected.params))
+
+
+def test_what_is_quantised_is_saved_and_read_back(tmp_path):
+    model = bass.quantize_model(random_model(small_config()), cache_dtype="int8")
+    save_model(tmp_path / "model", model, verify=True)
+    assert_same(load_model(tmp_path / "model", cache_dtype="int8"), model)
+    with pytest.raises(ValueError, match="quantize='int8': expected a model without INT8 weights"):
+        save_hugging_face(tmp_path / "theirs", model)
+
+
+def test_a_draft_shares_the_embedding_of_a_quantised_target(tmp_path, tokenizer):
+    target = random_model(small_config())
+    draft = random_model(
+        dataclasses.replace(target.config, is_tied=False, width=8, num_layers=1, embedding_width=16, head_dim=4), seed=1
+    )
+    draft = dataclasses.replace(draft, params=draft.params | {"embedding": target.params["embedding"]})
+    save_model(tmp_path / "target", target, tokenizer=tokenizer)
+    save_model(tmp_path / "draft", draft, tokenizer=tokenizer, shares_embedding=True)
+    (tmp_path / "manifest.json").write_text('{"target": {"path": "target"}, "draft": {"path": "draft"}}')
+
+    found, small, _ = load_target_and_draft(tmp_path, quantize="int8", quantize_draft="int8")
+    assert small.params["embedding"] is found.params["embedding"]
+    assert small.params["embedding_scale"] is found.params["embedding_scale"]
+    pair, _ = bass.load_pair(tmp_path, quantize="int8")
+    assert pair.drafter.model.config.quantize is None
+    texts = [[1, 2, 3], [4, 5, 6, 7, 8]]
+    runs = [
+        bass.generate(pair, texts, max_new_tokens=12, step=step, stop_tokens=()) for step in ("speculate", "decode")
+    ]
+    for speculated, decoded in zip(*(run.tokens for run in runs), strict=True):
+        np.testing.assert_array_equal(speculated, decoded)

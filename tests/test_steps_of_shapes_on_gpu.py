@@ -1,0 +1,161 @@
+"""Complete steps of published shapes compiled for GPUs without one: INT8, several devices, and a slow grid of them."""
+
+import dataclasses
+import functools
+import math
+import re
+
+import jax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import bass_jax as bass
+from bass_jax.models import preset
+from bass_jax.models.sharding import param_shardings
+from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS, is_one_graph
+from tests.abstract import abstract_pair, abstract_state, num_bytes, of_depth
+from tests.gpu_compile import compile_with_thunks_for, needs_gpu_compiler
+
+pytestmark = needs_gpu_compiler
+CAPACITY = 2048
+
+# The pair of BASS, and a smaller one of today's shapes that share a vocabulary.
+SHAPES = {
+    "7.8b": (preset("bass-7.8b"), preset("bass-draft-a-310m")),
+    "1b": (
+        preset("llama-3.2-1b"),
+        dataclasses.replace(preset("smollm2-135m"), vocab_size=preset("llama-3.2-1b").vocab_size),
+    ),
+}
+TYPES = {"bf16": "bfloat16", "f32": "float32", "s8": "int8"}
+
+
+@functools.cache
+def compiled(shape, batch, draft_len, device, *, layers=None, quantize=None, cache_dtype=None, num_devices=1):
+    """Compiles a step; `layers` of the target and of the draft, default all, and without a draft where it has none."""
+    target, draft = SHAPES[shape]
+    if layers is not None:
+        target, draft = of_depth(target, layers[0]), of_depth(draft, layers[1]) if layers[1] else None
+    target = dataclasses.replace(target, quantize=quantize, cache_dtype=cache_dtype)
+    if num_devices > 1:  # The draft is whole on every device.
+        target = dataclasses.replace(target, tensor_axis="tp")
+    pair = abstract_pair(target, draft)
+    state = abstract_state(pair, batch, CAPACITY)
+    spec = bass.SpecConfig(draft_len=draft_len, acceptance="token")
+
+    def place(mesh):
+        whole = NamedSharding(mesh, PartitionSpec())
+        heads = NamedSharding(mesh, PartitionSpec(None, "tp"))
+
+        pairs = jax.tree.map(lambda _: whole, pair)
+        target = dataclasses.replace(pair.target, params=param_shardings(pair.target.config, mesh))
+        states = jax.tree.map(lambda _: whole, state)
+        caches = jax.tree.map(lambda _: heads, state.target_cache)
+        return dataclasses.replace(pairs, target=target), states._replace(target_cache=caches)
+
+    executable, thunks = compile_with_thunks_for(
+        lambda pair, state: bass.speculate_step(pair, state, spec), pair, state, device=device,
+        compiler_options=ONE_GRAPH_OPTIONS, donate_argnums=1, num_devices=num_devices,
+        place=None if num_devices == 1 else place,
+    )  # fmt: skip
+    return pair, state, executable, thunks
+
+
+def results(text: str, operation: str) -> list[tuple[str, int]]:
+    """Type and number of elements of every result of an operation in optimised HLO, fusions' insides left out."""
+    found = []
+    for computation in re.split(r"\n(?=\S)", text):
+        if computation.startswith(("%fused", "%wrapped", "%triton", "%gemm", "%region", "fused")):
+            continue
+        for kind, shape in re.findall(rf"= (\w+)\[([\d,]*)\][^=]*? {operation}\(", computation):
+            found.append((kind, math.prod(int(size) for size in shape.split(",")) if shape else 1))
+    return found
+
+
+def smallest_weight(pair: bass.Pair) -> int:
+    """Elements of the smallest INT8 matrix of the target."""
+    return min(leaf.size for leaf in jax.tree.leaves(pair.target.params) if leaf.dtype == "int8")
+
+
+def assert_step(pair, state, executable, thunks, *, share=0.02):
+    """One graph, caches in place, temporaries a small share of the parameters."""
+    assert is_one_graph(thunks)
+    memory = executable.memory_analysis()
+    assert memory.alias_size_in_bytes >= num_bytes((state.target_cache, state.drafter.cache))
+    parameters = num_bytes((pair.target.params, pair.drafter.model.params))
+    assert memory.temp_size_in_bytes < share * parameters, (memory.temp_size_in_bytes, parameters)
+
+
+@pytest.mark.parametrize(
+    ("device", "mode"),
+    [("H200", "int8"), ("A100", "int8"), pytest.param("H200", "int8_activations", marks=pytest.mark.slow)],
+)
+def test_int8_weights_are_cast_inside_the_products(device, mode):
+    """No kernel writes a cast weight, and no temporary is as large as one."""
+    pair, state, executable, thunks = compiled("7.8b", 8, 4, device, layers=(1, 0), quantize=mode, cache_dtype="int8")
+    assert is_one_graph(thunks)
+    weight = smallest_weight(pair)
+    written = results(executable.as_text(), "(?:convert|fusion|copy|transpose)")
+    caches = {leaf.size for leaf in jax.tree.leaves(state.target_cache)}
+    assert not [found for found in written if found[1] >= weight and found[1] not in caches]
+    memory = executable.memory_analysis().temp_size_in_bytes
+    assert memory < 2 * weight, f"{memory} bytes of temporaries"
+
+
+def test_a_cast_copy_would_be_seen():
+    """The control of the test above: the cast is kept out of the product by force."""
+    x, weight = jax.ShapeDtypeStruct((40, 4096), "bfloat16"), jax.ShapeDtypeStruct((4096, 4096), "int8")
+    executable, _ = compile_with_thunks_for(
+        lambda x, w: x @ jax.lax.optimization_barrier(w.astype("bfloat16")), x, weight
+    )
+    assert [found for found in results(executable.as_text(), "(?:convert|fusion)") if found[1] >= 4096 * 4096]
+    assert executable.memory_analysis().temp_size_in_bytes >= 2 * 4096 * 4096
+
+
+def test_int8_weights_are_half_of_bfloat16s():
+    whole = of_depth(SHAPES["7.8b"][0], 2)
+    models = [abstract_pair(config, None).target for config in (whole, dataclasses.replace(whole, quantize="int8"))]
+    assert num_bytes(models[1].params) < 0.51 * num_bytes(models[0].params)
+
+
+@pytest.mark.parametrize("num_devices", [2, 4])
+def test_weights_stay_where_they_are_on_several_devices(num_devices):
+    """What devices tell each other is of the size of activations and logits, never of a weight or a cache."""
+    pair, state, executable, _ = compiled("1b", 8, 4, "H200", layers=(2, 1), num_devices=num_devices)
+    text = executable.as_text()
+    told = [
+        found
+        for operation in ("all-gather", "all-gather-start", "all-to-all", "collective-permute", "all-reduce")
+        for found in results(text, operation)
+    ]
+    assert told, "expected the devices to add up their parts"
+    largest = 8 * 5 * pair.target.config.vocab_size
+    assert max(size for _, size in told) <= largest, sorted(told, key=lambda found: found[1])[-3:]
+    split, whole = (pair.target.params, state.target_cache), (pair.drafter.model.params, state.drafter)
+    held = executable.memory_analysis().argument_size_in_bytes
+    assert held < 1.02 * (num_bytes(split) / num_devices + num_bytes(whole))
+
+
+GRID = [
+    (shape, batch, draft_len, device)
+    for shape in SHAPES for device in ("H200", "A100") for batch in (1, 8, 16) for draft_len in (4, 8)
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "batch", "draft_len", "device"), GRID)
+def test_whole_steps(shape, batch, draft_len, device):
+    """All layers of target and draft."""
+    try:
+        assert_step(*compiled(shape, batch, draft_len, device))
+    finally:
+        compiled.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_whole_steps_with_an_int8_target(shape):
+    try:
+        assert_step(*compiled(shape, 8, 4, "H200", quantize="int8", cache_dtype="int8"), share=0.04)
+    finally:
+        compiled.cache_clear()
