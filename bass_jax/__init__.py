@@ -2,14 +2,17 @@
 
 from bass_jax import costmodel, drafters, policies
 from bass_jax.config import ModelConfig, SpecConfig
+from bass_jax.fidelity import measure_fidelity
 from bass_jax.generate import Generation, generate, generate_on_device, stream
 from bass_jax.metrics import Summary, per_token_latency, summarize
-from bass_jax.models import Model, init_model
+from bass_jax.models import Model, init_model, quantize_model
+from bass_jax.models.mesh import start_distributed, tensor_parallel_mesh
 from bass_jax.pair import Pair, load_pair, random_pair
 from bass_jax.replay import make_replay
 from bass_jax.sampling import AcceptanceRule, Law, Sampling, Verdict, register_rule
 from bass_jax.serving import Engine, EngineConfig
 from bass_jax.simulator import simulate
+from bass_jax.startup import configure_gpu, use_compilation_cache
 from bass_jax.state import FinishReason, SpecState, StepInfo, output_tokens, prefill
 from bass_jax.step import decode_step, speculate_step
 from bass_jax.traces import TraceWriter, read_trace
@@ -36,6 +39,7 @@ __all__ = [
     "Summary",
     "TraceWriter",
     "Verdict",
+    "configure_gpu",
     "costmodel",
     "decode_step",
     "drafters",
@@ -44,17 +48,22 @@ __all__ = [
     "init_model",
     "load_pair",
     "make_replay",
+    "measure_fidelity",
     "measure_utilisation",
     "output_tokens",
     "per_token_latency",
     "policies",
     "prefill",
+    "quantize_model",
     "random_pair",
     "read_trace",
     "register_rule",
     "simulate",
     "speculate_step",
+    "start_distributed",
     "stream",
     "summarize",
+    "tensor_parallel_mesh",
+    "use_compilation_cache",
     "verify_lossless",
 ]

@@ -5,12 +5,15 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bass_jax.commands import convert, distill, generate, inspect, profile, simulate
+from bass_jax.commands import bench, convert, distill, fidelity, generate, inspect, profile, simulate, warm_up
 
 COMMANDS = {
     "generate": (generate, "decode a batch of prompts, with speculation"),
     "convert": (convert, "make a checkpoint of ours from any other"),
     "inspect": (inspect, "say what a checkpoint holds, and whether two can be a pair"),
+    "warm-up": (warm_up, "compile ahead, so that the next start is fast"),
+    "bench": (bench, "time steps beside what the device's bandwidth allows"),
+    "fidelity": (fidelity, "say how far INT8 moves a model's laws, and what its draft is worth to it"),
     "profile": (profile, "time a pair's passes on this device, and fit cost models to them"),
     "simulate": (simulate, "replay other policies, batches and devices on a recorded run"),
     "distill": (distill, "train a draft on the target's own outputs"),

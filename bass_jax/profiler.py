@@ -75,11 +75,11 @@ def measure_costs(
     for i, batch in enumerate(batches):
         for k, context in enumerate(contexts):
             on_cell(f"batch {batch}, context {context}: drafts")
-            make = functools.partial(_state, pair, spec, sampling, batch, context)
+            make = functools.partial(timed_state, pair, spec, sampling, batch, context)
             first[i, k], further[i, k], catch_up[i, k] = _draft_seconds(pair, spec, make())
             on_cell(f"batch {batch}, context {context}: steps of {', '.join(map(str, draft_lens))} drafts")
             specs = {draft_len: bucket_spec(spec, draft_len) for draft_len in draft_lens}
-            for j, (draft_len, seconds) in enumerate(_step_seconds(pair, specs, make()).items()):
+            for j, (draft_len, seconds) in enumerate(step_seconds(pair, specs, make()).items()):
                 drafting = first[i, k] + max(draft_len - 1, 0) * further[i, k] if draft_len else 0.0
                 target[i, j, k] = max(seconds - drafting, 0.1 * seconds)
     grid = (batches, np.asarray(draft_lens) + 1, contexts, target, first, further, catch_up)
@@ -132,7 +132,7 @@ def measure_profile(
     return Profile(about, table, rates, pass_shape(pair.target.config), draft_shape)
 
 
-def _state(pair: Pair, spec: SpecConfig, sampling: Sampling, batch: int, context: int) -> SpecState:
+def timed_state(pair: Pair, spec: SpecConfig, sampling: Sampling, batch: int, context: int) -> SpecState:
     """Rows of `context` arbitrary tokens, in the capacity that they and some more need."""
     random = np.random.default_rng(0)
     rows = random.integers(0, pair.target.config.vocab_size, (batch, context))
@@ -140,7 +140,7 @@ def _state(pair: Pair, spec: SpecConfig, sampling: Sampling, batch: int, context
     return prefill(pair, rows.tolist(), spec, sampling=sampling, max_new_tokens=room, stop_tokens=())
 
 
-def _step_seconds(pair: Pair, specs: dict[int, SpecConfig], state: SpecState) -> dict[int, float]:
+def step_seconds(pair: Pair, specs: dict[int, SpecConfig], state: SpecState) -> dict[int, float]:
     """Median time of a step of each length as `bass_jax.generate.Run` takes it, the rows put back after each.
 
     The lengths take turns, so that whatever else the machine does is shared among them.

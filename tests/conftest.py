@@ -11,6 +11,8 @@ import pytest
 # Before anything imports jax. Four CPU devices, so that meshes can be tested anywhere.
 if "--gpu" not in sys.argv:
     os.environ["JAX_PLATFORMS"] = "cpu"
+    # What is compiled is counted, and nothing is left in the user's cache.
+    os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
 
 jaxtyping.install_import_hook("bass_jax", "beartype.beartype")

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FLOORS = (
     ("kernels_pallas",),
-    ("bass_jax.typing", "bass_jax.config", "bass_jax.executables", "bass_jax.references"),
+    ("bass_jax.typing", "bass_jax.config", "bass_jax.executables", "bass_jax.references", "bass_jax.startup"),
     ("bass_jax.cache",),
     ("bass_jax.models",),
     ("bass_jax.checkpoint",),
@@ -33,7 +33,16 @@ FLOORS = (
         "bass_jax.traces",
         "bass_jax.utilisation",
     ),
-    ("bass_jax.enumeration", "bass_jax.generate", "bass_jax.profiler", "bass_jax.serving", "bass_jax.verify"),
+    (
+        "bass_jax.bench",
+        "bass_jax.enumeration",
+        "bass_jax.fidelity",
+        "bass_jax.generate",
+        "bass_jax.profiler",
+        "bass_jax.serving",
+        "bass_jax.verify",
+        "bass_jax.warmup",
+    ),
     ("bass_jax",),
     ("bass_jax.training", "bass_jax.experiments", "bass_jax.traffic"),
     ("bass_jax.cli", "bass_jax.commands", "bass_jax.__main__"),

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from bass_jax.commands.pairs import add_model_arguments, load_models
 from bass_jax.commands.prompts import read_prompts
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     parser.add_argument("prompts", nargs="*", help="prompts; '-' reads standard input, one per line")
     parser.add_argument("--pair", default="checkpoints/quickstart", help="target and draft (default: %(default)s)")
+    add_model_arguments(parser)
     source = parser.add_argument_group("prompts")
     source.add_argument("--file", type=Path, help="text with one prompt per line, or a .jsonl(.gz) data set")
     source.add_argument("--field", default="prompt", help="key of the prompt in a JSONL line (default: %(default)s)")
@@ -87,6 +89,7 @@ def run(options: argparse.Namespace) -> int:
     import bass_jax as bass
     from bass_jax.policies import find_policy
     from bass_jax.sampling import find_rule
+    from bass_jax.startup import use_compilation_cache
 
     if options.synthetic_acceptance is not None:
         options.acceptance = f"synthetic({options.synthetic_acceptance})"
@@ -104,7 +107,10 @@ def run(options: argparse.Namespace) -> int:
         options.frequency_penalty, options.presence_penalty, banned_tokens=options.ban or None,
         min_new_tokens=options.min_new_tokens,
     )  # fmt: skip
-    pair, tokenizer = bass.load_pair(options.pair, drafter=options.draft)
+    use_compilation_cache()
+    pair, tokenizer = load_models(options, options.pair, options.draft)
+    if tokenizer is None:
+        raise ValueError(f"--pair {options.pair}: random weights have no texts; see bass-jax bench")
     is_chat = not options.raw and tokenizer.has_chat_template
     encoded = [tokenizer.encode_chat(prompt) if is_chat else tokenizer.encode(prompt) for prompt in prompts]
 

@@ -41,27 +41,39 @@ DEVICES = {"h200": H200, "a100": A100}
 """By the name that the command line takes."""
 
 
-def measure_device(dtype: str = "float32", size: int = 1536, repeats: int = 5) -> Device:
-    """Times a large product and a large copy on the first device; the best of `repeats`.
+def measure_device(
+    dtype: str = "float32", size: int = 1536, repeats: int = 5, block_bytes: int | None = None
+) -> Device:
+    """Times a large product, and the reading of a large block, on the first device; the best of `repeats`.
+
+    The bandwidth is the better of two: a copy, which reads and writes, and a product with one row, which reads alone,
+    as a step of one row reads its weights.
 
     Args:
-        dtype: of the product.
-        size: of its square matrices.
+        dtype: of the products.
+        size: of the square matrices of the large one.
         repeats: runs of each.
+        block_bytes: of the block; default 64 MiB, past the caches of a CPU, and on a GPU 1 GiB.
     """
+    if block_bytes is None:
+        block_bytes = 2**26 if jax.devices()[0].platform == "cpu" else 2**30
     matrix = jnp.ones((size, size), dtype)
-    block = jnp.ones(64 * 2**20 // 4, jnp.float32)  # 64 MiB: past any cache of a CPU
-    product = _best_seconds(jax.jit(lambda x: x @ x), matrix, repeats)
-    copy = _best_seconds(jax.jit(lambda x: x + 1), block, repeats)
+    copied = jnp.ones(block_bytes // 4, jnp.float32)
+    rows = 4096 if block_bytes >= 2**26 else 64
+    block = jnp.ones((rows, max(1, block_bytes // (rows * matrix.dtype.itemsize))), dtype)
+    product = _best_seconds(jax.jit(lambda x: x @ x), repeats, matrix)
+    copy = _best_seconds(jax.jit(lambda x: x + 1), repeats, copied)
+    read = _best_seconds(jax.jit(lambda row, block: row @ block), repeats, jnp.ones((1, rows), dtype), block)
     name = jax.devices()[0].device_kind
-    return Device(name, peak_flops=2 * size**3 / product, bandwidth=2 * block.nbytes / copy)
+    bandwidth = max(2 * copied.nbytes / copy, block.nbytes / read)
+    return Device(name, peak_flops=2 * size**3 / product, bandwidth=bandwidth)
 
 
-def _best_seconds(function, argument, repeats: int) -> float:
-    jax.block_until_ready(function(argument))
+def _best_seconds(function, repeats: int, *arguments) -> float:
+    jax.block_until_ready(function(*arguments))
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
-        jax.block_until_ready(function(argument))
+        jax.block_until_ready(function(*arguments))
         seconds.append(time.perf_counter() - start)
     return min(seconds)

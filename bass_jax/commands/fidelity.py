@@ -1,0 +1,77 @@
+"""``bass-jax fidelity``: what INT8 does to a target's laws and to its draft's acceptance, on real prompts."""
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from bass_jax.commands.pairs import add_model_arguments, load_models
+from bass_jax.commands.prompts import read_prompts
+
+EXAMPLES = r"""examples:
+  bass-jax fidelity checkpoints/quickstart --quantize int8
+  bass-jax fidelity checkpoints/quickstart --dtype bfloat16 --quantize int8 --cache-dtype int8 --prompts prompts.txt
+  bass-jax fidelity checkpoints/quickstart --quantize int8_activations --prompts HumanEval.jsonl.gz --limit 16 \
+      --template 'Complete the following Python function:\n```python\n{prompt}```'"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options."""
+    parser.add_argument("pair", nargs="?", default="checkpoints/quickstart", help="(default: %(default)s)")
+    parser.add_argument("--draft", help="model (the pair's own), ngram, or a path (default: the pair's)")
+    add_model_arguments(parser)
+    parser.add_argument("--prompts", type=Path, default=Path("configs/demo_prompts.txt"), help="as generate's --file")
+    parser.add_argument("--field", default="prompt", help="key of the prompt in a JSONL line (default: %(default)s)")
+    parser.add_argument("--limit", type=int, default=16, help="take only so many (default: %(default)s)")
+    parser.add_argument("--template", default="{prompt}", help=r"what is asked around {prompt}; \n is a new line")
+    parser.add_argument("--max-new-tokens", type=int, default=64, help="limit per answer (default: %(default)s)")
+    parser.add_argument("--draft-len", type=int, default=4, help="draft tokens per step (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help="JSON of the same")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures and prints; returns the exit code."""
+    if options.quantize is None and options.cache_dtype is None and options.quantize_draft is None:
+        raise ValueError("expected --quantize, --cache-dtype or --quantize-draft: nothing else differs from the pair")
+    prompts = read_prompts((), options.prompts, options.field, options.template.replace("\\n", "\n"))[: options.limit]
+
+    from rich.console import Console
+    from rich.table import Table
+
+    import bass_jax as bass
+    from bass_jax.fidelity import measure_fidelity
+
+    other, tokenizer = load_models(options, options.pair, options.draft)
+    whole = argparse.Namespace(**vars(options) | {"quantize": None, "cache_dtype": None, "quantize_draft": None})
+    reference, _ = load_models(whole, options.pair, options.draft)
+    encode = tokenizer.encode_chat if tokenizer.has_chat_template else tokenizer.encode
+    found = measure_fidelity(
+        reference, other, [encode(prompt) for prompt in prompts], bass.SpecConfig(options.draft_len),
+        max_new_tokens=options.max_new_tokens, sampling=bass.Sampling(options.temperature),
+    )  # fmt: skip
+    kept = {name: getattr(options, name) for name in ("quantize", "cache_dtype", "quantize_draft")}
+    table = Table(title=f"{options.pair}, {reference.target.config.dtype}: " + ", ".join(
+        f"{name}={value}" for name, value in kept.items() if value is not None
+    ))  # fmt: skip
+    for column in ("", "as stored", "INT8"):
+        table.add_column(column, justify="left" if not column else "right")
+    table.add_row("tokens per target pass", *(f"{one.block_efficiency:.3f}" for one in (found.reference, found.other)))
+    table.add_row("acceptance rate", *(f"{one.acceptance_rate:.3f}" for one in (found.reference, found.other)))
+    out = Console()
+    out.print(table)
+    out.print(
+        f"{found.num_tokens} positions of {len(prompts)} prompts: divergence {found.mean_kl:.2e} nats in the mean, "
+        f"{found.quantile_kl:.2e} for 99 %, {found.max_kl:.2e} at most; same likeliest token at {found.agreement:.1%}."
+    )
+    out.print(f"Tokens per target pass change by {found.efficiency_change:+.1%}.")
+    if options.output is not None:
+        record = kept | {
+            "pair": options.pair, "dtype": reference.target.config.dtype, "num_prompts": len(prompts),
+            **{name: value for name, value in dataclasses.asdict(found).items() if isinstance(value, int | float)},
+            "block_efficiency": [found.reference.block_efficiency, found.other.block_efficiency],
+            "acceptance_rate": [found.reference.acceptance_rate, found.other.acceptance_rate],
+        }  # fmt: skip
+        options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        print(f"written: {options.output}")
+    return 0

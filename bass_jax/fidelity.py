@@ -1,0 +1,127 @@
+"""How far a model's laws are from another's on real text, and what its draft is worth to each."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bass_jax.config import SpecConfig, capacity_bucket
+from bass_jax.generate import Prompts, generate
+from bass_jax.metrics import Summary, summarize
+from bass_jax.models import Model
+from bass_jax.pair import Pair
+from bass_jax.sampling import Sampling
+from bass_jax.typing import Array, Float, Int
+
+
+@dataclasses.dataclass(frozen=True)
+class Fidelity:
+    """Laws of the next token, at every position of the prompts and of the reference's own greedy answers.
+
+    Attributes:
+        num_tokens: positions.
+        mean_kl: divergence of the other's law from the reference's, nats per token.
+        quantile_kl: of 99 % of the positions, at most.
+        max_kl: of the worst position.
+        agreement: share of positions whose likeliest token is the same.
+        reference: of the reference's target speculated with its drafter.
+        other: of the other's.
+    """
+
+    num_tokens: int
+    mean_kl: float
+    quantile_kl: float
+    max_kl: float
+    agreement: float
+    reference: Summary
+    other: Summary
+
+    @property
+    def efficiency_change(self) -> float:
+        """Of the block efficiency, relative."""
+        return self.other.block_efficiency / self.reference.block_efficiency - 1
+
+    @property
+    def acceptance_change(self) -> float:
+        """Of the acceptance rate, absolute."""
+        return self.other.acceptance_rate - self.reference.acceptance_rate
+
+
+def measure_fidelity(
+    reference: Pair,
+    other: Pair,
+    prompts: Prompts,
+    spec: SpecConfig | None = None,
+    *,
+    max_new_tokens: int = 64,
+    sampling: Sampling | None = None,
+    batch: int = 8,
+) -> Fidelity:
+    """Compares a pair, such as one with an INT8 target, with the pair that it was made of.
+
+    Args:
+        reference: whose target's laws are the true ones.
+        other: of the same vocabulary.
+        prompts: texts or token ids.
+        spec: of the speculation; default ``SpecConfig()``.
+        max_new_tokens: limit per answer.
+        sampling: of the speculation; default greedy.
+        batch: prompts decoded together.
+
+    Raises:
+        ValueError: if there are no prompts, or the vocabularies differ.
+    """
+    if len(prompts) == 0:
+        raise ValueError("prompts: expected at least one")
+    sizes = [pair.target.config.vocab_size for pair in (reference, other)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"other: its target has {sizes[1]} tokens, the reference's {sizes[0]}")
+    rows = prompts if not isinstance(prompts[0], str) else reference.tokenizer.encode_batch(prompts)
+    starts = range(0, len(rows), batch)
+    summaries, texts = [], []
+    for pair in (reference, other):
+        infos = []
+        for start in starts:
+            part = rows[start : start + batch]
+            run = generate(pair, part, spec, sampling=sampling, max_new_tokens=max_new_tokens)
+            infos += run.infos
+            if pair is reference:
+                answers = run
+                if sampling is not None and not sampling.is_greedy:
+                    answers = generate(pair, part, step="decode", max_new_tokens=max_new_tokens)
+                texts += [np.concatenate([prompt, answer]) for prompt, answer in zip(part, answers.tokens, strict=True)]
+        summaries.append(summarize(infos))
+    divergences, agreed = _compare_texts(reference.target, other.target, texts)
+    return Fidelity(
+        len(divergences), float(divergences.mean()), float(np.quantile(divergences, 0.99)), float(divergences.max()),
+        float(agreed.mean()), *summaries,
+    )  # fmt: skip
+
+
+def _compare_texts(reference: Model, other: Model, texts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Divergence and agreement of every position of every text."""
+    divergences, agreed = [], []
+    for text in texts:
+        capacity = capacity_bucket(len(text))
+        tokens = np.zeros((1, capacity), np.int32)
+        tokens[0, : len(text)] = text
+        # Padding stands past the end, where it is not written.
+        positions = np.where(np.arange(capacity) < len(text), np.arange(capacity), capacity)[None].astype(np.int32)
+        divergence, is_same = _compare(reference, other, tokens, positions)
+        divergences.append(np.asarray(divergence)[0, : len(text)])
+        agreed.append(np.asarray(is_same)[0, : len(text)])
+    return np.concatenate(divergences), np.concatenate(agreed)
+
+
+@jax.jit
+def _compare(
+    reference: Model, other: Model, tokens: Int[Array, "B T"], positions: Int[Array, "B T"]
+) -> tuple[Float[Array, "B T"], Array]:
+    logits = []
+    for model in (reference, other):
+        logits.append(model.forward(tokens, positions, model.init_cache(*tokens.shape))[0])
+    true, found = (jax.nn.log_softmax(one, axis=-1) for one in logits)
+    divergence = jnp.sum(jnp.exp(true) * (true - found), axis=-1)
+    return divergence, jnp.argmax(true, axis=-1) == jnp.argmax(found, axis=-1)
