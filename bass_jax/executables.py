@@ -31,7 +31,7 @@ class Executables:
         key = (function, donate_argnums, structure, tuple(jax.typeof(leaf) for leaf in leaves), placements)
         if key not in self._compiled:
             start = time.perf_counter()
-            mesh = next((placement.mesh for placement in placements if placement is not None), None)
+            mesh: Any = next((placement.mesh for placement in placements if placement is not None), None)
             # Code that spreads over a mesh asks which one is set.
             with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
                 lowered = jax.jit(function, donate_argnums=donate_argnums).lower(*args)

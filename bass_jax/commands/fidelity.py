@@ -5,7 +5,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from bass_jax.commands.pairs import add_model_arguments, load_models
+from bass_jax.commands.pairs import add_model_arguments, is_preset, load_models
 from bass_jax.commands.prompts import read_prompts
 
 EXAMPLES = r"""examples:
@@ -32,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measures and prints; returns the exit code."""
+    if is_preset(options.pair):
+        raise ValueError(f"{options.pair} has random weights: expected a checkpoint, whose laws mean something")
     if options.quantize is None and options.cache_dtype is None and options.quantize_draft is None:
         raise ValueError("expected --quantize, --cache-dtype or --quantize-draft: nothing else differs from the pair")
     prompts = read_prompts((), options.prompts, options.field, options.template.replace("\\n", "\n"))[: options.limit]
@@ -45,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
     other, tokenizer = load_models(options, options.pair, options.draft)
     whole = argparse.Namespace(**vars(options) | {"quantize": None, "cache_dtype": None, "quantize_draft": None})
     reference, _ = load_models(whole, options.pair, options.draft)
+    assert tokenizer is not None  # a checkpoint's
     encode = tokenizer.encode_chat if tokenizer.has_chat_template else tokenizer.encode
     found = measure_fidelity(
         reference, other, [encode(prompt) for prompt in prompts], bass.SpecConfig(options.draft_len),

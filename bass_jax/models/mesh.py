@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -94,7 +95,7 @@ def place_whole(tree: Any, mesh: Mesh | None) -> Any:
     def put(leaf):
         if isinstance(leaf, KVCache):
             return leaf
-        if jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             # Of several processes each has the keys; jax passes plain numbers alone to all devices.
             data = jax.device_put(np.asarray(jax.random.key_data(leaf)), whole)
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
