@@ -5,7 +5,21 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bass_jax.commands import bench, convert, distill, fidelity, generate, inspect, profile, simulate, warm_up
+from bass_jax.commands import (
+    bench,
+    compare,
+    convert,
+    distill,
+    fidelity,
+    generate,
+    inspect,
+    profile,
+    report,
+    run,
+    simulate,
+    sweep,
+    warm_up,
+)
 
 COMMANDS = {
     "generate": (generate, "decode a batch of prompts, with speculation"),
@@ -17,6 +31,10 @@ COMMANDS = {
     "profile": (profile, "time a pair's passes on this device, and fit cost models to them"),
     "simulate": (simulate, "replay other policies, batches and devices on a recorded run"),
     "distill": (distill, "train a draft on the target's own outputs"),
+    "run": (run, "carry out an experiment: decode a task in several ways, and score it"),
+    "sweep": (sweep, "carry out an experiment at every point of a grid"),
+    "report": (report, "write tables and figures of runs"),
+    "compare": (compare, "put two runs side by side"),
 }
 
 
@@ -54,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a subcommand; a caller's mistake is one line on standard error and exit code 2."""
     options = parser().parse_args(arguments)
+    options.arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return COMMANDS[options.command][0].run(options)
     except ValueError as error:

@@ -12,6 +12,7 @@ import numpy as np
 
 from bass_jax.config import SpecConfig
 from bass_jax.executables import EXECUTABLES
+from bass_jax.lockstep import lockstep_step
 from bass_jax.metrics import PerTokenLatency, Summary, per_token_latency, summarize
 from bass_jax.pair import Pair
 from bass_jax.policies import Policy, find_policy
@@ -28,7 +29,7 @@ from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS
 type Prompts = Sequence[str] | Sequence[Sequence[int] | np.ndarray]
 """Texts, or token ids."""
 
-STEPS = {"speculate": speculate_step, "decode": decode_step, "survey": survey_step}
+STEPS = {"speculate": speculate_step, "decode": decode_step, "survey": survey_step, "lockstep": lockstep_step}
 """By the name that `generate` takes."""
 
 
@@ -144,8 +145,8 @@ def generate(
         seeds: a seed per row instead.
         stop_tokens: default those of the pair's tokenizer.
         stop_strings: a row ends with the token that completes one of these; needs a tokenizer.
-        step: ``"speculate"``; ``"decode"`` for regular decoding, the baseline; or ``"survey"``, see
-            `bass_jax.survey.survey_step`.
+        step: ``"speculate"``; ``"decode"`` for regular decoding, the baseline; ``"lockstep"``, the naive one, see
+            `bass_jax.lockstep.lockstep_step`; or ``"survey"``, see `bass_jax.survey.survey_step`.
         policy: chooses draft lengths step by step, in place of ``spec.draft_len``: a `bass_jax.policies.Policy`, the
             name of one, or ``"module:name"``. The tokens are the same, or have the same law, under all of them.
         warm_up: compiles all draft-length buckets of `policy` before the first step, rather than when they are

@@ -42,6 +42,7 @@ class Summary:
         acceptance_rate: accepted over drafted; NaN without drafts.
         acceptance_by_position: ``[G]``; at position i, accepted over drafted-and-reached, that is the
             probability that draft i stands given that those before it did. NaN where none was reached.
+        num_reached_by_position: ``[G]``; what that is out of, so that several runs can be added up.
         block_efficiency: mean tokens per target pass and row, residual or bonus token included.
     """
 
@@ -55,6 +56,7 @@ class Summary:
     num_emitted: int
     acceptance_rate: float
     acceptance_by_position: tuple[float, ...]
+    num_reached_by_position: tuple[int, ...]
     block_efficiency: float
 
 
@@ -90,6 +92,7 @@ def summarize(infos: Sequence[StepInfo] | StepInfo) -> Summary:
         num_emitted=int(emitted.sum()),
         acceptance_rate=_ratio(int(accepted.sum()), int(drafted.sum())),
         acceptance_by_position=tuple(_ratio(int(a), int(b)) for a, b in zip(stood, reached, strict=True)),
+        num_reached_by_position=tuple(reached.tolist()),
         block_efficiency=_ratio(int(emitted.sum()), drafted.size),
     )
 

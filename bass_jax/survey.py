@@ -6,6 +6,7 @@ from bass_jax.config import SpecConfig
 from bass_jax.pair import Pair
 from bass_jax.state import FinishReason, SpecState, StepInfo
 from bass_jax.step import speculate_step
+from bass_jax.typing import Array
 
 
 def survey_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
@@ -16,9 +17,24 @@ def survey_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecSta
     """
     start = state.lengths
     state, info = speculate_step(pair, state, spec)
-    num_emitted = jnp.minimum(info.num_emitted, 1)
-    # A row that emitted more has met neither its limit nor a stop token in the first.
-    finish = jnp.where(info.num_emitted > 1, FinishReason.RUNNING, info.finish).astype(jnp.int32)
+    return keep_fewer(pair, state, info, start, 1)
+
+
+def keep_fewer(
+    pair: Pair, state: SpecState, info: StepInfo, start: Array, most: Array | int
+) -> tuple[SpecState, StepInfo]:
+    """Takes back what a step committed past the first `most` tokens of each row.
+
+    Args:
+        pair: target and drafter.
+        state: after the step.
+        info: of the step.
+        start: ``[B]`` int32, lengths before the step.
+        most: ``[]`` int32, tokens that a row keeps at most.
+    """
+    num_emitted = jnp.minimum(info.num_emitted, most).astype(jnp.int32)
+    # A row that emitted more has met neither its limit nor a stop token in those that it keeps.
+    finish = jnp.where(info.num_emitted > most, FinishReason.RUNNING, info.finish).astype(jnp.int32)
     is_kept = jnp.arange(info.tokens.shape[1]) < num_emitted[:, None]
     lengths = start + num_emitted
     info = info._replace(

@@ -8,7 +8,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FLOORS = (
     ("kernels_pallas",),
-    ("bass_jax.typing", "bass_jax.config", "bass_jax.executables", "bass_jax.references", "bass_jax.startup"),
+    (
+        "bass_jax.typing",
+        "bass_jax.config",
+        "bass_jax.executables",
+        "bass_jax.references",
+        "bass_jax.settings",
+        "bass_jax.startup",
+    ),
     ("bass_jax.cache",),
     ("bass_jax.models",),
     ("bass_jax.checkpoint",),
@@ -17,6 +24,7 @@ FLOORS = (
     (
         "bass_jax.chains",
         "bass_jax.judge",
+        "bass_jax.lockstep",
         "bass_jax.pair",
         "bass_jax.records",
         "bass_jax.state",

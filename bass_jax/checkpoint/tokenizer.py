@@ -54,11 +54,12 @@ class Tokenizer:
             raise ValueError("texts: expected a sequence of strings, got one string")
         return [np.asarray(encoding.ids, np.int32) for encoding in self._backend.encode_batch(list(texts))]
 
-    def encode_chat(self, message: str | Message | Sequence[Message]) -> np.ndarray:
+    def encode_chat(self, message: str | Message | Sequence[Message], *, answer_start: str = "") -> np.ndarray:
         """Encodes a chat up to where the assistant's answer begins.
 
         Args:
             message: what the user says, or one message, or the whole conversation.
+            answer_start: what the answer is made to begin with.
 
         Returns:
             ``[n]`` int32.
@@ -70,7 +71,7 @@ class Tokenizer:
             message = [{"role": "user", "content": message}]
         elif isinstance(message, Mapping):
             message = [message]
-        text = self.render_chat(message)
+        text = self.render_chat(message) + answer_start
         return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
 
     def render_chat(self, messages: Sequence[Message]) -> str:

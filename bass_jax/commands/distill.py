@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from bass_jax.commands.overrides import read_overrides
+
 STAGES = ("corpus", "train", "evaluate")
 
 EXAMPLES = """examples:
@@ -24,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Distils and prints where the draft lies and how often the target agrees with it; returns the exit code."""
-    overrides = dict(_read_override(text) for text in options.set)
+    overrides = read_overrides(options.set, "--set ")
 
     from rich.console import Console
     from rich.table import Table
@@ -42,15 +44,3 @@ def run(options: argparse.Namespace) -> int:
         Console().print(table)
     print(distilled.directory)
     return 0
-
-
-def _read_override(text: str) -> tuple[str, object]:
-    import yaml
-
-    path, separator, value = text.partition("=")
-    if not separator or not path:
-        raise ValueError(f"--set {text!r}: expected PATH=VALUE")
-    try:
-        return path, yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise ValueError(f"--set {text!r}: the value is not YAML") from None

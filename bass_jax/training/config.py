@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
+from bass_jax.settings import forbid_extra, parse_settings, read_settings
 from bass_jax.training import recipe
 
 
@@ -174,50 +172,17 @@ class DistillConfig:
     draft_len: int = 4
 
 
-def _forbid_extra(kind: type) -> None:
-    kind.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
-
-
-for _kind in (
+forbid_extra(
     recipe.JsonlSource, recipe.DocumentedCodeSource, recipe.PythonFunctionsSource, recipe.HeldOut,
     recipe.PromptRecipe, RolloutConfig, DraftConfig, LossConfig, OptimizerConfig, TrainingConfig, DistillConfig,
-):  # fmt: skip
-    _forbid_extra(_kind)
+)  # fmt: skip
 
 
 def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> DistillConfig:
-    """Reads a configuration.
-
-    Args:
-        path: of the YAML file.
-        overrides: dotted path to value, such as ``{"training.num_steps": 10}``.
-
-    Raises:
-        ValueError: one line naming the file and the dotted path of what is wrong.
-    """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a mapping")
-    for dotted, value in (overrides or {}).items():
-        *parents, last = dotted.split(".")
-        place = content
-        for parent in parents:
-            place = place.setdefault(parent, {})
-            if not isinstance(place, dict):
-                raise ValueError(f"{dotted}: {parent} is not a section")
-        place[last] = value
-    return parse_config(content, str(path))
+    """Reads a configuration; see `bass_jax.settings.read_settings`."""
+    return read_settings(DistillConfig, path, overrides)
 
 
 def parse_config(content: Mapping[str, Any], name: str) -> DistillConfig:
     """Checks a parsed configuration; see `load_config`."""
-    try:
-        return TypeAdapter(DistillConfig).validate_python(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        dotted = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise ValueError(f"{name}: {dotted}: {message}" if dotted else f"{name}: {message}") from None
+    return parse_settings(DistillConfig, content, name)

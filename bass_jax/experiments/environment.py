@@ -1,0 +1,60 @@
+"""What a run ran on: versions, device, commit."""
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("bass-jax", "jax", "jaxlib", "flax", "numpy", "tokenizers")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Returns what belongs beside a measurement, ready for JSON."""
+    import jax
+
+    devices = jax.devices()
+    return {
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "device": devices[0].device_kind,
+        "num_devices": len(devices),
+        "num_processes": jax.process_count(),
+        "git": describe_git(Path(__file__).parent),
+    }
+
+
+def describe_git(directory: Path) -> dict[str, Any] | None:
+    """Returns the commit and whether files differ from it; None outside a repository or without git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(directory), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "has_changes": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor()

@@ -1,0 +1,156 @@
+"""The figures of a report, as SVG; needs matplotlib."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bass_jax.experiments.measures import budget_grid, pass_all, pass_first
+from bass_jax.experiments.results import RunResult, VariantResult
+from bass_jax.experiments.spread import Spread
+
+_SETTINGS = {
+    "svg.hashsalt": "bass_jax",  # the same figure is the same file
+    "svg.fonttype": "path",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+}
+_LINES = ("-", "--", "-.", ":")
+_NUM_COLORS = 10
+
+
+def draw_budget(result: RunResult) -> str:
+    """Pass@First and Pass@All against the time budget, a line per way; the band is the range over rounds."""
+    shown = {label: found for label, found in result.variants.items() if found.answers}
+    budgets = budget_grid(answers for found in shown.values() for answers in found.answers.values())
+
+    def draw(figure: Any) -> None:
+        for axes, (title, of) in zip(
+            figure.subplots(1, 2, sharey=True), {"first": pass_first, "all": pass_all}.items(), strict=True
+        ):
+            for index, (label, found) in enumerate(shown.items()):
+                curves = np.array(
+                    [[100 * of(answers, budget) for budget in budgets] for answers in found.answers.values()]
+                )
+                style = {"color": f"C{index % _NUM_COLORS}"}
+                line, middle = _LINES[index % len(_LINES)], np.median(curves, axis=0)
+                axes.plot(budgets, middle, line, label=label, drawstyle="steps-post", **style)
+                if len(curves) > 1:
+                    axes.fill_between(budgets, curves.min(0), curves.max(0), step="post", alpha=0.15, **style)
+            axes.set(title=f"Pass@{title.capitalize()}", xlabel="time budget per problem, s", xlim=(0, budgets[-1]))
+        figure.axes[0].set(ylabel="problems solved, %", ylim=(0, None))
+        _legend(figure)
+
+    return _svg(draw, (9.0, 4.0))
+
+
+def draw_against_batch(result: RunResult) -> str:
+    """PTL and throughput against the batch size, a line per mode; bars are spreads."""
+    modes: dict[str, list[VariantResult]] = {}
+    for found in result.variants.values():
+        modes.setdefault(found.variant.name, []).append(found)
+
+    def draw(figure: Any) -> None:
+        latency, throughput = figure.subplots(1, 2)
+        for index, (name, found) in enumerate(modes.items()):
+            batches = [one.variant.batch for one in found]
+            style = {"fmt": f"{_LINES[index % len(_LINES)]}o", "color": f"C{index % _NUM_COLORS}", "markersize": 4}
+            for axes, measure, scale in ((latency, "ptl_all", 1e3), (throughput, "tokens_per_second", 1.0)):
+                spreads = [one.measures[measure] for one in found]
+                axes.errorbar(
+                    batches, [scale * one.value for one in spreads], _bars(spreads, scale), label=name, **style
+                )
+        latency.set(xlabel="batch, rows", ylabel="per-token latency (PTL all), ms", ylim=(0, None))
+        throughput.set(xlabel="batch, rows", ylabel="tokens/s, all rows", ylim=(0, None))
+        ticks = sorted({one.variant.batch for one in result.variants.values()})
+        for axes in (latency, throughput):
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        _legend(figure)
+
+    return _svg(draw, (9.0, 4.0))
+
+
+def draw_latency(result: RunResult) -> str:
+    """PTL first, last and all of every way, as bars; whiskers are spreads."""
+    return _draw_bars(
+        result, {"ptl_first": "first", "ptl_last": "last", "ptl_all": "all"}, 1e3, "per-token latency, ms"
+    )  # fmt: skip
+
+
+def draw_utilisation(result: RunResult) -> str:
+    """The three utilisations of every way, as bars."""
+    names = {"useful": "emitted tokens", "verified": "verified positions", "verified_and_draft": "and the draft's"}
+    return _draw_bars(result, names, 100.0, "share of the device's peak FLOP/s, %")
+
+
+def draw_acceptance(result: RunResult) -> str:
+    """Acceptance by position, given that the drafts before it were accepted."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for index, (label, found) in enumerate(result.variants.items()):
+            rates = found.acceptance_by_position
+            if rates:
+                line = f"{_LINES[index % len(_LINES)]}o"
+                positions = range(1, len(rates) + 1)
+                axes.plot(positions, [100 * rate for rate in rates], line, color=f"C{index % _NUM_COLORS}",
+                          markersize=4, label=label)  # fmt: skip
+        axes.set(xlabel="position of the draft in its step", ylabel="accepted, given those before it, %", ylim=(0, 102))
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        _legend(figure)
+
+    return _svg(draw, (7.0, 4.0))
+
+
+def _draw_bars(result: RunResult, names: dict[str, str], scale: float, label: str) -> str:
+    variants = list(result.variants.values())
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        height = 0.8 / len(names)
+        for index, (name, title) in enumerate(names.items()):
+            spreads = [found.measures[name] for found in variants]
+            places = np.arange(len(variants)) + (index - (len(names) - 1) / 2) * height
+            axes.barh(places, [scale * one.value for one in spreads], height, xerr=_bars(spreads, scale),
+                      label=title, error_kw={"lw": 0.8})  # fmt: skip
+        axes.set_yticks(range(len(variants)), [found.variant.label for found in variants])
+        axes.invert_yaxis()
+        axes.set(xlabel=label, xlim=(0, None))
+        axes.grid(visible=False, axis="y")
+        _legend(figure)
+
+    return _svg(draw, (8.0, 1.4 + 0.55 * len(variants)))
+
+
+def _bars(spreads: list[Spread], scale: float) -> np.ndarray:
+    """Whiskers, ``[2, n]``; a median may lie outside what a bootstrap drew, a whisker's length may not be negative."""
+    lengths = [[one.value - one.low for one in spreads], [one.high - one.value for one in spreads]]
+    return scale * np.maximum(lengths, 0.0)
+
+
+def _legend(figure: Any) -> None:
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, max(1, len(labels))))
+
+
+def _svg(draw: Callable[[Any], None], size: tuple[float, float]) -> str:
+    try:
+        import matplotlib
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("figures need matplotlib: pip install 'bass-jax[report]'") from None
+    with matplotlib.rc_context(_SETTINGS):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+        out = io.StringIO()
+        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :]

@@ -1,0 +1,65 @@
+"""A YAML file as a frozen dataclass, checked to the last key."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+
+def forbid_extra(*kinds: type) -> None:
+    """Makes an unknown key of these dataclasses an error when a file is read."""
+    for kind in kinds:
+        kind.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+
+
+def read_settings[T](kind: type[T], path: Path, overrides: Mapping[str, Any] | None = None) -> T:
+    """Reads a file.
+
+    Args:
+        kind: dataclass of the file's content.
+        path: of the YAML file.
+        overrides: dotted path to value, such as ``{"training.num_steps": 10}``.
+
+    Raises:
+        ValueError: one line naming the file and the dotted path of what is wrong.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a mapping")
+    for dotted, value in (overrides or {}).items():
+        *parents, last = dotted.split(".")
+        place = content
+        for parent in parents:
+            place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise ValueError(f"{dotted}: {parent} is not a section")
+        place[last] = value
+    return parse_settings(kind, content, str(path))
+
+
+def parse_settings[T](kind: type[T], content: Mapping[str, Any], name: str) -> T:
+    """Checks a parsed file; see `read_settings`."""
+    try:
+        return TypeAdapter(kind).validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        dotted = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{name}: {dotted}: {message}" if dotted else f"{name}: {message}") from None
+
+
+def as_plain(settings: Any) -> Any:
+    """Returns a dataclass as what YAML and JSON can write: dictionaries, lists, numbers and text."""
+    if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
+        return {field.name: as_plain(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+    if isinstance(settings, Mapping):
+        return {key: as_plain(value) for key, value in settings.items()}
+    if isinstance(settings, list | tuple):
+        return [as_plain(value) for value in settings]
+    return settings

@@ -1,0 +1,1 @@
+"""Experiments: runs, tasks, scores and reports."""

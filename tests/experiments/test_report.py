@@ -1,0 +1,204 @@
+"""From a run to its scores, its report, a comparison and a sweep, by the command line."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bass_jax.cli import main
+from bass_jax.experiments import analyse, parse_experiment, read_run, run_experiment, score_run
+from bass_jax.experiments.cage import check_cage
+from bass_jax.experiments.measures import pass_at_k
+from bass_jax.experiments.scoring import PermissionNeededError
+from bass_jax.experiments.sweep import make_grid, point_name
+from tests.experiments.conftest import written
+
+
+@pytest.fixture(scope="module")
+def isolation():
+    try:
+        check_cage()
+    except ValueError as error:
+        pytest.skip(f"programs cannot be isolated here: {error}")
+
+
+@pytest.fixture
+def coded(content, data) -> dict:
+    """A configuration whose answers are programs, sampled, in three modes."""
+    content |= {"task": {"name": "humaneval", "data": data["humaneval"]}, "sampling": {"temperature": 1.0}}
+    content |= {"num_samples": 4, "max_new_tokens": 6, "title": "Small <HumanEval> & more"}
+    del content["modes"]["lock step"]
+    return content
+
+
+def planted(path: Path, data: str) -> dict[str, int]:
+    """Replaces texts by right and wrong answers; returns how many are right per problem."""
+    from bass_jax.experiments.sources import read_rows
+
+    right = {row["task_id"]: row["canonical_solution"] for row in read_rows(data)}
+    samples = written(path)
+    for sample in samples:
+        passes = sample["sample"] <= int(sample["problem"].split("/")[1])
+        sample["text"] = right[sample["problem"]] if passes else "    return None\n"
+    (path / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    return {problem: int(problem.split("/")[1]) + 1 for problem in right}
+
+
+def test_code_is_not_run_without_permission(coded, monkeypatch, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(coded))
+    monkeypatch.setattr("bass_jax.experiments.scoring.run_programs", lambda *_: pytest.fail("code was run"))
+    path = run_experiment(parse_experiment(coded))
+    with pytest.raises(PermissionNeededError, match="--allow-code-execution"):
+        score_run(path)
+    assert len(written(path)) == 3 * 4 * 3
+
+
+def test_scores_are_those_of_the_planted_answers(coded, isolation, capsys, tmp_path):
+    """And the report says them, in one page without links to anything outside it."""
+    path = run_experiment(parse_experiment(coded))
+    num_right = planted(path, coded["task"]["data"])
+    assert score_run(path, allow_code_execution=True) == 36
+    # Another call finds nothing to do, and needs no permission.
+    assert score_run(path) == 36
+    result = analyse(read_run(path))
+    expected = [pass_at_k(4, num, 1) for num in num_right.values()]
+    for found in result.variants.values():
+        assert found.scores["pass@1"].value == pytest.approx(sum(expected) / 3)
+        assert found.scores["pass@all"].value == 1.0
+        assert found.num_problems == 3 and found.num_samples == 12
+    assert {"num_tokens", "mean_logprob", "passed"} == result.same_law["batched"].keys()
+    # Every mode was planted alike.
+    assert result.same_law["batched"]["passed"].p_value == 1.0
+
+    output = tmp_path / "reports" / "small"
+    assert main(["report", str(path), "--output", str(output)]) == 0
+    assert capsys.readouterr().out.split() == [f"{output}.html", f"{output}.md"]
+    page, text = output.with_suffix(".html").read_text(), output.with_suffix(".md").read_text()
+    check_page(page)
+    assert "Small &lt;HumanEval&gt; &amp; more" in page and "Solved inside a time budget" in page
+    for word in ("PTL first, ms", "speed-up", "pass@first", "verified positions", "| regular | 4 |"):
+        assert word in text, word
+    figures = re.findall(r"!\[.*\]\((.*)\)", text)
+    assert len(figures) == 6 and all((output.parent / figure).read_text().startswith("<svg") for figure in figures)
+    # The command under every figure.
+    assert text.count(f"bass-jax report {path} --output {output}") >= len(figures)
+
+
+class _Page(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.ids, self.links, self.open = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.ids += [found["id"]] if "id" in found else []
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href") and value]
+
+
+def check_page(page: str) -> None:
+    """One page that needs nothing else, and whose figures do not share parts."""
+    parser = _Page()
+    parser.feed(page)
+    assert all(link.startswith("#") for link in parser.links)
+    assert len(parser.ids) == len(set(parser.ids))
+    assert {link[1:] for link in parser.links} <= set(parser.ids)
+    assert "<script" not in page and "@import" not in page
+
+
+def test_the_command_line_from_run_to_comparison(content, tmp_path, capsys):
+    """Greedy: all samples are regular decoding's, and the second run's are the first's."""
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content))
+    first, second = content["output_dir"], content["output_dir"] + "-2"
+    assert main(["run", str(config), "num_samples=1", "modes.single.num_samples=1"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"{first}\n")
+    assert printed.count("4 of 4 greedy samples are those of regular decoding") == 3
+    arguments = ["num_samples=1", "modes.single.num_samples=1", "modes.batched.draft_len=1", f"output_dir={second}"]
+    assert main(["run", str(config), *arguments, "--quiet"]) == 0
+    assert capsys.readouterr().out == f"{second}\n"
+    session = json.loads((Path(second) / "run.json").read_text())["sessions"][0]
+    assert session["command"] == ["bass-jax", "run", str(config), *arguments, "--quiet"]
+    assert main(["compare", first, second]) == 0
+    printed = capsys.readouterr().out
+    assert "modes.batched.draft_len" in printed and printed.count("4 of 4") == 4
+    # Finished: nothing is decoded again, and no session is added.
+    assert main(["run", str(config), *arguments, "--quiet"]) == 0
+    assert len(json.loads((Path(second) / "run.json").read_text())["sessions"]) == 1
+
+
+def test_a_sweep_runs_every_point_once(content, tmp_path, capsys):
+    content |= {"num_samples": 1, "modes": {"batched": {"batch": 4, "draft_len": 2}}}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content))
+    command = ["sweep", str(config), "--grid", "modes.batched.draft_len=1,2", "--grid", "seeds=[[0], [1]]", "--quiet"]
+    assert main(command) == 0
+    paths = [Path(line) for line in capsys.readouterr().out.split()]
+    assert len(set(paths)) == 4
+    configs = [read_run(path).config for path in paths]
+    assert [(one.modes["batched"].draft_len, one.seeds) for one in configs] == [
+        (1, (0,)),
+        (1, (1,)),
+        (2, (0,)),
+        (2, (1,)),
+    ]
+    before = [(path / "run.json").read_bytes() for path in paths]
+    assert main(command) == 0
+    assert [(path / "run.json").read_bytes() for path in paths] == before
+    assert main(["report", *map(str, paths), "--output", str(tmp_path / "all")]) == 0
+    assert (tmp_path / "all.html").read_text().count("<h2>") == 4
+
+
+def test_points_have_names_of_their_own(content, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content))
+    points = make_grid(config, {"modes.single.draft_len": [1, 2], "modes.batched.draft_len": [1, 2]})
+    assert len({point.config.output_dir for point in points}) == 4
+    assert len(point_name({"task.data": "x" * 500})) < 100
+    with pytest.raises(ValueError, match="draft_len=99"):
+        make_grid(config, {"modes.single.draft_len": [1, 99]})
+
+
+@pytest.mark.slow
+def test_a_sweep_through_ray_is_the_same_sweep(content, tmp_path, capsys):
+    pytest.importorskip("ray", reason="needs ray (the extra sweep)")
+    content |= {"num_samples": 1, "modes": {"batched": {"batch": 4, "draft_len": 2}}}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content))
+    command = ["sweep", str(config), "--grid", "modes.batched.draft_len=1,2", "--quiet"]
+    assert main([*command, "--ray"]) == 0
+    through_ray = [written(path) for path in capsys.readouterr().out.split()]
+    assert main([*command, f"output_dir={tmp_path / 'here'}"]) == 0
+    here = [written(path) for path in capsys.readouterr().out.split()]
+    assert [[row["tokens"] for row in rows] for rows in through_ray] == [
+        [row["tokens"] for row in rows] for rows in here
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "no/such.yaml"), "no/such.yaml"),
+        (("run", "CONFIG", "task.name"), "'task.name': expected PATH=VALUE"),
+        (("run", "CONFIG", "task.nam=x"), "task.nam"),
+        (("run", "CONFIG", "task.name=tetris"), "task='tetris'"),
+        (("run", "CONFIG", "modes.batched.draft_len=99"), "draft_len=99"),
+        (("run", "CONFIG", "modes.batched.policy=guess"), "guess"),
+        (("run", "CONFIG", "modes.batched.batch=3"), "expected one to be a multiple of the other"),
+        (("run", "CONFIG", "baseline=other"), "baseline='other'"),
+        (("run", "CONFIG", "pair.target=opt-125m"), "not both"),
+        (("sweep", "CONFIG", "--grid", "seeds"), "expected PATH=VALUE,VALUE"),
+        (("report", "no/such/run"), "no/such/run: no run directory"),
+        (("compare", "no/such/run", "no/such/run"), "no/such/run"),
+    ],
+)
+def test_mistakes_are_one_line(content, tmp_path, capsys, arguments, words):
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content))
+    assert main([str(config) if word == "CONFIG" else word for word in arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1, error

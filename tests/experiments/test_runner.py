@@ -1,0 +1,186 @@
+"""Runs: what is written, what a kill leaves, and that speculation changes no greedy token on any task."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bass_jax.experiments import directory, parse_experiment, read_run, run_experiment
+from bass_jax.experiments.plan import make_plan, row_seed, share_of
+from tests.experiments.conftest import ROWS, written
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(content: dict, **changes) -> Path:
+    return run_experiment(parse_experiment(content | changes))
+
+
+def tokens(path: Path) -> dict:
+    return {directory.sample_key(sample): sample["tokens"] for sample in written(path)}
+
+
+def test_a_run_holds_what_it_promises(content):
+    path = run(content)
+    samples, batches = written(path), written(path, "batches")
+    assert len(samples) == 4 * 4 * 4
+    assert len({directory.sample_key(sample) for sample in samples}) == len(samples)
+    # Four samples of each of four problems: one batch each, of four rows or of one.
+    assert len(batches) == 4 * (1 + 4 + 1 + 1)
+    session = json.loads((path / "run.json").read_text())["sessions"][0]
+    assert {"command", "versions", "device", "git", "date"} <= session.keys()
+    assert read_run(path).config == parse_experiment(content)
+    for sample in samples:
+        assert sample["num_tokens"] == len(sample["tokens"]) == 10 or sample["finish_reason"] == "stop"
+        assert sample["seconds"] > 0 and sample["mean_logprob"] < 0
+
+
+def test_single_sequences_run_one_after_another_on_one_clock(content):
+    path = run(content, modes={"single": {"batch": 1, "draft_len": 2}})
+    by_problem: dict[str, list[float]] = {}
+    for sample in written(path):
+        by_problem.setdefault(sample["problem"], []).append(sample["seconds"])
+    assert all(seconds == sorted(seconds) and len(set(seconds)) == 4 for seconds in by_problem.values())
+    for batch in written(path, "batches"):
+        assert batch["end"] == pytest.approx(batch["start"] + batch["prefill"] + batch["decode"], abs=1e-4)
+
+
+@pytest.mark.parametrize("task", sorted(ROWS))
+def test_greedy_samples_are_those_of_regular_decoding(content, data, task):
+    """On every task, for single sequences, ragged batches and lock step."""
+    content |= {"task": {"name": task, "data": data[task]}, "num_samples": 1}
+    content["modes"]["single"]["num_samples"] = 1
+    found = tokens(run(content))
+    regular = {key[1:]: value for key, value in found.items() if key[0] == "regular"}
+    assert len(regular) == len(ROWS[task])
+    for key, value in found.items():
+        assert value == regular[key[1:]], key
+
+
+def test_samples_do_not_depend_on_batch_or_number_of_problems(content):
+    content["sampling"] = {"temperature": 1.0}
+    content["modes"] = {"batched": {"batch": [1, 4], "draft_len": 2}}
+    found = tokens(run(content))
+    for key, value in found.items():
+        assert value == found[("batched, batch 1", *key[1:])]
+    fewer = tokens(run(content, output_dir=content["output_dir"] + "-2", task=content["task"] | {"limit": 2}))
+    assert all(found[key] == value for key, value in fewer.items()) and len(fewer) == len(found) // 2
+
+
+def test_another_configuration_is_refused(content):
+    run(content, modes={"regular": {"step": "decode"}}, num_samples=1)
+    with pytest.raises(ValueError, match="max_new_tokens is 10 there and 11 here"):
+        run(content, modes={"regular": {"step": "decode"}}, num_samples=1, max_new_tokens=11)
+
+
+def test_a_directory_has_one_writer(content):
+    config = parse_experiment(content)
+    with (
+        directory.RunDirectory(config.output_dir, config),
+        pytest.raises(ValueError, match="another process is writing"),
+    ):
+        directory.RunDirectory(config.output_dir, config)
+
+
+def test_cut_off_at_any_byte_a_run_ends_with_the_same_samples(content):
+    """A kill leaves a prefix of each file; samples are written before their batch."""
+    content |= {"sampling": {"temperature": 1.0}, "modes": {"batched": {"batch": 2, "draft_len": 2}}}
+    path = run(content)
+    whole = tokens(path)
+    files = {name: (path / f"{name}.jsonl").read_bytes() for name in ("samples", "batches")}
+    draw = random.Random(0)
+    for _ in range(10):
+        size = draw.randrange(len(files["batches"]))
+        num_whole = files["batches"][:size].count(b"\n")
+        # All samples of whole batches, and some bytes of what follows.
+        ends = [i for i, byte in enumerate(files["samples"], 1) if byte == ord("\n")]
+        least = ends[2 * num_whole - 1] if num_whole else 0
+        (path / "batches.jsonl").write_bytes(files["batches"][:size])
+        (path / "samples.jsonl").write_bytes(files["samples"][: draw.randrange(least, len(files["samples"]))])
+        kept = written_whole(path)
+        run(content)
+        assert tokens(path) == whole
+        again = {directory.sample_key(sample): sample["seconds"] for sample in written(path)}
+        # What was written is not decoded again: its times are those of the first run.
+        assert all(again[key] == seconds for key, seconds in kept.items()) and len(kept) == 2 * num_whole
+
+
+def written_whole(path: Path) -> dict:
+    """Times of the samples of whole batches."""
+    if b"\n" not in (path / "batches.jsonl").read_bytes():
+        return {}
+    return {directory.sample_key(sample): sample["seconds"] for sample in read_run(path).samples}
+
+
+@pytest.mark.slow
+def test_killed_at_ten_random_moments_a_run_ends_with_the_same_samples(content, tmp_path):
+    content |= {"sampling": {"temperature": 1.0}, "max_new_tokens": 60, "seeds": list(range(12))}
+    content["modes"] = {"batched": {"batch": 4, "draft_len": 2}}
+    undisturbed = tokens(run(content, output_dir=str(tmp_path / "undisturbed")))
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content))
+    command = [sys.executable, "-m", "bass_jax.cli", "run", str(config), "--quiet"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    path, draw, num_kills, sizes = Path(content["output_dir"]), random.Random(1), 0, []
+    while num_kills < 10:
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        samples, before = path / "samples.jsonl", sizes[-1] if sizes else 0
+        while process.poll() is None and not (samples.exists() and samples.stat().st_size > before):
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0, 0.05))
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, process.stderr.read()
+        sizes.append(samples.stat().st_size)
+        num_kills += 1
+    assert len(tokens_whole(path)) < len(undisturbed)
+    assert run_experiment(parse_experiment(content)) == path
+    assert tokens(path) == undisturbed
+
+
+def tokens_whole(path: Path) -> dict:
+    return {directory.sample_key(sample): sample["tokens"] for sample in read_run(path).samples}
+
+
+def test_a_time_budget_stops_rows_and_keeps_their_place(content):
+    """With no time at all, every row is there, and none is finished."""
+    path = run(content, budget=1e-9)
+    samples = written(path)
+    assert len(samples) == 64
+    assert {sample["finish_reason"] for sample in samples} == {"budget"}
+    single = [sample for sample in samples if sample["variant"] == "single"]
+    # The first sequence has begun when the time is up; the others never do.
+    assert all(sample["num_tokens"] == 0 for sample in single if sample["sample"] > 0)
+    generous = run(content, budget=1e9, output_dir=content["output_dir"] + "-2")
+    assert {sample["finish_reason"] for sample in written(generous)} <= {"length", "stop"}
+
+
+def test_traces_are_those_of_the_samples(content):
+    from bass_jax import read_trace
+
+    content |= {"trace": True, "modes": {"batched": {"batch": 4, "draft_len": 2}}}
+    path = run(content)
+    runs = read_trace(path / "trace-batched.jsonl")
+    assert len(runs) == 4
+    emitted = sum(sum(step["num_emitted"]) for one in runs for step in one.steps)
+    assert emitted == sum(sample["num_tokens"] for sample in written(path))
+
+
+def test_processes_share_whole_groups(content):
+    plan = make_plan(parse_experiment(content | {"seeds": [0, 1], "repeats": 2}), num_problems=5)
+    shares = [share_of(plan, process, 3) for process in range(3)]
+    assert sorted(batch.key for share in shares for batch in share) == sorted(batch.key for batch in plan)
+    groups = [{batch.key[:4] for batch in share} for share in shares]
+    assert not groups[0] & groups[1] and not groups[1] & groups[2] and not groups[0] & groups[2]
+
+
+def test_row_seeds_differ(content):
+    plan = make_plan(parse_experiment(content | {"seeds": [0, 1, 2]}), num_problems=200)
+    seeds = {(batch.seed, row): row_seed(batch.seed, row) for batch in plan for row in batch.rows}
+    assert len(set(seeds.values())) == len(seeds) == 3 * 200 * 4
