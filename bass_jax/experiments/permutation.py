@@ -53,6 +53,14 @@ def permutation_test(
         shuffled += drawn[:, : len(one)].mean(axis=1) - drawn[:, len(one) :].mean(axis=1)
     # Sums in another order round otherwise.
     is_as_large = np.abs(shuffled) >= abs(observed) - 1e-9 * max(1.0, abs(observed))
-    counts = tuple(sum(len(values[problem]) for problem in problems) for values in (first, second))
-    means = tuple(float(np.mean([np.mean(values[problem]) for problem in problems])) for values in (first, second))
-    return TwoSampleTest(counts, means, float((1 + is_as_large.sum()) / (1 + num_permutations)))
+    p_value = float((1 + is_as_large.sum()) / (1 + num_permutations))
+    return TwoSampleTest((_count(first, problems), _count(second, problems)),
+                         (_mean(first, problems), _mean(second, problems)), p_value)  # fmt: skip
+
+
+def _count(values: Mapping[str, Sequence[float]], problems: Sequence[str]) -> int:
+    return sum(len(values[problem]) for problem in problems)
+
+
+def _mean(values: Mapping[str, Sequence[float]], problems: Sequence[str]) -> float:
+    return float(np.mean([np.mean(values[problem]) for problem in problems]))

@@ -57,7 +57,7 @@ def make_report(directories: Sequence[str | Path], output: str | Path, title: st
 
 def _sections(result: RunResult, command: str) -> list[Section]:
     run, variants = result.run, result.variants
-    many = len({one.variant.batch for one in variants.values()}) > 1
+    many = any(len(mode.batches) > 1 for mode in run.config.modes.values())
     rounds = max(one.num_rounds for one in variants.values())
     spread = (
         f"Medians over {rounds} rounds (seeds and repeats), with the smallest and the largest in brackets."

@@ -1,6 +1,7 @@
 """What a run came to: per way of decoding, over seeds and repeats."""
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -41,7 +42,7 @@ class VariantResult:
     measures: dict[str, Spread]
     acceptance_by_position: tuple[float, ...]
     scores: dict[str, Spread]
-    answers: dict[tuple[int, int], Answers]
+    answers: Mapping[tuple[int, int], Answers]
     categories: dict[str, dict[str, Spread]]
 
 
@@ -138,15 +139,15 @@ def compare_laws(
             if sample["variant"] == label and sample["repeat"] == 0 and sample["finish_reason"] != OVER_BUDGET:
                 value = of(sample)
                 if value is not None:
-                    found.setdefault(sample["problem"], []).append(value)
+                    found.setdefault(sample["problem"], []).append(float(value))
         return found
 
     def score(run: RunRecords) -> Callable[[Record], float | None]:
         return lambda sample: (run.scores.get(sample_key(sample)) or {"scores": {}})["scores"].get(measure)
 
     measures: dict[str, tuple[Callable, Callable]] = {
-        "num_tokens": (lambda sample: sample["num_tokens"],) * 2,
-        "mean_logprob": (lambda sample: sample["mean_logprob"],) * 2,
+        "num_tokens": (operator.itemgetter("num_tokens"), operator.itemgetter("num_tokens")),
+        "mean_logprob": (operator.itemgetter("mean_logprob"), operator.itemgetter("mean_logprob")),
         measure: (score(first), score(second)),
     }
     tests = {}

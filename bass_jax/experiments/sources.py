@@ -96,7 +96,7 @@ def _parsed(path: Path, number: int, text: str) -> Any:
 
 def _from_datasets(source: str, rest: str) -> Iterator[Row]:
     try:
-        import datasets
+        import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ValueError(f"{source}: needs the library datasets: pip install 'bass-jax[tasks]'") from None
     name, *others = rest.split(":")

@@ -83,7 +83,7 @@ def test_scores_are_those_of_the_planted_answers(coded, isolation, capsys, tmp_p
     for word in ("PTL first, ms", "speed-up", "pass@first", "verified positions", "| regular | 4 |"):
         assert word in text, word
     figures = re.findall(r"!\[.*\]\((.*)\)", text)
-    assert len(figures) == 6 and all((output.parent / figure).read_text().startswith("<svg") for figure in figures)
+    assert len(figures) == 4 and all((output.parent / figure).read_text().startswith("<svg") for figure in figures)
     # The command under every figure.
     assert text.count(f"bass-jax report {path} --output {output}") >= len(figures)
 

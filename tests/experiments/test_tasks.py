@@ -101,7 +101,7 @@ def test_mt_benchs_kinds_are_conversation(data):
     [
         ("x = 1", "x = 1"),
         ("    return 1\n```\nand so on", "    return 1\n"),
-        ("Here:\n```python\nx = 1\n```\nDone.", "x = 1"),
+        ("Here:\n```python\nx = 1\n```\nDone.", "x = 1\n"),
         ("Here:\n```\nx = 1\n```\nDone.\n```\ny = 2\n```", "Here:\n"),
     ],
 )
