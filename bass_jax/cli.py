@@ -18,6 +18,7 @@ from bass_jax.commands import (
     run,
     simulate,
     sweep,
+    traffic,
     warm_up,
 )
 
@@ -30,6 +31,7 @@ COMMANDS = {
     "fidelity": (fidelity, "say how far INT8 moves a model's laws, and what its draft is worth to it"),
     "profile": (profile, "time a pair's passes on this device, and fit cost models to them"),
     "simulate": (simulate, "replay other policies, batches and devices on a recorded run"),
+    "traffic": (traffic, "serve requests over time, on this device or a simulated one"),
     "distill": (distill, "train a draft on the target's own outputs"),
     "run": (run, "carry out an experiment: decode a task in several ways, and score it"),
     "sweep": (sweep, "carry out an experiment at every point of a grid"),

@@ -5,6 +5,7 @@ from bass_jax.costmodel.acceptance import (
     fit_power_law,
     geometric_block_efficiency,
     lockstep_block_efficiency,
+    power_law_rates,
 )
 from bass_jax.costmodel.base import CostModel, step_seconds
 from bass_jax.costmodel.devices import A100, DEVICES, H200, Device, measure_device
@@ -33,6 +34,7 @@ __all__ = [
     "lockstep_block_efficiency",
     "measure_device",
     "pass_shape",
+    "power_law_rates",
     "read_profile",
     "roofline",
     "step_seconds",

@@ -64,3 +64,17 @@ def fit_power_law(rates: Sequence[float] | np.ndarray) -> tuple[float, float]:
         return float(accepted[0]), 0.0
     gamma, intercept = np.polyfit(np.log(lengths), np.log(accepted), 1)
     return float(np.exp(intercept)), float(gamma)
+
+
+def power_law_rates(c: float, gamma: float, num_positions: int) -> tuple[float, ...]:
+    """The acceptance by position under which the mean accepted drafts of ``s = 1 … P`` are ``c s^gamma``.
+
+    Raises:
+        ValueError: if no probabilities give that.
+    """
+    accepted = c * np.arange(1, num_positions + 1, dtype=np.float64) ** gamma
+    stands = np.diff(accepted, prepend=0.0)  # probability that all of the first i drafts are accepted
+    if not (0 < c <= 1 and 0 <= gamma <= 1) or (np.diff(stands) > 1e-12).any():
+        raise ValueError(f"c={c}, gamma={gamma}: expected 0 < c <= 1 and 0 <= gamma <= 1")
+    previous = np.concatenate([[1.0], stands[:-1]])
+    return tuple(float(rate) for rate in np.divide(stands, previous, out=np.zeros_like(stands), where=previous > 0))

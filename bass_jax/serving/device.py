@@ -157,6 +157,19 @@ class DeviceExecutor:
         self._finish = np.array(info.finish)
         return StepResult(info, bucket)
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Batch sizes that there are executables for."""
+        return self._config.sizes
+
+    def wait(self) -> None:
+        """Waits until the device has done all that it was told; for measurements."""
+        jax.block_until_ready((self.state, self._staging, self._policy_state))
+
+    def replan(self) -> None:
+        """Asks the policy for a plan as if a step without rows had ended; for measurements."""
+        self._plan_first()
+
     def _send_finish(self) -> None:
         if self._is_finish_stale:
             self.state = self.state._replace(finish=jax.device_put(self._finish.copy()))

@@ -45,6 +45,8 @@ class Loop:
         counts: so far.
         last: the last step's result; None before the first.
         host_seconds: wall time between the end of a step and the beginning of the next, without the executor's own.
+        intake: called when a step has ended and before the next is decided, to submit what has come meanwhile; a
+            program of one thread has no other chance to.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Loop:
         self.counts = Counts()
         self.last: StepResult | None = None
         self.host_seconds = 0.0
+        self.intake: Callable[[], None] = lambda: None
         self._on_step = on_step
         self._is_in_flight = False
         self._arrived: deque[Ticket] = deque()
@@ -99,6 +102,7 @@ class Loop:
         if has_stepped:
             self.last = self.executor.collect()
             self._is_in_flight = False
+            self.intake()
         start, in_executor = time.perf_counter(), self._executor_seconds
         if has_stepped and self.last is not None:
             self._note(self.last, events)

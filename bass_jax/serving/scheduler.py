@@ -102,21 +102,24 @@ class Scheduler:
     def pieces(self) -> Iterator[Piece]:
         """Yields what to read before the next step; the caller places each prompt as soon as its last piece is read.
 
-        While rows are running, no more than the configured chunks; else until one can run. A static batch is read
-        whole.
+        While rows are running, no more than the configured chunks; else first until one can run. A static batch is
+        read whole.
         """
-        num_left = self.config.chunks_per_step if self._row_of and self.config.batching == "continuous" else None
-        while self.reading and num_left != 0:
+        is_static = self.config.batching == "static"
+        num_left = self.config.chunks_per_step if self._row_of and not is_static else None
+        while self.reading:
             ticket, start = self.reading[0], self._num_read
             num_tokens = len(ticket.request.prompt) - 1
             num = min(self.config.chunk, num_tokens - start)
+            if num_left == 0 and num > 0:
+                return
             self._num_read = start + num
             is_last = self._num_read == num_tokens
             yield Piece(ticket, start, num, is_last)
             if num_left is not None:
                 num_left -= num > 0
-            if is_last and num_left is None and self.config.batching == "continuous":
-                return  # There is a row to run; the others are read beside it.
+            elif is_last and not is_static:
+                num_left = self.config.chunks_per_step
 
     def grow(self) -> list[int] | None:
         """The sources of a larger batch, if the next row to be placed needs one."""
