@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -26,10 +27,13 @@ from bass_jax.sampling.keys import step_draft_keys
 from bass_jax.state import SpecState, prefill
 from bass_jax.step import decode_step, speculate_step
 
-SECONDS_PER_CELL = 0.4
-"""Measuring a cell goes on until it has taken this long, and at least `MIN_REPEATS` times."""
+NUM_SWEEPS = 3
+"""Over the whole grid; the median sweep counts, so that a minute in which a machine is slow spoils no cell."""
 
-MIN_REPEATS = 9
+SECONDS_PER_CELL = 0.2
+"""Measuring a cell in a sweep goes on until it has taken this long, and at least `MIN_REPEATS` times."""
+
+MIN_REPEATS = 5
 
 _ROOM = 40
 """Tokens between a measured context and its capacity: rows never finish while they are timed."""
@@ -69,19 +73,23 @@ def measure_costs(
     sampling = sampling or Sampling()
     if spec.acceptance == "token" and sampling.is_greedy:
         spec = dataclasses.replace(spec, acceptance="greedy")
-    shape = (len(batches), len(contexts))
-    target = np.zeros((len(batches), len(draft_lens), len(contexts)))
-    first, further, catch_up = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-    for i, batch in enumerate(batches):
-        for k, context in enumerate(contexts):
-            on_cell(f"batch {batch}, context {context}: drafts")
-            make = functools.partial(timed_state, pair, spec, sampling, batch, context)
-            first[i, k], further[i, k], catch_up[i, k] = _draft_seconds(pair, spec, make())
-            on_cell(f"batch {batch}, context {context}: steps of {', '.join(map(str, draft_lens))} drafts")
-            specs = {draft_len: bucket_spec(spec, draft_len) for draft_len in draft_lens}
-            for j, (draft_len, seconds) in enumerate(step_seconds(pair, specs, make()).items()):
-                drafting = first[i, k] + max(draft_len - 1, 0) * further[i, k] if draft_len else 0.0
-                target[i, j, k] = max(seconds - drafting, 0.1 * seconds)
+    specs = {draft_len: bucket_spec(spec, draft_len) for draft_len in draft_lens}
+    drafts = np.zeros((NUM_SWEEPS, 3, len(batches), len(contexts)))
+    steps = np.zeros((NUM_SWEEPS, len(batches), len(draft_lens), len(contexts)))
+    for sweep, (i, batch), (k, context) in itertools.product(
+        range(NUM_SWEEPS), enumerate(batches), enumerate(contexts)
+    ):
+        where = f"sweep {sweep + 1} of {NUM_SWEEPS}, batch {batch}, context {context}"
+        make = functools.partial(timed_state, pair, spec, sampling, batch, context)
+        on_cell(f"{where}: drafts")
+        drafts[sweep, :, i, k] = _draft_seconds(pair, spec, make())
+        on_cell(f"{where}: steps of {', '.join(map(str, draft_lens))} drafts")
+        steps[sweep, i, :, k] = list(step_seconds(pair, specs, make()).values())
+    first, further, catch_up = np.median(drafts, axis=0)
+    num = np.asarray(draft_lens)[None, :, None]
+    drafting = np.where(num > 0, first[:, None] + np.maximum(num - 1, 0) * further[:, None], 0.0)
+    seconds = np.median(steps, axis=0)
+    target = np.maximum(seconds - drafting, 0.1 * seconds)
     grid = (batches, np.asarray(draft_lens) + 1, contexts, target, first, further, catch_up)
     return TableModel(*(jnp.asarray(values, jnp.float32) for values in grid))
 

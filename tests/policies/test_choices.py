@@ -46,7 +46,7 @@ def by_hand(profile, num_rows, lengths):
 @pytest.mark.parametrize("slope", [0.1, 0.3])
 def test_goodput_starts_with_the_profiles_best(num_rows, slope):
     profile, lengths = made_up(slope), (0, 1, 2, 3, 4, 6, 8)
-    found = first(policies.goodput(profile=profile, margin=0.0), num_rows)
+    found = first(policies.goodput(profile=profile, margin=0.0, row_weight=1e9, objective="rate"), num_rows)
     if slope == 0.1:
         goods = by_hand(profile, num_rows, lengths)
         assert found == lengths[int(np.argmax(goods))]
@@ -54,6 +54,50 @@ def test_goodput_starts_with_the_profiles_best(num_rows, slope):
     rates = jnp.asarray(profile.rates)
     assert first(table, num_rows) == policies.by_batch.best_draft_len(profile.table, rates, num_rows, 200.0)
     assert first(policies.goodput(profile=profile), 16) <= first(policies.goodput(profile=profile), 1)
+
+
+def test_a_batch_lasts_as_long_as_its_slowest_row():
+    """Per row drafting pays alike; of sixteen rows one is unlucky, and with a batch that ends together that counts."""
+    profile = made_up(0.1)
+    flat = dataclasses.replace(
+        profile.table, target=jnp.broadcast_to(profile.table.target[:1], profile.table.target.shape)
+    )
+    profile = dataclasses.replace(profile, table=flat)
+    together, replaced = (policies.goodput(profile=profile, objective=name) for name in ("finish", "rate"))
+    assert first(together, 1) == first(replaced, 1) == first(replaced, 16) > 0
+
+    def pays(policy, num_rows):
+        """The dearest drafts that it still makes: their price in 0.1 ms."""
+        prices = range(40)
+        dear = [dataclasses.replace(flat, first_draft=flat.first_draft + 1e-4 * price) for price in prices]
+        return sum(first(dataclasses.replace(policy, cost=cost), num_rows, room=64) > 0 for cost in dear)
+
+    assert pays(together, 16) < pays(together, 1)
+    assert pays(replaced, 16) == pays(replaced, 1)
+
+
+def test_the_expected_maximum_is_that_of_samples():
+    mean = jnp.asarray([[10.0, 3.0], [11.0, -50.0], [9.0, 3.0], [99.0, 99.0]])
+    variance = jnp.asarray([[4.0, 1.0], [1.0, 1.0], [9.0, 1.0], [1.0, 1.0]])
+    is_counted = jnp.asarray([True, True, True, False])
+    found = policies.by_goodput.expected_max(mean, variance, is_counted)
+    draws = np.random.default_rng(0).normal(mean[:3], np.sqrt(variance[:3]), (200_000, 3, 2)).max(axis=1)
+    np.testing.assert_allclose(found, draws.mean(axis=0), atol=0.02)
+    alone = policies.by_goodput.expected_max(mean[:1], variance[:1], is_counted[:1])
+    np.testing.assert_allclose(alone, mean[0], rtol=1e-3)
+
+
+def test_a_lengths_mean_is_that_of_the_steps_that_it_leads_to():
+    """Text where drafts stand in runs: after a refusal seldom, after one that stood mostly."""
+    policy = policies.goodput(profile=made_up(rates=(0.5,) * 8), prior_weight=1e-3, row_weight=1e9, lengths=(0, 1, 4))
+    seen = jnp.broadcast_to(jnp.asarray([[0.3], [0.9]]), (2, 8))
+    state = policy.init(1)._replace(reached=1e6 * jnp.ones((2, 8)), stood=1e6 * seen)
+    emitted, _ = policy._counts(state, stats(1))
+    share = 0.3 / (1 - 0.9 + 0.3)  # of steps of one draft that follow an accepted one
+    np.testing.assert_allclose(emitted[0, :2], [1.0, 1 + 0.3 + 0.6 * share], rtol=1e-4)
+    after_refusal, after_all = (sum(rate**i for i in range(5)) for rate in (0.3, 0.9))
+    share = 0.3**4 / (1 - 0.9**4 + 0.3**4)
+    np.testing.assert_allclose(emitted[0, 2], after_refusal + share * (after_all - after_refusal), rtol=1e-4)
 
 
 def test_goodput_turns_speculation_off_where_it_does_not_pay():
