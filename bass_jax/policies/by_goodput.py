@@ -16,7 +16,7 @@ from bass_jax.typing import Array
 
 
 class GoodputState(NamedTuple):
-    """What was seen, forgetting the old. An outcome is 1 if all drafts of the step stood (or there were none), else 0."""
+    """What was seen, forgetting the old. An outcome is 1 if all drafts of a step stood, or there were none; else 0."""
 
     reached: Array  # [2, P] float32, how often the draft at each position was judged, by the outcome before it
     stood: Array  # [2, P] float32, how often it was accepted
