@@ -20,9 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help="YAML file")
     parser.add_argument("overrides", nargs="*", metavar="PATH=VALUE", help="keys of the configuration, overridden")
     add_common_arguments(parser)
-    parser.add_argument(
-        "--distributed", action="store_true", help="share the batches among the processes of jax.distributed"
-    )
+    several = parser.add_argument_group("several processes")
+    several.add_argument("--distributed", action="store_true", help="share the batches, as one process of a job")
+    several.add_argument("--coordinator", help="HOST:PORT of the first, where the job does not say")
+    several.add_argument("--num-processes", type=int, help="likewise")
+    several.add_argument("--process", type=int, help="likewise, this one's number, from 0")
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     if options.distributed:
         import jax
 
-        jax.distributed.initialize()
+        jax.distributed.initialize(options.coordinator, options.num_processes, options.process)
 
     from bass_jax.experiments.config import load_experiment
     from bass_jax.experiments.progress import ExperimentProgress

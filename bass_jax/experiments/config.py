@@ -21,12 +21,16 @@ class PairConfig:
             `draft` is then a preset too, or None for ``"ngram"``.
         draft: see above.
         dtype: of weights and activations; default as stored, for presets bfloat16.
+        quantize: of the target's weights, as in `bass_jax.load_pair`.
+        cache_dtype: of the target's cache, likewise.
     """
 
     path: str | None = None
     target: str | None = None
     draft: str | None = None
     dtype: Literal["float32", "bfloat16"] | None = None
+    quantize: Literal["int8", "int8_activations"] | None = None
+    cache_dtype: Literal["int8"] | None = None
 
     def __post_init__(self):
         if (self.path is None) == (self.target is None):
@@ -91,6 +95,7 @@ class ModeConfig:
         acceptance: rule; ``"synthetic(0.8)"`` forces acceptance, for speed studies.
         draft: another drafter than the pair's: ``"ngram"``, a path; for random weights a preset.
         attention: ``"ragged"``, ``"pad"``, ``"split"`` or ``"xla"``; default the models' own.
+        quantize: of the target, instead of the pair's; a target of its own then, whose law is another.
         num_samples: of each problem; default the experiment's.
     """
 
@@ -102,6 +107,7 @@ class ModeConfig:
     acceptance: str = "token"
     draft: str | None = None
     attention: Literal["ragged", "pad", "split", "xla", "cudnn"] | None = None
+    quantize: Literal["int8", "int8_activations"] | None = None
     num_samples: int | None = None
 
     def __post_init__(self):

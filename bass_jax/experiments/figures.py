@@ -1,12 +1,13 @@
 """The figures of a report, as SVG; needs matplotlib."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from bass_jax.experiments.measures import budget_grid, pass_all, pass_first
+from bass_jax.experiments.outcomes import DraftOutcomes
 from bass_jax.experiments.results import RunResult, VariantResult
 from bass_jax.experiments.spread import Spread
 
@@ -154,3 +155,44 @@ def _svg(draw: Callable[[Any], None], size: tuple[float, float]) -> str:
         FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})
     text = out.getvalue()
     return text[text.index("<svg") :]
+
+
+def draw_outcomes(outcomes: DraftOutcomes) -> str:
+    """Acceptance by position, and against what the target thought of the draft and how sure the drafter was."""
+    panels = {"probability of the draft under the target": outcomes.target_probs}
+    if outcomes.confidence is not None:
+        panels["the drafter's confidence"] = outcomes.confidence
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots(1, 1 + len(panels), sharey=True)
+        positions = np.unique(outcomes.position)
+        rates = [100 * outcomes.is_accepted[outcomes.position == position].mean() for position in positions]
+        axes[0].bar(positions + 1, rates)
+        axes[0].set(
+            xlabel="position of the draft in its step", ylabel="accepted, given those before it, %", ylim=(0, 102)
+        )
+        for place, (label, values) in zip(axes[1:], panels.items(), strict=True):
+            edges = np.linspace(0, 1, 11)
+            bins = np.clip(np.digitize(values, edges) - 1, 0, 9)
+            found = np.unique(bins)
+            rates = [100 * outcomes.is_accepted[bins == index].mean() for index in found]
+            place.bar(edges[found] + 0.05, rates, width=0.09, color="C1")
+            place.set(xlabel=label, xlim=(0, 1))
+
+    return _svg(draw, (4.0 * (1 + len(panels)), 3.6))
+
+
+def draw_latency_model(curves: dict[str, tuple[Sequence[float], Sequence[float]]], title: str) -> str:
+    """Milliseconds against the batch size, a line per name; for what a cost model says."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for index, (label, (batches, seconds)) in enumerate(curves.items()):
+            axes.plot(batches, 1e3 * np.asarray(seconds), f"{_LINES[index % len(_LINES)]}o", markersize=4, label=label)
+        axes.set(xlabel="batch, rows", ylabel="per-token latency, ms", title=title, ylim=(0, None))
+        axes.set_xscale("log", base=2)
+        ticks = sorted({batch for batches, _ in curves.values() for batch in batches})
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        _legend(figure)
+
+    return _svg(draw, (7.0, 4.0))

@@ -12,7 +12,7 @@ from bass_jax.pair import Pair, load_pair, random_pair
 
 
 class Pairs:
-    """Loads each pair once; all share the target's weights."""
+    """Loads each pair once; those of one quantisation share the target's weights."""
 
     def __init__(self, config: PairConfig):
         """Loads the run's own pair.
@@ -21,38 +21,47 @@ class Pairs:
             ValueError: as `bass_jax.load_pair` and `bass_jax.random_pair` do.
         """
         self._config = config
-        if config.path is not None:
-            self.base = load_pair(config.path, drafter=config.draft, dtype=config.dtype)[0]
-        else:
-            assert config.target is not None
-            draft = None if config.draft == "ngram" else config.draft
-            self.base = random_pair(config.target, draft, dtype=self._dtype)
-        self._loaded: dict[tuple[Any, Any], Pair] = {}
+        self._targets: dict[str | None, Pair] = {}
+        self._loaded: dict[tuple[Any, ...], Pair] = {}
+        self.base = self._with_target(config.quantize)
 
     def of(self, mode: ModeConfig) -> Pair:
         """Returns the pair that `mode` decodes with."""
-        key = (mode.draft, mode.attention)
+        key = (mode.draft, mode.attention, mode.quantize)
         if key not in self._loaded:
-            pair = self.base
+            pair = self._with_target(mode.quantize or self._config.quantize)
             if mode.draft is not None and mode.draft != self._config.draft:
-                pair = self._with_draft(mode.draft)
+                pair = self._with_draft(pair, mode.draft)
             self._loaded[key] = pair if mode.attention is None else with_attention(pair, mode.attention)
         return self._loaded[key]
+
+    def _with_target(self, quantize: str | None) -> Pair:
+        if quantize not in self._targets:
+            config = self._config
+            options: dict[str, Any] = {"quantize": quantize, "cache_dtype": config.cache_dtype}
+            if config.path is not None:
+                pair, _ = load_pair(config.path, drafter=config.draft, dtype=config.dtype, **options)
+            else:
+                assert config.target is not None
+                draft = None if config.draft == "ngram" else config.draft
+                pair = random_pair(config.target, draft, dtype=self._dtype, **options)
+            self._targets[quantize] = pair
+        return self._targets[quantize]
+
+    def _with_draft(self, pair: Pair, draft: str) -> Pair:
+        path = self._config.path
+        if path is not None:
+            other, _ = load_pair(path, drafter=draft, dtype=self._config.dtype)
+            return dataclasses.replace(other, target=pair.target)
+        if draft == "ngram":
+            return pair.with_drafter(NgramDrafter())
+        model = random_model(preset(draft, dtype=self._dtype), jax.random.key(1))
+        return pair.with_drafter(ModelDrafter(model, pair.target.config.vocab_size))
 
     @property
     def _dtype(self) -> str:
         """Of random weights."""
         return self._config.dtype or "bfloat16"
-
-    def _with_draft(self, draft: str) -> Pair:
-        base, path = self.base, self._config.path
-        if path is not None:
-            other, _ = load_pair(path, drafter=draft, dtype=self._config.dtype)
-            return dataclasses.replace(other, target=base.target)
-        if draft == "ngram":
-            return base.with_drafter(NgramDrafter())
-        model = random_model(preset(draft, dtype=self._dtype), jax.random.key(1))
-        return base.with_drafter(ModelDrafter(model, base.target.config.vocab_size))
 
 
 def with_attention(pair: Pair, attention: str) -> Pair:

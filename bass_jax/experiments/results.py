@@ -98,7 +98,9 @@ def analyse(run: RunRecords) -> RunResult:
         label = config.baseline_of(variant)
         if label is None or label == variant.label or not {label, variant.label} <= variants.keys():
             continue
-        if not find_rule(variant.mode.acceptance).lossless:
+        # A rule that is lossy, or another target, has another law by design.
+        is_comparable = find_rule(variant.mode.acceptance).lossless and variant.mode.quantize is None
+        if not is_comparable:
             continue
         if is_greedy:
             identical[variant.label] = count_identical(run.samples, variant.label, run.samples, label)

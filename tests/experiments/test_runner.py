@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -184,3 +185,21 @@ def test_row_seeds_differ(content):
     plan = make_plan(parse_experiment(content | {"seeds": [0, 1, 2]}), num_problems=200)
     seeds = {(batch.seed, row): row_seed(batch.seed, row) for batch in plan for row in batch.rows}
     assert len(set(seeds.values())) == len(seeds) == 3 * 200 * 4
+
+
+@pytest.mark.slow
+def test_two_processes_write_what_one_would(content, tmp_path):
+    """Each decodes whole problems into files of its own; together they are the run of one."""
+    alone = tokens(run(content, output_dir=str(tmp_path / "alone")))
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    command = [sys.executable, "-m", "bass_jax.cli", "run", str(config), "--quiet", "--distributed"]
+    command += ["--coordinator", f"127.0.0.1:{port}", "--num-processes", "2", "--process"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    processes = [subprocess.Popen([*command, str(index)], env=environment) for index in range(2)]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    path = Path(content["output_dir"])
+    assert {file.name for file in path.glob("samples*")} == {"samples-0.jsonl", "samples-1.jsonl"}
+    assert tokens_whole(path) == alone
