@@ -32,7 +32,7 @@ def write_arrays(directory: Path, tree: Any) -> None:
     """Writes a nested dict of arrays into ``directory/params``."""
     args = jax.tree.map(lambda leaf: ocp.SaveArgs(chunk_byte_size=_piece_bytes(leaf.shape, leaf.dtype)), tree)
     with ocp.PyTreeCheckpointer() as checkpointer:
-        path = (directory / _SUBDIRECTORY).absolute()
+        path = (directory / _SUBDIRECTORY).resolve()
         checkpointer.save(path, args=ocp.args.PyTreeSave(tree, save_args=args))
     # Not needed on a file system, and it holds the path that the directory had while it was written.
     (directory / _SUBDIRECTORY / "commit_success.txt").unlink(missing_ok=True)
@@ -56,7 +56,7 @@ def read_arrays(
     Raises:
         ValueError: naming directory and tensor, if one is missing, extra or misshapen, or unreadable.
     """
-    path, wanted = (directory / _SUBDIRECTORY).absolute(), flatten(expected)
+    path, wanted = (directory / _SUBDIRECTORY).resolve(), flatten(expected)
     stored = _read_metadata(path)
     if missing := sorted(wanted.keys() - stored.keys()):
         raise ValueError(f"{path}: missing tensor {missing[0]!r} ({len(missing)} missing)")
@@ -81,7 +81,7 @@ def hash_stored(directory: Path) -> dict[str, str]:
     Raises:
         ValueError: naming directory and tensor, if one is unreadable.
     """
-    path, hashes = (directory / _SUBDIRECTORY).absolute(), {}
+    path, hashes = (directory / _SUBDIRECTORY).resolve(), {}
     context = _context()
     for name, stored in _read_metadata(path).items():
         everything = (slice(None),) * len(stored.shape)

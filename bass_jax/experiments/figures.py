@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bass_jax.experiments.measures import budget_grid, pass_all, pass_first
+from bass_jax.experiments.measures import budget_grid, pass_all, pass_first, share_ended
 from bass_jax.experiments.outcomes import DraftOutcomes
 from bass_jax.experiments.results import RunResult, VariantResult
 from bass_jax.experiments.spread import Spread
@@ -27,14 +27,14 @@ _NUM_COLORS = 10
 
 
 def draw_budget(result: RunResult) -> str:
-    """Pass@First and Pass@All against the time budget, a line per way; the band is the range over rounds."""
+    """Pass@First, Pass@All and the samples that have ended against the time budget; bands are the range of rounds."""
     shown = {label: found for label, found in result.variants.items() if found.answers}
     budgets = budget_grid(answers for found in shown.values() for answers in found.answers.values())
+    panels = {"Pass@First": pass_first, "Pass@All": pass_all, "samples that have ended": share_ended}
 
     def draw(figure: Any) -> None:
-        for axes, (title, of) in zip(
-            figure.subplots(1, 2, sharey=True), {"first": pass_first, "all": pass_all}.items(), strict=True
-        ):
+        panes = figure.subplots(1, len(panels))
+        for axes, (title, of) in zip(panes, panels.items(), strict=True):
             for index, (label, found) in enumerate(shown.items()):
                 curves = np.array(
                     [[100 * of(answers, budget) for budget in budgets] for answers in found.answers.values()]
@@ -44,11 +44,15 @@ def draw_budget(result: RunResult) -> str:
                 axes.plot(budgets, middle, line, label=label, drawstyle="steps-post", **style)
                 if len(curves) > 1:
                     axes.fill_between(budgets, curves.min(0), curves.max(0), step="post", alpha=0.15, **style)
-            axes.set(title=f"Pass@{title.capitalize()}", xlabel="time budget per problem, s", xlim=(0, budgets[-1]))
-        figure.axes[0].set(ylabel="problems solved, %", ylim=(0, None))
+            axes.set(title=title, xlabel="time budget per problem, s", xlim=(0, budgets[-1]))
+        highest = max(1.0, *(axes.dataLim.y1 for axes in panes[:2]))
+        for axes in panes[:2]:
+            axes.set(ylim=(0, 1.05 * highest))
+        panes[0].set(ylabel="problems solved, %")
+        panes[2].set(ylabel="of all samples, %", ylim=(0, 105))
         _legend(figure)
 
-    return _svg(draw, (9.0, 4.0))
+    return _svg(draw, (11.0, 4.0))
 
 
 def draw_against_batch(result: RunResult) -> str:

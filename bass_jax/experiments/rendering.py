@@ -15,9 +15,10 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 66rem; marg
 h1 { font-size: 1.7rem; } h2 { font-size: 1.35rem; margin-top: 3rem; border-bottom: 1px solid #ccc; }
 h3 { font-size: 1.1rem; margin-top: 2.2rem; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 0.86rem; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; font-size: 0.8rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.25rem 0.6rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; }
-th:first-child, td:first-child { text-align: left; } .facts td { text-align: left; }
+th:first-child, td:first-child { text-align: left; }
+td { white-space: nowrap; } .facts td { text-align: left; white-space: normal; }
 th { border-bottom: 2px solid #999; font-weight: 600; }
 figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; }
 pre { background: #f5f5f5; padding: 0.5rem 0.7rem; font-size: 0.78rem; white-space: pre-wrap; word-break: break-word; }

@@ -52,7 +52,10 @@ def make_report(directories: Sequence[str | Path], output: str | Path, title: st
         if not result.variants:
             raise ValueError(f"{run.path}: no batch has taken a step inside the budget")
         sections.append(tuple(_sections(result, f"{_run_command(run)}\n{report_command}")))
-    return Report(title or runs[0].config.title or runs[0].path.name, tuple(sections))
+    title = title or runs[0].config.title or runs[0].path.name
+    if len(runs) == 1:
+        sections = [(sections[0][0]._replace(title="Conditions"), *sections[0][1:])]
+    return Report(title, tuple(sections))
 
 
 def _sections(result: RunResult, command: str) -> list[Section]:
@@ -64,16 +67,11 @@ def _sections(result: RunResult, command: str) -> list[Section]:
         if rounds > 1
         else "One round; in brackets the 95 % bootstrap interval over problems."
     )
-    sections = [_conditions(run), _speed_table(result, spread, command)]
+    sections = [_conditions(run), _latency(result, spread, command)]
     if many:
         sections.append(Section("Latency and throughput against the batch size", spread, name="batch",
                                 figure=figures.draw_against_batch(result), command=command))  # fmt: skip
-    sections.append(Section(
-        "Per-token latency",
-        "A row's decoding time over its tokens: of the row of a batch that ends first, of the one that ends last, and "
-        f"the mean over its rows; means over batches. {spread}",
-        figure=figures.draw_latency(result), name="latency", command=command,
-    ))  # fmt: skip
+    sections.append(_throughput_table(result, spread, command))
     if any(one.acceptance_by_position for one in variants.values()):
         sections.append(Section("Acceptance by position", "", figure=figures.draw_acceptance(result),
                                 name="acceptance", command=command))  # fmt: skip
@@ -117,27 +115,40 @@ def _conditions(run: RunRecords) -> Section:
         facts["acceptance"] = "synthetic, that is forced: speeds are real, texts mean nothing"
     return Section(
         config.title or run.path.name,
-        f"The configuration is in {run.path / CONFIG}. No time holds compilation; those of the budgets hold prefill.",
+        f"The configuration is in {run.path / CONFIG}. No time includes compilation; time budgets include prefill.",
         ("", ""), tuple(facts.items()),
     )  # fmt: skip
 
 
-def _speed_table(result: RunResult, spread: str, command: str) -> Section:
-    header = ("", "batch", "PTL first, ms", "PTL last, ms", "PTL all, ms", "speed-up", "tokens/s", "tokens/s, ratio",
-              "tokens per target pass", "acceptance, %")  # fmt: skip
-    rows = []
-    for label, found in result.variants.items():
-        of = found.measures
-        rows.append((
-            label, str(found.variant.batch),
-            *(_figure(of.get(name), ".1f", 1e3) for name in ("ptl_first", "ptl_last", "ptl_all")),
-            _figure(of.get("speed_up"), ".2f"), _figure(of.get("tokens_per_second"), ".0f"),
-            _figure(of.get("throughput_ratio"), ".2f"), _figure(of.get("block_efficiency"), ".2f"),
-            _figure(of.get("acceptance"), ".1f", 100.0),
-        ))  # fmt: skip
+def _latency(result: RunResult, spread: str, command: str) -> Section:
+    header = ("", "batch", "PTL first, ms", "PTL last, ms", "PTL all, ms", "speed-up")
+    rows = tuple(
+        (label, str(found.variant.batch),
+         *(_figure(found.measures.get(name), ".1f", 1e3) for name in ("ptl_first", "ptl_last", "ptl_all")),
+         _figure(found.measures.get("speed_up"), ".2f"))
+        for label, found in result.variants.items()
+    )  # fmt: skip
     baselines = {result.run.config.baseline_of(one.variant) for one in result.variants.values()} - {None}
     over = f" Speed-ups are ratios of PTL all over {_listed(sorted(map(str, baselines)))}." if baselines else ""
-    return Section("Speed", spread + over, header, tuple(rows), command=command)
+    text = (
+        "A row's decoding time over its tokens: of the row of a batch that ends first, of the one that ends last, and "
+        f"the mean over its rows; means over batches. {spread}{over}"
+    )
+    return Section("Per-token latency", text, header, rows, figures.draw_latency(result), "latency", command)
+
+
+def _throughput_table(result: RunResult, spread: str, command: str) -> Section:
+    header = ("", "batch", "tokens/s", "over regular decoding", "tokens per target pass", "acceptance, %")
+    rows = tuple(
+        (label, str(found.variant.batch), _figure(found.measures.get("tokens_per_second"), ".0f"),
+         _figure(found.measures.get("throughput_ratio"), ".2f"), _figure(found.measures.get("block_efficiency"), ".2f"),
+         _figure(found.measures.get("acceptance"), ".1f", 100.0))
+        for label, found in result.variants.items()
+    )  # fmt: skip
+    text = (
+        f"Tokens of all rows over decoding time: a batch whose rows end at different times is not always full. {spread}"
+    )
+    return Section("Throughput and acceptance", text, header, rows, command=command)
 
 
 def _use_table(result: RunResult, command: str) -> Section:

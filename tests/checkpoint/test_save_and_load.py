@@ -115,6 +115,14 @@ def test_saving_again_replaces(tmp_path, model, same):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_paths_may_go_up(tmp_path, model, same, monkeypatch):
+    """As a notebook's do; TensorStore by itself takes none with dots in it."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    save_model(Path("../model"), model)
+    same(load_model("../model"), model)
+
+
 def test_nothing_that_is_no_checkpoint_is_overwritten(tmp_path, model):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="exists and is not a checkpoint"):
