@@ -26,18 +26,19 @@ def describe_environment() -> dict[str, Any]:
         "device": devices[0].device_kind,
         "num_devices": len(devices),
         "num_processes": jax.process_count(),
-        "git": describe_git(Path(__file__).parent),
+        "git": describe_git(Path(__file__)),
     }
 
 
-def describe_git(directory: Path) -> dict[str, Any] | None:
-    """Returns the commit and whether files differ from it; None outside a repository or without git."""
+def describe_git(file: Path) -> dict[str, Any] | None:
+    """Returns the commit that `file` is of and whether anything differs from it; None if no repository tracks it."""
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(directory), *arguments]
+        command = ["git", "-C", str(file.parent), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", file.name)  # An environment may lie inside somebody else's repository.
         return {"commit": git("rev-parse", "HEAD"), "has_changes": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return None

@@ -1,7 +1,7 @@
 """The figures of a report, as SVG; needs matplotlib."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -186,7 +186,7 @@ def draw_outcomes(outcomes: DraftOutcomes) -> str:
     return _svg(draw, (4.0 * (1 + len(panels)), 3.6))
 
 
-def draw_latency_model(curves: dict[str, tuple[Sequence[float], Sequence[float]]], title: str) -> str:
+def draw_latency_model(curves: Mapping[str, tuple[Sequence[float | int], Sequence[float | int]]], title: str) -> str:
     """Milliseconds against the batch size, a line per name; for what a cost model says."""
 
     def draw(figure: Any) -> None:
