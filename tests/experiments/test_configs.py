@@ -1,4 +1,4 @@
-"""Every configuration in configs/ is read, is short, and decodes in the ways that it promises."""
+"""Configurations of experiments and distillations are read, are short, and decode in the ways that they promise."""
 
 from pathlib import Path
 
@@ -11,8 +11,9 @@ from bass_jax.settings import as_plain
 from bass_jax.training import load_config
 
 ROOT = Path(__file__).parents[2]
-ALL = sorted((ROOT / "configs").rglob("*.yaml"))
-EXPERIMENTS = [path for path in ALL if path.parent.name != "distill"]
+FOLDERS = ("", "bass", "synergy", "quickstart")
+EXPERIMENTS = [path for folder in FOLDERS for path in sorted((ROOT / "configs" / folder).glob("*.yaml"))]
+ALL = [*EXPERIMENTS, *sorted((ROOT / "configs" / "distill").glob("*.yaml"))]
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(ROOT / "configs")))
