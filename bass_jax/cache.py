@@ -1,8 +1,10 @@
-"""The key-value cache: dense, per layer ``[B, K, S, H]``, one slot per absolute position.
+"""The key-value cache: dense, per layer ``[B, K, S, H]``, or in pages; one slot per absolute position.
 
 Slot ``s`` of row ``b`` holds the keys and values of that row's token at position ``s``. A row has no
 holes and no padding in front, so its valid slots are a prefix, and rolling back after a rejection is
 lowering the row's length: nothing is moved or cleared, because no query reads past its own position.
+
+In pages, the slots of a row lie in stretches that a table names, and rows that will grow long hold more of them.
 """
 
 from typing import Any, NamedTuple
@@ -42,6 +44,51 @@ class KVCache(NamedTuple):
         return self.keys[0].shape[2]
 
 
+class PagedKV(NamedTuple):
+    """Keys or values of one layer in pages that all rows share, and which of them are whose."""
+
+    pages: Array  # [P, K, page, H]
+    tables: Array  # [B, M] int32, pages of each row in order; P or more where it has none
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(B, K, M * page, H)``, as if it were dense."""
+        _, num_heads, page_size, head_dim = self.pages.shape
+        return self.tables.shape[0], num_heads, self.tables.shape[1] * page_size, head_dim
+
+
+class PagedCache(NamedTuple):
+    """Keys and values of every layer in pages; a row's table is one for all layers.
+
+    Rows come and go by their tables alone: no keys or values are moved. What another row has left in a page is never
+    used, whatever bits it is.
+    """
+
+    keys: tuple[Array, ...]  # L x [P, K, page, H]
+    values: tuple[Array, ...]  # L x [P, K, page, H]
+    tables: Array  # [B, M] int32
+
+    @property
+    def capacity(self) -> int:
+        """Slots that a row's table has room for, ``S = M * page``."""
+        return self.tables.shape[1] * self.keys[0].shape[2]
+
+
+def layers_of(cache: KVCache | PagedCache) -> tuple[tuple, tuple]:
+    """Keys and values per layer, each with all that is needed to read and write it."""
+    if isinstance(cache, PagedCache):
+        keys, values = (tuple(PagedKV(pages, cache.tables) for pages in side) for side in cache[:2])
+        return keys, values
+    return cache.keys, cache.values
+
+
+def with_layers(cache: KVCache | PagedCache | None, keys: tuple, values: tuple) -> KVCache | PagedCache:
+    """The reverse of `layers_of`."""
+    if isinstance(cache, PagedCache):
+        return cache._replace(keys=tuple(one.pages for one in keys), values=tuple(one.pages for one in values))
+    return KVCache(keys, values)
+
+
 def allocate(num_layers: int, batch: int, num_kv_heads: int, capacity: int, head_dim: int, dtype: jnp.dtype) -> KVCache:
     """Makes a zeroed cache.
 
@@ -58,8 +105,8 @@ def allocate(num_layers: int, batch: int, num_kv_heads: int, capacity: int, head
 
 
 def append(
-    layer: Float[Array, "B K S H"] | Int8KV, new: Float[Array, "B T K H"], positions: Int[Array, "B T"]
-) -> Float[Array, "B K S H"] | Int8KV:
+    layer: Float[Array, "B K S H"] | Int8KV | PagedKV, new: Float[Array, "B T K H"], positions: Int[Array, "B T"]
+) -> Float[Array, "B K S H"] | Int8KV | PagedKV:
     """Writes `new` at each row's `positions`; those at or past ``S`` are dropped.
 
     One in-place scatter when the cache is donated, and one more for the scales of an INT8 cache. `positions` must not
@@ -68,6 +115,8 @@ def append(
     if isinstance(layer, Int8KV):
         values, scales = quantize_kv(new)
         return Int8KV(_write(layer.values, values, positions), _write(layer.scales, scales, positions))
+    if isinstance(layer, PagedKV):
+        return layer._replace(pages=_write_pages(layer, new.astype(layer.pages.dtype), positions))
     return _write(layer, new.astype(layer.dtype), positions)
 
 
@@ -78,6 +127,20 @@ def _write(layer: Array, new: Array, positions: Int[Array, "B T"]) -> Array:
     past_end = layer.shape[2] + jnp.arange(positions.shape[1])
     slots = jnp.where(positions < layer.shape[2], positions, past_end)[:, None, :]
     return layer.at[rows, heads, slots].set(new.swapaxes(1, 2), mode="drop", unique_indices=True)
+
+
+def _write_pages(layer: PagedKV, new: Array, positions: Int[Array, "B T"]) -> Array:
+    num_pages, num_heads, page_size, _ = layer.pages.shape
+    num_rows, num_tokens = positions.shape
+    stretch = jnp.minimum(positions // page_size, layer.tables.shape[1] - 1)
+    pages = jnp.take_along_axis(layer.tables, stretch, axis=1)
+    is_dropped = (positions >= layer.shape[2]) | (pages >= num_pages)
+    # Distinct places past the end: the promise of unique indices holds for dropped writes too.
+    apart = jnp.arange(num_rows * num_tokens, dtype=jnp.int32).reshape(num_rows, num_tokens)
+    pages = jnp.where(is_dropped, num_pages + apart, pages)[:, None, :]
+    heads = jnp.arange(num_heads)[None, :, None]
+    slots = (positions % page_size)[:, None, :]
+    return layer.pages.at[pages, heads, slots].set(new.swapaxes(1, 2), mode="drop", unique_indices=True)
 
 
 def keep_chain(cache: KVCache, new: KVCache, chain: Int[Array, "B"], positions: Int[Array, "B T"]) -> KVCache:
@@ -100,6 +163,62 @@ def keep_chain(cache: KVCache, new: KVCache, chain: Int[Array, "B"], positions: 
 def gather_rows(tree: Any, rows: Int[Array, "rows"]) -> Any:
     """Takes `rows` of every array of a cache, or of any state with rows first.
 
-    Replicates a prompt over its samples, or compacts a batch.
+    Replicates a prompt over its samples, or compacts a batch. Of a paged cache the tables alone move.
     """
-    return jax.tree.map(lambda array: jnp.take(array, rows, axis=0, mode="clip"), tree)
+
+    def take(leaf):
+        if isinstance(leaf, PagedCache):
+            return leaf._replace(tables=jnp.take(leaf.tables, rows, axis=0, mode="clip"))
+        return jnp.take(leaf, rows, axis=0, mode="clip")
+
+    return jax.tree.map(take, tree, is_leaf=is_paged)
+
+
+def is_paged(node: Any) -> bool:
+    """Whether a node of a state is a paged cache."""
+    return isinstance(node, PagedCache)
+
+
+def paged(tree: Any, num_pages: int, page_size: int, tables: Int[Array, "B M"]) -> Any:
+    """Makes an empty paged cache of every dense one in `tree`, which gives the shapes.
+
+    Args:
+        tree: with dense caches.
+        num_pages: P; 0 for caches that are lent their pages, see `with_pages`.
+        page_size: slots per page.
+        tables: of the rows.
+    """
+
+    def empty(node):
+        if not isinstance(node, KVCache):
+            return node
+        if isinstance(node.keys[0], Int8KV):
+            raise ValueError("cache_dtype='int8': expected None, because an INT8 cache has no pages")
+
+        def pages(layers):
+            if num_pages == 0:
+                return ()
+            return tuple(jnp.zeros((num_pages, one.shape[1], page_size, one.shape[3]), one.dtype) for one in layers)
+
+        return PagedCache(pages(node.keys), pages(node.values), tables)
+
+    return jax.tree.map(empty, tree, is_leaf=lambda node: isinstance(node, KVCache))
+
+
+def pages_of(tree: Any) -> tuple[tuple[Any, Any], ...]:
+    """Keys and values of every paged cache in `tree`, in order; () where there are none."""
+    nodes = jax.tree.leaves(tree, is_leaf=is_paged)
+    return tuple((node.keys, node.values) for node in nodes if is_paged(node))
+
+
+def with_pages(tree: Any, pages: tuple[tuple[Any, Any], ...] | None) -> Any:
+    """Puts `pages_of` another tree into the paged caches of `tree`; None takes them out."""
+    rest = iter(pages or ())
+
+    def put(node):
+        if not is_paged(node):
+            return node
+        keys, values = ((), ()) if pages is None else next(rest)
+        return node._replace(keys=keys, values=values)
+
+    return jax.tree.map(put, tree, is_leaf=is_paged)

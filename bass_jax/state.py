@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from bass_jax import cache as kv
-from bass_jax.cache import KVCache
+from bass_jax.cache import KVCache, PagedCache
 from bass_jax.config import SpecConfig, batch_bucket, capacity_bucket
 from bass_jax.executables import EXECUTABLES
 from bass_jax.models.extend import extend_cache
@@ -46,7 +46,7 @@ class SpecState(NamedTuple):
     draft_lens: Array  # [B] int32, drafts wanted per step, at most the bucket's
     controls: SamplingControls  # per row
     stop_tokens: Array  # [B, E] int32, padded with -1
-    target_cache: KVCache  # capacity C
+    target_cache: KVCache | PagedCache  # capacity C
     drafter: Any  # the drafter's own state
     min_confidence: Array | None = None  # [B] float32, drafts that are less sure are not drafted; None: all are
 

@@ -26,6 +26,8 @@ class AttentionSpec:
     window: int | None = None
     is_quantized: bool = False
     soft_cap: float | None = None
+    page_size: int | None = None
+    """Positions per page, where the cache is in pages; as many as dense rows would hold."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -44,7 +46,7 @@ class AttentionSpec:
             batch=min(self.batch, 4),
             num_heads=self.num_heads // self.num_kv_heads * num_kv_heads,
             num_kv_heads=num_kv_heads,
-            capacity=min(self.capacity, 168),
+            capacity=min(self.capacity, 168 if self.page_size is None else 3 * self.page_size),
             window=None if self.window is None else min(self.window, 21),
         )
 
@@ -60,6 +62,11 @@ class AttentionSpec:
             "lengths": jax.ShapeDtypeStruct((self.batch,), jnp.int32),
             "num_queries": jax.ShapeDtypeStruct((self.batch,), jnp.int32),
         }
+        if self.page_size is not None:
+            num_pages = self.capacity // self.page_size
+            pages = (self.batch * num_pages, self.num_kv_heads, self.page_size, self.head_dim)
+            shapes["k_cache"] = shapes["v_cache"] = jax.ShapeDtypeStruct(pages, cache_dtype)
+            shapes["tables"] = jax.ShapeDtypeStruct((self.batch, num_pages), jnp.int32)
         if self.is_quantized:
             shapes["k_scale"] = shapes["v_scale"] = jax.ShapeDtypeStruct(cache[:3], jnp.float32)
         return shapes
@@ -117,6 +124,9 @@ ATTENTION_SPECS = (
     AttentionSpec("phi3_mini", 8, 5, 32, 32, 96, 4096),
     AttentionSpec("gemma2_2b", 8, 5, 8, 4, 256, 4096, "bfloat16", 2048, soft_cap=50.0),
     AttentionSpec("gemma_2b_f32", 2, 5, 8, 1, 256, 2048, "float32"),
+    AttentionSpec("llama3_8b_paged", 8, 5, 32, 8, 128, 8192, page_size=64),
+    AttentionSpec("mistral_7b_paged", 8, 5, 32, 8, 128, 8192, "bfloat16", 4096, page_size=128),
+    AttentionSpec("smollm2_135m_f32_paged", 8, 5, 9, 3, 64, 2048, "float32", page_size=64),
 )
 """Ragged attention as named models call it: every grouping, head size and dtype that the op promises."""
 
@@ -150,6 +160,10 @@ def attention_arguments(
         arguments[cache] = normal(shapes[cache].shape)
         if spec.is_quantized:
             arguments[cache], arguments[scale] = quantize_kv(arguments[cache])
+    if spec.page_size is not None:
+        # Pages lie in any order.
+        tables = rng.permutation(shapes["k_cache"].shape[0]).reshape(shapes["tables"].shape)
+        arguments["tables"] = jnp.asarray(tables, jnp.int32)
     return arguments | {"lengths": jnp.asarray(lengths), "num_queries": jnp.asarray(num_queries)}
 
 

@@ -11,7 +11,7 @@ from kernels_pallas.acceptance.mosaic_gpu import masked_acceptance_mosaic_gpu
 from kernels_pallas.acceptance.triton import masked_acceptance_triton
 from kernels_pallas.acceptance.verdict import Acceptance, Sampling
 from kernels_pallas.acceptance.xla import masked_acceptance_xla
-from kernels_pallas.attention.arguments import check_attention
+from kernels_pallas.attention.arguments import capacity_of, check_attention
 from kernels_pallas.attention.cudnn import ragged_attention_cudnn
 from kernels_pallas.attention.mosaic_gpu import ragged_attention_mosaic_gpu
 from kernels_pallas.attention.triton import ragged_attention_triton
@@ -42,6 +42,7 @@ def ragged_attention(
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
     is_cache_finite: bool = False,
+    tables: jax.Array | None = None,
 ) -> jax.Array:
     """Attention of T new tokens per row over a cache whose rows have different lengths.
 
@@ -71,6 +72,9 @@ def ragged_attention(
         v_scale: `[B, K, S]` float32 scale per (head, token) of an int8 `v_cache`.
         is_cache_finite: The caller vouches that no position of its caches holds NaN or infinity, written or
             not, as after zeroing them when they were made; XLA then skips masking V.
+        tables: `[B, M]` integer page of each stretch of a row, where the caches are pages shared by all rows,
+            `[P, K, page, H]`: position s of row b lies in page `tables[b, s // page]` at `s % page`, and S is
+            `M * page`. Entries past a row's last real query are never followed. None for a dense cache.
 
     Returns:
         `[B, T, N, H]` in q's dtype.
@@ -87,13 +91,14 @@ def ragged_attention(
         num_queries,
         k_scale,
         v_scale,
+        tables,
         form=form,
         window=window,
         soft_cap=soft_cap,
         implementation=implementation,
     )
     batch, num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads, capacity = k_cache.shape[1:3]
+    num_kv_heads, capacity = k_cache.shape[1], capacity_of(k_cache, tables)
     # A finished row may carry any length; clipped, it cannot send a kernel outside its cache.
     lengths = jnp.clip(lengths.astype(jnp.int32), 0, capacity)
     if num_queries is None:
@@ -107,6 +112,9 @@ def ragged_attention(
         "k_scale": k_scale,
         "v_scale": v_scale,
     }
+    if tables is not None:
+        # What no query sees may point anywhere; clipped, it cannot send a kernel outside the pages.
+        options["tables"] = jnp.clip(tables.astype(jnp.int32), 0, k_cache.shape[0] - 1)
     target = current_target()
 
     def run(name: str) -> jax.Array:
@@ -117,7 +125,11 @@ def ragged_attention(
                 *arrays, is_cache_finite=is_cache_finite, splits_weights=splits_weights, **options
             )
         if name == "cudnn":
+            if tables is not None:
+                raise NotImplementedError("cuDNN's interface reads no pages")
             return ragged_attention_cudnn(*arrays, is_cache_finite=is_cache_finite, interpret=interpret, **options)
+        if tables is not None and k_scale is not None:
+            raise NotImplementedError("the kernels read no pages of INT8")
         if num_tokens > MAX_KERNEL_TOKENS:
             raise NotImplementedError(f"the kernels serve at most {MAX_KERNEL_TOKENS} query tokens, not {num_tokens}")
         tiles = attention_tiles(
@@ -131,6 +143,8 @@ def ragged_attention(
             cache_itemsize=k_cache.dtype.itemsize,
             implementation=name,
         )
+        if tables is not None:
+            tiles = tiles._replace(block_k=min(tiles.block_k, k_cache.shape[2]))
         kernel = ragged_attention_mosaic_gpu if name == "mosaic_gpu" else ragged_attention_triton
         return kernel(*arrays, form=form, tiles=tiles, interpret=interpret, **options)
 

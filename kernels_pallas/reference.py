@@ -18,6 +18,7 @@ def ragged_attention(
     soft_cap: float | None = None,
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
+    tables: jax.Array | None = None,
 ) -> jax.Array:
     """Query t of row b attends to positions `lengths[b] + t - window < s <= lengths[b] + t`, head by head.
 
@@ -29,6 +30,17 @@ def ragged_attention(
         `[B, T, N, H]` float32; zero where `t >= num_queries[b]`.
     """
     _, num_tokens, num_heads, head_dim = q.shape
+    if tables is not None:
+        # Position by position: which page, and where in it.
+        position = jnp.arange(tables.shape[1] * k_cache.shape[2])
+        page, offset = position // k_cache.shape[2], position % k_cache.shape[2]
+
+        def row_by_row(pages):
+            return jnp.stack([jnp.moveaxis(pages[table[page], :, offset], 0, 1) for table in tables])
+
+        k_cache, v_cache = row_by_row(k_cache), row_by_row(v_cache)
+        if k_scale is not None and v_scale is not None:
+            k_scale, v_scale = row_by_row(k_scale), row_by_row(v_scale)
     num_kv_heads, capacity = k_cache.shape[1:3]
     keys, values = k_cache.astype(jnp.float32), v_cache.astype(jnp.float32)
     if k_scale is not None:

@@ -53,7 +53,9 @@ def run(options: argparse.Namespace) -> int:
         out.print(results_table(results, traffic.name))
     print_comparisons(out, results)
     unit = f"; one unit of time is {world.unit_seconds:.3f} s" if config.unit == "service" else ""
-    out.print(f"{config.name}: {config.requests.num} requests per run, in {clock}{unit}.", highlight=False)
+    num = len({result.summary.num_requests for result in results})
+    requests = f"{results[0].summary.num_requests} requests per run" if num == 1 else "the requests of its patterns"
+    out.print(f"{config.name}: {requests}, in {clock}{unit}.", highlight=False)
     out.print(f"written: {Path(config.output_dir) / RESULTS}", highlight=False, soft_wrap=True)
     if not options.no_plot:
         from bass_jax.traffic.plots import plot_traffic
@@ -68,5 +70,4 @@ def _real_world(config, notes):
     from bass_jax.traffic.worlds import RealWorld
 
     texts = read_prompts((), Path(config.real.prompts), config.real.field, "{prompt}")
-    with notes.status("loading") as status:
-        return RealWorld(config, texts, status.update)
+    return RealWorld(config, texts, lambda note: notes.print(note, highlight=False))

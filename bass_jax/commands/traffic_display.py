@@ -66,6 +66,9 @@ class EngineView:
         )  # fmt: skip
         waits = f"queue {scheduler.num_waiting}, being read {len(scheduler.reading)}, finished {counts.num_finished}"
         memory = f"tokens reserved {scheduler.num_reserved} of {scheduler.config.budget}"
+        pool = getattr(loop.executor, "pool", None)
+        if pool is not None:
+            memory += f", {pool.use().fragmentation(pool.page_size):.0%} of them empty"
         rate = tokens / (now - start) if now > start else 0.0
         share = f"{accepted / drafted:.0%}" if drafted else "–"
         length = "–" if loop.last is None else str(loop.last.draft_len)

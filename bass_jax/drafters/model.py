@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bass_jax.cache import KVCache
+from bass_jax.cache import KVCache, PagedCache
 from bass_jax.drafters.base import DraftContext, Proposal
 from bass_jax.models.extend import extend_cache
 from bass_jax.models.model import Model
@@ -21,7 +21,7 @@ CATCH_UP_CHUNK = 8
 class ModelDrafterState(NamedTuple):
     """The draft's cache and how much of it is true."""
 
-    cache: KVCache
+    cache: KVCache | PagedCache
     num_cached: Array  # [B] int32, leading committed tokens whose keys and values the cache holds
 
 
@@ -109,7 +109,7 @@ class ModelDrafter:
         """Keeps what was fed and accepted; the last committed token is never in the cache."""
         return state._replace(num_cached=jnp.minimum(state.num_cached, lengths - 1))
 
-    def _start(self, state: ModelDrafterState, context: DraftContext) -> tuple[Array, KVCache]:
+    def _start(self, state: ModelDrafterState, context: DraftContext) -> tuple[Array, KVCache | PagedCache]:
         """Reads the committed tokens that the cache lacks; returns the features ``[B, 1, D]`` after the last."""
         state = self._catch_up(state, context)
         rows = jnp.arange(context.lengths.shape[0])
@@ -125,11 +125,11 @@ class ModelDrafter:
         self,
         first: Draft,
         num_wanted: Int[Array, "B"],
-        cache: KVCache,
+        cache: KVCache | PagedCache,
         context: DraftContext,
         keys: Key[Array, "B G"],
         draft_len: int,
-    ) -> tuple[Proposal, KVCache]:
+    ) -> tuple[Proposal, KVCache | PagedCache]:
         """Drafts on after the first draft."""
         num_rows = num_wanted.shape[0]
         rows = jnp.arange(num_rows)[:, None]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from bass_jax.cache import Int8KV, append
+from bass_jax.cache import Int8KV, PagedKV, append
 from bass_jax.config import ModelConfig
 from bass_jax.models import rotary
 from bass_jax.models.mesh import has_axis
@@ -115,13 +115,16 @@ def _attend(config: ModelConfig, window: int | None, queries, keys, values, posi
     """Scores the cache for one chain's queries ``[B, T, N, H]``."""
     num_queries = (positions < keys.shape[2]).sum(axis=1, dtype=jnp.int32)
     lengths = jnp.where(num_queries > 0, positions[:, 0], 0)
-    scales = {}
+    layout = {"is_cache_finite": True}
     if isinstance(keys, Int8KV):
-        scales = {"k_scale": keys.scales, "v_scale": values.scales}
+        layout |= {"k_scale": keys.scales, "v_scale": values.scales}
         keys, values = keys.values, values.values
+    elif isinstance(keys, PagedKV):  # Of what others left in a page nothing is known.
+        layout = {"tables": keys.tables}
+        keys, values = keys.pages, values.pages
     attend = functools.partial(
         ops.ragged_attention, queries, keys, values, lengths, num_queries=num_queries, window=window,
-        scale=config.attention_scale, soft_cap=config.attention_softcap, is_cache_finite=True, **scales,
+        scale=config.attention_scale, soft_cap=config.attention_softcap, **layout,
     )  # fmt: skip
     if config.attention in ("pad", "split"):
         return attend(form=config.attention)

@@ -15,7 +15,7 @@ import functools
 import flax.linen as nn
 import jax.numpy as jnp
 
-from bass_jax.cache import KVCache
+from bass_jax.cache import KVCache, PagedCache, layers_of, with_layers
 from bass_jax.config import ModelConfig
 from bass_jax.models import rotary
 from bass_jax.models.attention import Attention
@@ -125,7 +125,11 @@ class Decoder(nn.Module):
         return everywhere, rotary.angles(positions, rotary.window_frequencies(config))
 
     def features(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache | None, num_chains: int = 1
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        cache: KVCache | PagedCache | None,
+        num_chains: int = 1,
     ):
         """Runs embedding, layers and final norm; prefill needs no more than this.
 
@@ -137,14 +141,15 @@ class Decoder(nn.Module):
         angles, window_angles = self._angles(positions)
         written = []
         nothing = (None,) * config.num_layers
-        cached = (nothing, nothing) if cache is None else (cache.keys, cache.values)
+        cached = (nothing, nothing) if cache is None else layers_of(cache)
         for layer, k, v in zip(self.layers, *cached, strict=True):
             x, *layer_written = layer(x, positions, angles if layer.window is None else window_angles, k, v, num_chains)
             written.append(layer_written)
         keys, values, *new = zip(*written, strict=True)
         if config.has_final_norm:
             x = apply_norm(config, x, self.final_norm)
-        return (x, KVCache(keys, values)) if num_chains == 1 else (x, KVCache(keys, values), KVCache(*new))
+        cache = with_layers(cache, keys, values)
+        return (x, cache) if num_chains == 1 else (x, cache, KVCache(*new))
 
     def logits(self, features: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
         """Scores the vocabulary, float32; on a mesh every device gets all scores."""

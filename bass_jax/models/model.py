@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from bass_jax import cache as kv
-from bass_jax.cache import KVCache
+from bass_jax.cache import KVCache, PagedCache
 from bass_jax.config import ModelConfig
 from bass_jax.models.decoder import decoder
 from bass_jax.models.mesh import split_heads
@@ -39,8 +39,8 @@ class Model:
         return split_heads(cache, config.tensor_axis)
 
     def forward(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache
-    ) -> tuple[Float[Array, "B T O"], KVCache]:
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache | PagedCache
+    ) -> tuple[Float[Array, "B T O"], KVCache | PagedCache]:
         """One pass: prefill, verification and decoding alike.
 
         Args:
@@ -76,8 +76,8 @@ class Model:
         return self.logits(features).reshape(B, M, T, -1), cache, new
 
     def features(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache
-    ) -> tuple[Float[Array, "B T D"], KVCache]:
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache | PagedCache
+    ) -> tuple[Float[Array, "B T D"], KVCache | PagedCache]:
         """`forward` without the head: what a prefill needs, or a pass of which few positions are scored."""
         return _apply(self.config, self.params, tokens, positions, cache, method="features")
 

@@ -14,13 +14,16 @@ class EngineConfig:
         num_slots: most requests that run or are being read at once.
         capacity: most tokens of a request, prompt and answer; rounded up to a power of two.
         token_budget: most tokens that are reserved for the requests in slots; None means every slot's capacity. A
-            request reserves a whole slot; it waits until there is room, and no later one overtakes it.
+            request reserves a whole slot, or with pages those that its prompt and its limit can fill; it waits until
+            there is room, and no later one overtakes it.
         max_waiting: most requests that wait for a slot; one more is refused.
         chunk: prompt tokens that one pass reads.
         chunks_per_step: such passes between two steps while rows are running.
         batching: ``"continuous"``: a row's slot takes the next request when it finishes; ``"static"``: what waits, up
             to the slots, is run to completion before anything else begins (Su et al. 2023).
         buckets: batch sizes that have executables, ascending, the last at least `num_slots`; None means all.
+        page_size: tokens per page of caches in pages, which hold `token_budget` tokens in all; on a GPU a multiple of
+            64 is read by the attention kernels. None means dense caches, with `capacity` tokens per row.
     """
 
     num_slots: int = 16
@@ -31,9 +34,10 @@ class EngineConfig:
     chunks_per_step: int = 1
     batching: Literal["continuous", "static"] = "continuous"
     buckets: tuple[int, ...] | None = None
+    page_size: int | None = None
 
     def __post_init__(self):
-        for name in ("num_slots", "capacity", "token_budget", "max_waiting", "chunk", "chunks_per_step"):
+        for name in ("num_slots", "capacity", "token_budget", "max_waiting", "chunk", "chunks_per_step", "page_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: expected at least 1")
@@ -43,6 +47,8 @@ class EngineConfig:
             raise ValueError(f"batching={self.batching!r}: expected 'continuous' or 'static'")
         object.__setattr__(self, "capacity", capacity_bucket(self.capacity))
         object.__setattr__(self, "chunk", min(self.chunk, self.capacity))
+        if self.page_size is not None and self.capacity % self.page_size:
+            raise ValueError(f"page_size={self.page_size}: expected a divisor of capacity={self.capacity}")
         largest = batch_bucket(self.num_slots)
         buckets = [bucket for bucket in BATCH_BUCKETS if bucket <= largest] if self.buckets is None else self.buckets
         object.__setattr__(self, "buckets", tuple(buckets))
@@ -59,14 +65,21 @@ class EngineConfig:
         return self.buckets or ()
 
     @property
+    def num_pages(self) -> int:
+        """Pages of each cache; 0 for dense ones."""
+        return 0 if self.page_size is None else self.budget // self.page_size
+
+    @property
     def budget(self) -> int:
-        """`token_budget`, once it is settled."""
-        return self.token_budget or 0
+        """`token_budget`, once it is settled; whole pages."""
+        budget = self.token_budget or 0
+        return budget if self.page_size is None else budget // self.page_size * self.page_size
 
     def reservation(self, num_tokens: int) -> int:
         """Tokens of memory that a request of at most `num_tokens` holds while it is in a slot."""
-        del num_tokens  # A dense row holds its capacity, whatever is in it.
-        return self.capacity
+        if self.page_size is None:
+            return self.capacity
+        return -(-num_tokens // self.page_size) * self.page_size
 
     def check(self, num_prompt_tokens: int, max_new_tokens: int, context: int) -> None:
         """Refuses a request that could never run.

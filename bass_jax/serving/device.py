@@ -1,5 +1,6 @@
 """The executor of a real device."""
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bass_jax.cache import KVCache, pages_of, with_pages
 from bass_jax.config import SpecConfig
 from bass_jax.executables import EXECUTABLES
 from bass_jax.generate import bucket_spec
@@ -15,8 +17,10 @@ from bass_jax.policies import Policy
 from bass_jax.policies.pacer import bucket_of, counts_of, no_step, planned, policy_buckets, rows_of
 from bass_jax.serving.config import EngineConfig
 from bass_jax.serving.executor import StepResult
+from bass_jax.serving.pages import PagePool
 from bass_jax.serving.slots import (
     NewRow,
+    Pages,
     Staging,
     empty_staging,
     empty_state,
@@ -68,10 +72,17 @@ class DeviceExecutor:
         self._num_stop_tokens, self._is_adjusted = num_stop_tokens, is_adjusted
         self._buckets = policy_buckets(policy)
         self._compiled: dict[Any, Callable] = {}
+        self.pool: PagePool | None = None
+        pages = None
+        if config.page_size is not None:
+            _check_pages(pair, spec)
+            pages = Pages(config.num_pages, config.page_size)
+            self.pool = PagePool(config.num_pages, config.page_size, config.capacity // config.page_size)
+        self._tickets: list[Ticket | None] = [None] * config.sizes[0]
         blank = self.lay_out(Request(np.zeros(1, np.int32), 1))
         start = time.perf_counter()
         rows = np.zeros(config.sizes[0], np.int32)
-        self.state: SpecState = self._run("empty_state", empty_state, pair, blank, rows)
+        self.state: SpecState = self._run("empty_state", _with_pages(empty_state, pages), pair, blank, rows)
         self._staging: Staging | None = None
         self._new: tuple[Ticket, NewRow] | None = None
         self._policy_state = policy.init(len(rows))
@@ -92,15 +103,21 @@ class DeviceExecutor:
     def read(self, ticket: Ticket, start: int, num: int) -> None:
         """Dispatches a pass over a piece of a prompt."""
         if start == 0:
+            if self._new is not None:  # It ended while it was being read.
+                self._release(self._new[0])
             self._new = ticket, self.lay_out(ticket.request)
-            self._staging = self._run("empty_staging", empty_staging, self._pair, self._new[1].tokens)
+            tables = () if self.pool is None else (self.pool.table(ticket),)
+            self._staging = self._run("empty_staging", empty_staging, self._pair, self._new[1].tokens, *tables)
         if num == 0:
             return
         tokens = np.zeros((1, self._config.chunk), np.int32)
         tokens[0, :num] = ticket.request.prompt[start : start + num]
-        self._staging = self._run(
-            "read_piece", read_piece, self._pair, self._staging, tokens, np.int32(start), np.int32(num), donate=(1,)
-        )
+        pages, self._staging = self._run(
+            "read_piece", read_piece, self._pair, pages_of(self.state), self._staging, tokens, np.int32(start),
+            np.int32(num), donate=(1, 2),
+        )  # fmt: skip
+        if pages:
+            self.state = with_pages(self.state, pages)
 
     def insert(self, ticket: Ticket, row: int) -> None:
         """Dispatches the move of the prompt that was read into `row`."""
@@ -113,7 +130,7 @@ class DeviceExecutor:
             ("insert_row", len(self._finish)), insert_row,
             self._policy, self.state, self._policy_state, self._staging, new, np.int32(row), donate=(1,),
         )  # fmt: skip
-        self._finish[row] = FinishReason.RUNNING
+        self._finish[row], self._tickets[row] = FinishReason.RUNNING, ticket
         self._room_of_new = max(self._room_of_new, ticket.request.max_new_tokens - 1)
         self._staging = self._new = None
 
@@ -121,6 +138,7 @@ class DeviceExecutor:
         """Dispatches the gather of rows into a batch of another size."""
         kept = np.asarray(sources, np.int32)
         rows = np.maximum(kept, 0)
+        self._tickets = [None if source < 0 else self._tickets[source] for source in sources]
         self._finish = np.where(kept < 0, FinishReason.FILLER, self._finish[rows]).astype(np.int32)
         self.state, self._policy_state = self._run(
             ("regroup_rows", len(self.state.lengths), len(rows)), regroup_rows,
@@ -129,8 +147,9 @@ class DeviceExecutor:
         self._is_finish_stale = False
 
     def stop(self, row: int) -> None:
-        """Takes note; the device is told before it does anything else."""
+        """Takes note; the device is told before its next step."""
         self._finish[row] = FinishReason.FILLER
+        self._free_row(row)
         self._is_finish_stale = True
 
     def dispatch(self) -> None:
@@ -155,6 +174,8 @@ class DeviceExecutor:
         info, self._wanted = jax.device_get((info, wanted))
         self._last_seconds = time.perf_counter() - start
         self._finish = np.array(info.finish)
+        for row in np.flatnonzero(self._finish != FinishReason.RUNNING).tolist():
+            self._free_row(row)
         return StepResult(info, bucket)
 
     @property
@@ -169,6 +190,15 @@ class DeviceExecutor:
     def replan(self) -> None:
         """Asks the policy for a plan as if a step without rows had ended; for measurements."""
         self._plan_first()
+
+    def _free_row(self, row: int) -> None:
+        ticket, self._tickets[row] = self._tickets[row], None
+        if ticket is not None:
+            self._release(ticket)
+
+    def _release(self, ticket: Ticket) -> None:
+        if self.pool is not None:
+            self.pool.release(ticket)
 
     def _send_finish(self) -> None:
         if self._is_finish_stale:
@@ -222,3 +252,28 @@ class DeviceExecutor:
             self.regroup([-1] * size)
         self._room_of_new = 0
         jax.block_until_ready(self.state)
+
+
+@functools.cache
+def _with_pages(function: Callable, pages: Pages | None) -> Callable:
+    """One function per cut of the caches, so that engines of one cut share an executable."""
+    return function if pages is None else functools.partial(function, pages=pages)
+
+
+def _check_pages(pair: Pair, spec: SpecConfig) -> None:
+    """Refuses what has no pages.
+
+    Raises:
+        ValueError: for several chains, and for a drafter that reads a prompt at once into a cache of its own.
+    """
+    if spec.num_chains > 1:
+        raise ValueError(f"num_chains={spec.num_chains}: expected 1, because chains take turns in dense caches")
+    one = jax.ShapeDtypeStruct((1, 64), np.int32), jax.ShapeDtypeStruct((1,), np.int32)
+    state = jax.eval_shape(pair.drafter.init, *one)
+    has_cache = any(isinstance(node, KVCache) for node in jax.tree.leaves(state, is_leaf=_is_dense))
+    if has_cache and not reads_in_pieces(pair):
+        raise ValueError("page_size: expected None, because the drafter has a cache and reads prompts at once")
+
+
+def _is_dense(node: Any) -> bool:
+    return isinstance(node, KVCache)

@@ -15,6 +15,7 @@ from bass_jax.sampling import Sampling, find_rule
 from bass_jax.serving.config import EngineConfig
 from bass_jax.serving.device import DeviceExecutor
 from bass_jax.serving.loop import Counts, Loop
+from bass_jax.serving.pages import PageUse
 from bass_jax.serving.scheduler import Scheduler
 from bass_jax.serving.slots import check_sampling
 from bass_jax.serving.ticket import Event, Request, Ticket
@@ -97,6 +98,11 @@ class Engine:
     def counts(self) -> Counts:
         """What has been done so far."""
         return self.loop.counts
+
+    @property
+    def page_use(self) -> PageUse | None:
+        """How the pages are used now; None with dense caches."""
+        return None if self.executor.pool is None else self.executor.pool.use()
 
     def submit(
         self,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.cache import KVCache, gather_rows
+from bass_jax.cache import KVCache, PagedCache, gather_rows, is_paged, paged, pages_of, with_pages
 from bass_jax.config import SpecConfig
 from bass_jax.pair import Pair
 from bass_jax.policies import Plan, Policy
@@ -20,9 +20,9 @@ from bass_jax.typing import Array, Int
 
 
 class Staging(NamedTuple):
-    """The caches of the one prompt that is being read."""
+    """The caches of the one prompt that is being read; in pages, its tables, and the pages stay with the batch."""
 
-    target_cache: KVCache  # B = 1
+    target_cache: KVCache | PagedCache  # B = 1
     drafter: Any  # B = 1; None until the prompt is whole, for a drafter that reads it at once
 
 
@@ -80,7 +80,14 @@ def _filled(adjustments: Adjustments | None, vocab_size: int) -> Adjustments:
     )
 
 
-def empty_state(pair: Pair, new: NewRow, num_rows: Int[Array, "B"]) -> SpecState:
+class Pages(NamedTuple):
+    """How caches are cut; static through its shapes."""
+
+    num_pages: int
+    page_size: int
+
+
+def empty_state(pair: Pair, new: NewRow, num_rows: Int[Array, "B"], pages: Pages | None = None) -> SpecState:
     """A batch of free rows, as many as `num_rows` has elements, laid out like `new`."""
     batch, (_, capacity) = num_rows.shape[0], new.tokens.shape
     ones = jnp.ones(batch, jnp.int32)
@@ -89,6 +96,10 @@ def empty_state(pair: Pair, new: NewRow, num_rows: Int[Array, "B"]) -> SpecState
         return jnp.broadcast_to(leaf, (batch, *leaf.shape[1:]))
 
     tokens = jnp.zeros((batch, capacity), jnp.int32)
+    caches = pair.target.init_cache(batch, capacity), pair.drafter.init(tokens, ones)
+    if pages is not None:
+        tables = jnp.full((batch, capacity // pages.page_size), pages.num_pages, jnp.int32)
+        caches = paged(caches, pages.num_pages, pages.page_size, tables)
     return SpecState(
         tokens=tokens,
         lengths=ones,
@@ -100,31 +111,49 @@ def empty_state(pair: Pair, new: NewRow, num_rows: Int[Array, "B"]) -> SpecState
         draft_lens=jnp.zeros(batch, jnp.int32),
         controls=jax.tree.map(spread, new.controls),
         stop_tokens=jnp.full((batch, new.stop_tokens.shape[1]), -1, jnp.int32),
-        target_cache=pair.target.init_cache(batch, capacity),
-        drafter=pair.drafter.init(tokens, ones),
+        target_cache=caches[0],
+        drafter=caches[1],
     )
 
 
-def empty_staging(pair: Pair, tokens: Int[Array, "1 C"]) -> Staging:
-    """Fresh caches for a prompt.
+def empty_staging(pair: Pair, tokens: Int[Array, "1 C"], table: Int[Array, "1 M"] | None = None) -> Staging:
+    """Fresh caches for a prompt; with a `table`, caches of those pages.
 
-    Zeroed for every prompt, and inserted whole: what a row of NaN has left behind is never read with weight 0.
+    Dense ones are zeroed for every prompt and inserted whole: what a row of NaN has left behind is never read with
+    weight 0.
     """
     drafter = None
     if reads_in_pieces(pair):
         drafter = pair.drafter.init(jnp.zeros_like(tokens), jnp.ones(1, jnp.int32))
-    return Staging(pair.target.init_cache(1, tokens.shape[1]), drafter)
+    staging = Staging(pair.target.init_cache(1, tokens.shape[1]), drafter)
+    return staging if table is None else paged(staging, 0, tokens.shape[1] // table.shape[1], table)
 
 
-def read_piece(pair: Pair, staging: Staging, tokens: Int[Array, "1 T"], start: Array, num: Array) -> Staging:
-    """Reads `num` tokens of the prompt, those from position `start` on."""
+def read_piece(
+    pair: Pair, pages: tuple, staging: Staging, tokens: Int[Array, "1 T"], start: Array, num: Array
+) -> tuple[tuple, Staging]:
+    """Reads `num` tokens of the prompt, those from position `start` on.
+
+    Args:
+        pair: target and drafter.
+        pages: `pages_of` the batch, which the prompt's tables point into; () for dense caches.
+        staging: of the prompt.
+        tokens: the piece.
+        start: position of its first token.
+        num: tokens of it.
+
+    Returns:
+        ``(pages, staging)``.
+    """
+    staging = with_pages(staging, pages)
     capacity = staging.target_cache.capacity
     slots = jnp.arange(tokens.shape[1])
     positions = jnp.where(slots < num, start + slots, capacity)[None]
     target_cache = pair.target.features(tokens, positions, staging.target_cache)[1]
     drafter: Any = pair.drafter
     state = drafter.read(staging.drafter, tokens, positions) if reads_in_pieces(pair) else None
-    return Staging(target_cache, state)
+    staging = Staging(target_cache, state)
+    return pages_of(staging), with_pages(staging, None)
 
 
 def read_whole(pair: Pair, staging: Staging, new: NewRow) -> Staging:
@@ -151,7 +180,13 @@ def insert_row(
         drafter=staging.drafter,
         min_confidence=None if state.min_confidence is None else state.min_confidence.max()[None],
     )
-    state = jax.tree.map(lambda all_, own: all_.at[row].set(own[0]), state, one)
+
+    def put(all_, own):
+        if is_paged(all_):
+            return all_._replace(tables=all_.tables.at[row].set(own.tables[0]))
+        return all_.at[row].set(own[0])
+
+    state = jax.tree.map(put, state, one, is_leaf=is_paged)
     fresh = policy.init(state.lengths.shape[0])
     policy_state = jax.tree.map(
         lambda is_row, all_, own: all_.at[row].set(own[row]) if is_row else all_,

@@ -61,7 +61,8 @@ def device_costs(model: RooflineModel, device: Device, config: EngineConfig, hos
         for shape in (model.target, model.draft)
         if shape.num_layers > 0
     )
-    row_bytes = config.capacity * (model.target.cache_bytes + model.draft.cache_bytes)
+    # Rows in pages move by their tables.
+    row_bytes = 0 if config.page_size else config.capacity * (model.target.cache_bytes + model.draft.cache_bytes)
     row = row_bytes / (device.bandwidth * device.bandwidth_efficiency)
     moves = {(old, new): (min(old, new) + new) * row for old, new in neighbours(config.sizes)}
     return ServingCosts(model, np.asarray(piece), 2 * row, moves, host)

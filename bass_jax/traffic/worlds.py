@@ -1,6 +1,7 @@
 """Where an experiment takes place: a simulated device in simulated time, or this one in real time."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -64,10 +65,14 @@ def pattern_times(traffic: Traffic, num: int, unit: float, seed: int) -> np.ndar
     return arrival_times(num, scaled, seed)
 
 
+NEED_COSTS = ("goodput", "bandit", "batch_table")
+"""Policies that are given the costs of where they run."""
+
+
 def make_policy(name: str, cost: CostModel, rates: Sequence[float], context: float) -> Policy:
     """Builds a policy; those that ask for costs get the world's."""
-    given: dict[str, Any] = {"goodput": {"cost": cost, "rates": rates}, "bandit": {"cost": cost}}
-    given["batch_table"] = given["goodput"] | {"context": context}
+    both = {"cost": cost, "rates": rates}
+    given: dict[str, Any] = dict(zip(NEED_COSTS, (both, {"cost": cost}, both | {"context": context}), strict=True))
     return find_policy(name, **given.get(name.partition("(")[0], {}))
 
 
@@ -147,7 +152,6 @@ class RealWorld:
 
     Attributes:
         pair: of the configuration.
-        profile: of its file, or measured.
     """
 
     def __init__(
@@ -171,11 +175,17 @@ class RealWorld:
         encode = tokenizer.encode_chat if tokenizer.has_chat_template else tokenizer.encode
         most = config.requests.prompt_tokens[1]
         self._prompts = [encode(text)[:most] for text in texts]
-        if real.profile is not None:
-            self.profile: Profile = read_profile(real.profile)
-        else:
-            self.profile = measure_step_costs(self.pair, self._prompts, config.engine, on_note)
+        self._on_note = on_note
         self._context = config.engine.capacity / 2
+
+    @functools.cached_property
+    def profile(self) -> Profile:
+        """Of the configuration's file, or measured when it is first asked for."""
+        real = self._config.real
+        assert real is not None, "an experiment in real time"
+        if real.profile is not None:
+            return read_profile(real.profile)
+        return measure_step_costs(self.pair, self._prompts, self._config.engine, self._on_note)
 
     def workload(self, traffic: Traffic) -> Workload:
         """Draws arrivals, limits and, in place of lengths, which prompt it is; see `prompt_rows`."""
@@ -196,6 +206,8 @@ class RealWorld:
 
     def policy(self, name: str) -> Policy:
         """A policy that knows this pair's costs."""
+        if name.partition("(")[0] not in NEED_COSTS:
+            return find_policy(name)
         return make_policy(name, self.profile.table, self.profile.rates, self._context)
 
     def engine(self, batching: str, policy: str, clock: Callable[[], float], on_step: OnStep | None = None) -> Engine:

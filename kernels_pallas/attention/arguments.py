@@ -8,6 +8,11 @@ FORMS = ("pad", "split", "ragged")
 IMPLEMENTATIONS = ("mosaic_gpu", "triton", "xla", "cudnn")
 
 
+def capacity_of(k_cache: jax.Array, tables: jax.Array | None) -> int:
+    """S: positions of a row, of a dense cache or of a row's pages."""
+    return k_cache.shape[2] * (1 if tables is None else tables.shape[1])
+
+
 def check_attention(
     q: jax.Array,
     k_cache: jax.Array,
@@ -16,6 +21,7 @@ def check_attention(
     num_queries: jax.Array | None,
     k_scale: jax.Array | None,
     v_scale: jax.Array | None,
+    tables: jax.Array | None = None,
     *,
     form: str,
     window: int | None,
@@ -26,9 +32,14 @@ def check_attention(
     if q.ndim != 4:
         raise ValueError(f"q has shape {q.shape}; expected [B, T, N, H]")
     batch, num_tokens, num_heads, head_dim = q.shape
-    if k_cache.ndim != 4 or k_cache.shape[0] != batch or k_cache.shape[3] != head_dim:
+    if tables is not None:
+        if tables.ndim != 2 or tables.shape[0] != batch or not jnp.issubdtype(tables.dtype, jnp.integer):
+            raise ValueError(f"tables has shape {tables.shape}, {tables.dtype}; expected integers [{batch}, M]")
+        if k_cache.ndim != 4 or k_cache.shape[3] != head_dim:
+            raise ValueError(f"k_cache has shape {k_cache.shape}; expected pages [P, K, page, {head_dim}]")
+    elif k_cache.ndim != 4 or k_cache.shape[0] != batch or k_cache.shape[3] != head_dim:
         raise ValueError(f"k_cache has shape {k_cache.shape}; expected [{batch}, K, S, {head_dim}]")
-    num_kv_heads, capacity = k_cache.shape[1:3]
+    num_kv_heads, capacity = k_cache.shape[1], capacity_of(k_cache, tables)
     if v_cache.shape != k_cache.shape:
         raise ValueError(f"v_cache has shape {v_cache.shape}; expected k_cache's {k_cache.shape}")
     if num_heads % num_kv_heads:
@@ -62,3 +73,9 @@ def check_attention(
         raise ValueError(f"soft_cap is {soft_cap}; expected a positive number")
     if implementation not in (None, *IMPLEMENTATIONS):
         raise ValueError(f"implementation is {implementation!r}; expected one of {IMPLEMENTATIONS} or None")
+
+
+def check_page_size(tables: jax.Array | None, page_size: int, block_k: int) -> None:
+    """Raises `NotImplementedError` where a kernel's block would reach over the end of a page."""
+    if tables is not None and page_size % block_k:
+        raise NotImplementedError(f"the kernel needs pages that its block of {block_k} divides, not of {page_size}")

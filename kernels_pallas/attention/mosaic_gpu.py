@@ -21,6 +21,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from kernels_pallas.attention.arguments import capacity_of, check_page_size
 from kernels_pallas.attention.packing import combine_splits, pack_rows, unpack_rows
 from kernels_pallas.attention.scores import base_two_scores
 from kernels_pallas.attention.weights import weight_terms
@@ -49,6 +50,7 @@ def ragged_attention_mosaic_gpu(
     tiles: AttentionTiles,
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
+    tables: jax.Array | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """The op of `kernels_pallas.ops.ragged_attention` as one launch (`split`: B launches).
@@ -66,6 +68,7 @@ def ragged_attention_mosaic_gpu(
         tiles: Tile sizes; `block_m` is 64 and `num_warps` 4 here, whatever they say.
         k_scale: `[B, K, S]` float32 scales of an int8 `k_cache`, or None.
         v_scale: `[B, K, S]` float32 scales of an int8 `v_cache`, or None.
+        tables: `[B, M]` int32 in `0 ... P - 1`, where the caches are pages `[P, K, page, H]`; or None.
         interpret: Run in jax's interpreter.
 
     Returns:
@@ -76,7 +79,9 @@ def ragged_attention_mosaic_gpu(
             128 above 128), or a capacity that is no multiple of a block.
     """
     batch, num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads, capacity = k_cache.shape[1:3]
+    num_kv_heads, page_size = k_cache.shape[1:3]
+    capacity = capacity_of(k_cache, tables)
+    check_page_size(tables, page_size, tiles.block_k)
     if k_scale is not None and jax.__version_info__ < _FIRST_WITH_INT8 and not interpret:
         raise NotImplementedError(f"the Mosaic GPU kernel of an INT8 cache needs jax 0.12, not {jax.__version__}")
     if q.dtype not in (jnp.bfloat16, jnp.float16):
@@ -109,7 +114,9 @@ def ragged_attention_mosaic_gpu(
         tiles=tiles,
         tile_rows=tile_rows,
         is_quantized=k_scale is not None,
+        is_paged=tables is not None,
     )
+    page_tables = () if tables is None else (tables,)
     scales = () if k_scale is None else (k_scale, v_scale)
     columns = min(head_dim, _MAX_COLUMNS)
     num_parts = head_dim // columns
@@ -149,7 +156,7 @@ def ragged_attention_mosaic_gpu(
                 approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
             ),
             interpret=plgpu.InterpretGPUParams() if interpret else None,
-        )(lengths, total, walk_end, rows, k_cache, v_cache, *scales)
+        )(lengths, total, walk_end, rows, k_cache, v_cache, *page_tables, *scales)
 
     if form == "split":
         launches = [launch(row, 1) for row in range(batch)]
@@ -178,8 +185,10 @@ def _kernel(
     tiles,
     tile_rows,
     is_quantized,
+    is_paged,
 ):
     """One tile of one kv head of one row, one split of its walk."""
+    table_ref, *refs = refs if is_paged else (None, *refs)
     k_scale_ref, v_scale_ref, *refs = refs if is_quantized else (None, None, *refs)
     out_ref, max_ref, sum_ref, q_smem, weight_smem, k_smem, v_smem, out_smem, statistics_smem, *refs = refs
     *staging, q_barrier, k_barrier, v_barrier = refs
@@ -209,7 +218,13 @@ def _kernel(
     plgpu.copy_gmem_to_smem(q_ref.at[row, kv_head, query_rows], q_smem.at[used], q_barrier)
 
     def fetch(block, slot):
-        source = (row, kv_head, pl.ds((lower + block) * block_k, block_k))
+        start = (lower + block) * block_k
+        source = (row, kv_head, pl.ds(start, block_k))
+        if table_ref is not None:
+            # A block lies in one page: blocks divide pages.
+            page_size = k_ref.shape[2]
+            page = table_ref[row, lax.div(start, page_size)]
+            source = (page, kv_head, pl.ds(lax.rem(start, page_size), block_k))
         plgpu.copy_gmem_to_smem(k_ref.at[source], k_smem.at[slot], k_barrier.at[slot])
         plgpu.copy_gmem_to_smem(v_ref.at[(*source, own_columns)], v_smem.at[slot], v_barrier.at[slot])
 

@@ -54,3 +54,9 @@ def combine_splits(out: jax.Array, row_max: jax.Array, row_sum: jax.Array) -> ja
     total = sum(weights[split] * row_sum[split] for split in splits)
     mixed = sum(weights[split][..., None] * out[split] for split in splits)
     return mixed / jnp.where(total == 0.0, 1.0, total)[..., None]
+
+
+def gather_pages(pages: jax.Array, tables: jax.Array) -> jax.Array:
+    """Lays the pages of every row side by side: `[P, K, page, ...]` and `[B, M]` → `[B, K, M * page, ...]`."""
+    gathered = jnp.moveaxis(jnp.take(pages, tables, axis=0, mode="clip"), 1, 2)
+    return gathered.reshape(*gathered.shape[:2], -1, *gathered.shape[4:])

@@ -18,6 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from kernels_pallas.attention.arguments import capacity_of, check_page_size
 from kernels_pallas.attention.packing import combine_splits
 from kernels_pallas.attention.scores import base_two_scores
 from kernels_pallas.attention.weights import weight_terms
@@ -42,6 +43,7 @@ def ragged_attention_triton(
     tiles: AttentionTiles,
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
+    tables: jax.Array | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """The op of `kernels_pallas.ops.ragged_attention`, as one launch (`split`: B launches).
@@ -59,16 +61,20 @@ def ragged_attention_triton(
         tiles: Tile sizes and launch parameters.
         k_scale: `[B, K, S]` float32 scales of an int8 `k_cache`, or None.
         v_scale: `[B, K, S]` float32 scales of an int8 `v_cache`, or None.
+        tables: `[B, M]` int32 in `0 ... P - 1`, where the caches are pages `[P, K, page, H]`; or None.
         interpret: Run in jax's interpreter.
 
     Returns:
         `[B, T, N, H]` in q's dtype; zero where `t >= num_queries[b]`.
 
     Raises:
-        NotImplementedError: The head size is no multiple of 16, the smallest side of a tensor-core product.
+        NotImplementedError: The head size is no multiple of 16, the smallest side of a tensor-core product, or a page
+            no multiple of a block.
     """
     batch, num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads, capacity = k_cache.shape[1:3]
+    num_kv_heads, page_size = k_cache.shape[1:3]
+    capacity = capacity_of(k_cache, tables)
+    check_page_size(tables, page_size, tiles.block_k)
     if head_dim % 16:
         raise NotImplementedError(f"the Triton kernel needs a head size that 16 divides, not {head_dim}")
     silence_triton_deprecation()
@@ -89,6 +95,8 @@ def ragged_attention_triton(
         soft_cap=soft_cap,
         tiles=tiles,
         is_padded=form == "pad",
+        capacity=capacity,
+        is_paged=tables is not None,
     )
 
     def launch(first_row: int, num_rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -103,6 +111,12 @@ def ragged_attention_triton(
         per_head = of_row(None, None, capacity, trailing=lambda k: (k, 0))
         cache = of_row(None, None, capacity, head_dim, trailing=lambda k: (k, 0, 0))
         scales = [] if k_scale is None else [k_scale, v_scale]
+        page_tables, of_tables = [], []
+        if tables is not None:
+            # Every program sees its kv head of all pages, and its row's table.
+            block = (k_cache.shape[0], None, page_size, head_dim)
+            cache = pl.BlockSpec(block, lambda i, *_: (0, i % num_kv_heads, 0, 0))
+            page_tables, of_tables = [tables], [of_row(None, tables.shape[1], trailing=lambda k: (0,))]
         num_query_rows = num_tokens * num_heads
         partial_rows = (tiles.num_splits, num_rows, num_query_rows)
 
@@ -119,6 +133,7 @@ def ragged_attention_triton(
                 of_row(None, num_query_rows, head_dim, trailing=lambda k: (0, 0)),
                 cache,
                 cache,
+                *of_tables,
                 *[per_head for _ in scales],
             ],
             out_specs=[
@@ -134,7 +149,7 @@ def ragged_attention_triton(
             compiler_params=plgpu.CompilerParams(num_warps=tiles.num_warps, num_stages=tiles.num_stages),
             interpret=interpret,
             name=f"ragged_attention_{form}",
-        )(lengths, num_queries, walk_end, queries, k_cache, v_cache, *scales)
+        )(lengths, num_queries, walk_end, queries, k_cache, v_cache, *page_tables, *scales)
 
     if form == "split":
         launches = [launch(row, 1) for row in range(batch)]
@@ -161,11 +176,17 @@ def _kernel(
     soft_cap,
     tiles,
     is_padded,
+    capacity,
+    is_paged,
 ):
-    """One kv head of one row: `q_ref [T * N, H]`, `k_ref [S, H]`, `v_ref [S, H]`, `scale refs [S]`."""
-    *scale_refs, out_ref, max_ref, sum_ref = refs
+    """One kv head of one row: `q_ref [T * N, H]`, `k_ref [S, H]`, `v_ref [S, H]`, `scale refs [S]`.
+
+    With pages: `k_ref [P, page, H]`, `v_ref [P, page, H]`, and before the scales `table_ref [M]`.
+    """
+    *in_refs, out_ref, max_ref, sum_ref = refs
+    table_ref, *scale_refs = in_refs if is_paged else (None, *in_refs)
     block_m, block_k = tiles.block_m, tiles.block_k
-    capacity, head_dim = k_ref.shape
+    head_dim = k_ref.shape[-1]
     group = num_heads // num_kv_heads
     length, num_queries, walk_end = length_ref[()], num_queries_ref[()], walk_end_ref[()]
     total = jnp.minimum(length + num_queries, capacity)
@@ -208,11 +229,17 @@ def _kernel(
         start = block * block_k
         position = start + jnp.arange(block_k)
         is_walked, is_written = position < walk_end, position < total
+        place = (pl.ds(start, block_k),)
+        if table_ref is not None:
+            # A block lies in one page: blocks divide pages.
+            page_size = k_ref.shape[1]
+            page = plgpu.load(table_ref.at[lax.div(start, jnp.int32(page_size))])
+            place = (page, pl.ds(lax.rem(start, jnp.int32(page_size)), block_k))
 
         scores = jnp.zeros((block_m, block_k), jnp.float32)
         for (column, width), query in zip(parts, queries, strict=True):
             mask = jnp.broadcast_to(is_walked[:, None], (block_k, width))
-            keys = plgpu.load(k_ref.at[pl.ds(start, block_k), pl.ds(column, width)], mask=mask, other=0)
+            keys = plgpu.load(k_ref.at[(*place, pl.ds(column, width))], mask=mask, other=0)
             scores += plgpu.dot(query, keys.astype(query.dtype), trans_b=True, precision=precision)
         if scale_refs:
             scores *= plgpu.load(scale_refs[0].at[pl.ds(start, block_k)], mask=is_walked, other=0.0)[None, :]
@@ -236,7 +263,7 @@ def _kernel(
         new_accumulators = []
         for (column, width), accumulator in zip(parts, accumulators, strict=True):
             mask = jnp.broadcast_to(is_walked[:, None], (block_k, width))
-            values = plgpu.load(v_ref.at[pl.ds(start, block_k), pl.ds(column, width)], mask=mask, other=0)
+            values = plgpu.load(v_ref.at[(*place, pl.ds(column, width))], mask=mask, other=0)
             if is_padded:
                 values = jnp.where(is_written[:, None], values, jnp.zeros_like(values))
             accumulator *= decay[:, None]

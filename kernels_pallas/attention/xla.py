@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.attention.packing import pack_rows, unpack_rows
+from kernels_pallas.attention.packing import gather_pages, pack_rows, unpack_rows
 from kernels_pallas.attention.weights import weight_terms
 
 
@@ -21,6 +21,7 @@ def ragged_attention_xla(
     v_scale: jax.Array | None = None,
     is_cache_finite: bool = False,
     splits_weights: bool = True,
+    tables: jax.Array | None = None,
 ) -> jax.Array:
     """The op of `kernels_pallas.ops.ragged_attention` as two batched matrix products and a masked softmax.
 
@@ -43,11 +44,16 @@ def ragged_attention_xla(
         is_cache_finite: No position of the cache holds NaN or infinity, written or not.
         splits_weights: 16-bit values are multiplied by two terms of each weight (`weight_terms`), not by the weight
             rounded; that is twice the work of the second product and the memory of its weights.
+        tables: `[B, M]` int32 in `0 ... P - 1`, where the caches are pages `[P, K, page, H]`: they are gathered first.
 
     Returns:
         `[B, T, N, H]` in q's dtype; zero where `t >= num_queries[b]`.
     """
     num_tokens, num_heads = q.shape[1:3]
+    if tables is not None:
+        k_cache, v_cache = gather_pages(k_cache, tables), gather_pages(v_cache, tables)
+        if k_scale is not None and v_scale is not None:
+            k_scale, v_scale = gather_pages(k_scale, tables), gather_pages(v_scale, tables)
     num_kv_heads, capacity = k_cache.shape[1:3]
     group = num_heads // num_kv_heads
 

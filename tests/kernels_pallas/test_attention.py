@@ -13,6 +13,7 @@ import pytest
 from kernels_pallas import quantize_kv, ragged_attention, reference
 from kernels_pallas.arg_specs import ATTENTION_SPECS, AttentionSpec, attention_arguments
 from kernels_pallas.attention.mosaic_gpu import ragged_attention_mosaic_gpu
+from kernels_pallas.attention.packing import gather_pages
 from kernels_pallas.attention.triton import ragged_attention_triton
 from kernels_pallas.tuning import AttentionTiles
 from tests.kernels_pallas.closeness import assert_close
@@ -28,6 +29,13 @@ def poisoned(arguments):
     """The arguments with NaN (127 in an INT8 cache) at every position past each row's last real query."""
     total = arguments["lengths"] + arguments["num_queries"]
     result = dict(arguments)
+    if "tables" in arguments:
+        tables, (num_pages, _, page_size, _) = arguments["tables"], arguments["k_cache"].shape
+        is_past = jnp.arange(tables.shape[1] * page_size) >= total[:, None]
+        is_past = jnp.zeros((num_pages, page_size), bool).at[tables].set(is_past.reshape(*tables.shape, page_size))
+        for name in ("k_cache", "v_cache"):
+            result[name] = jnp.where(is_past[:, None, :, None], jnp.nan, arguments[name])
+        return result
     for name in POISON.keys() & arguments.keys():
         values = arguments[name]
         is_past = jnp.arange(values.shape[2]) >= total[:, None, None]
@@ -57,7 +65,7 @@ def test_triton_equals_reference(name):
 # Every head size, both 16-bit floats, INT8, a window, a cap, several tiles: wgmma takes no float32.
 MOSAIC_SPECS = (
     "smollm2_135m", "phi2", "phi3_mini", "llama3_8b_f16", "llama3_8b_int8", "mistral_7b", "gemma2_2b",
-    "llama3_8b_long_draft",
+    "llama3_8b_long_draft", "llama3_8b_paged",
 )  # fmt: skip
 
 
@@ -154,6 +162,48 @@ def test_cudnn_says_what_it_cannot(name, changes):
     spec = dataclasses.replace(SPEC_BY_NAME[name].reduced(), **changes)
     with pytest.raises(NotImplementedError, match="cuDNN"):
         ragged_attention(**attention_arguments(spec), **spec.options, implementation="cudnn", is_cache_finite=True)
+
+
+@pytest.mark.parametrize("implementation", ["triton", "xla"])
+def test_pages_hold_what_a_dense_cache_holds(implementation):
+    """To the last bit, wherever the pages lie; and entries past a row's end may point anywhere."""
+    spec = dataclasses.replace(SPEC_BY_NAME["smollm2_135m_f32_paged"].reduced(), page_size=32)
+    arguments = attention_arguments(spec)
+    dense = {name: gather_pages(arguments[name], arguments["tables"]) for name in ("k_cache", "v_cache")}
+    others = {name: arguments[name] for name in ("q", "lengths", "num_queries")}
+    num_used = -(-(arguments["lengths"] + arguments["num_queries"]) // 32)
+    is_used = jnp.arange(spec.capacity // 32) < num_used[:, None]
+    tables = jnp.where(is_used, arguments["tables"], 10**6)
+    options = {"implementation": implementation, "interpret": True}
+    expected = ragged_attention(**others, **dense, **options)
+    found = ragged_attention(**arguments | {"tables": tables}, **options)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_pages_of_int8():
+    """By XLA alone: the kernels leave them to it."""
+    spec = AttentionSpec("int8", 2, 3, 4, 2, 16, 48, "float32", is_quantized=True)
+    arguments = attention_arguments(spec)
+    expected = reference.ragged_attention(**arguments)
+    tables = jnp.array([[4, 1, 3], [0, 5, 2]], jnp.int32)
+    paged = {}
+    for name in ("k_cache", "v_cache", "k_scale", "v_scale"):
+        values = jnp.moveaxis(arguments[name].reshape(2, 2, 3, 16, *arguments[name].shape[3:]), 1, 2)
+        paged[name] = jnp.zeros((6, *values.shape[2:]), values.dtype).at[tables].set(values)
+    arguments |= paged | {"tables": tables}
+    assert_close(ragged_attention(**arguments), expected)
+    assert_close(reference.ragged_attention(**arguments), expected)
+    with pytest.raises(NotImplementedError, match="INT8"):
+        ragged_attention(**arguments, implementation="triton", interpret=True)
+
+
+def test_pages_smaller_than_a_block_are_left_to_the_next():
+    spec = dataclasses.replace(SPEC_BY_NAME["llama3_8b_paged"].reduced(), page_size=24, capacity=96)
+    arguments = attention_arguments(spec)
+    options = {"form": "ragged", "window": None, "scale": 1.0, "tiles": AttentionTiles(16, 16, 1, 4, 2)}
+    with pytest.raises(NotImplementedError, match="pages that its block of 16 divides, not of 24"):
+        ragged_attention_triton(**arguments, **options, interpret=True)
+    check(spec)
 
 
 @pytest.mark.parametrize("num_tokens", [64, 256])
@@ -287,7 +337,9 @@ def arguments_of(**changes):
         ({"lengths": jnp.zeros((3,), jnp.int32)}, "lengths has shape"),
         ({"lengths": jnp.zeros((2,))}, "lengths has dtype float32"),
         ({"num_queries": jnp.zeros((2, 1), jnp.int32)}, "num_queries has shape"),
-        ({"form": "paged"}, "form is 'paged'"),
+        ({"form": "dense"}, "form is 'dense'"),
+        ({"tables": jnp.zeros((3, 4), jnp.int32)}, r"tables has shape \(3, 4\)"),
+        ({"tables": jnp.zeros((2, 4))}, "float32; expected integers"),
         ({"window": 0}, "window is 0"),
         ({"soft_cap": 0.0}, "soft_cap is 0.0; expected a positive number"),
         ({"implementation": "cuda"}, "implementation is 'cuda'"),

@@ -50,16 +50,20 @@ def pair():
     return bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.07)), Letters(tiny.VOCAB))
 
 
+PAGED = dataclasses.replace(CONFIG, page_size=16, token_budget=170, buckets=(8,))
+"""Ten pages: fewer than six rows of 64 tokens would hold."""
+
 ENGINES = {
-    "token": (bass.SpecConfig(3), None),
-    "shared_noise": (bass.SpecConfig(3, "shared_noise"), Restless()),
+    "token": (bass.SpecConfig(3), None, CONFIG),
+    "shared_noise": (bass.SpecConfig(3, "shared_noise"), Restless(), CONFIG),
+    "paged": (bass.SpecConfig(3), None, PAGED),
 }
 
 
 @pytest.fixture(scope="module", params=list(ENGINES))
 def engine(request, pair):
-    spec, policy = ENGINES[request.param]
-    return bass.Engine(pair, spec, policy=policy, config=CONFIG, num_stop_tokens=4)
+    spec, policy, config = ENGINES[request.param]
+    return bass.Engine(pair, spec, policy=policy, config=config, num_stop_tokens=4)
 
 
 @pytest.fixture
@@ -132,6 +136,7 @@ def check_empty(engine):
     assert scheduler.is_idle and scheduler.num_reserved == 0 and not scheduler.reading
     assert scheduler.rows == [None] * len(scheduler.rows)
     assert bool(engine.executor.state.done.all())
+    assert engine.page_use in (None, (10, 0, 0), (6, 0, 0))
 
 
 def test_random_requests_are_given_what_they_are_given_alone(engine, pair, monkeypatch):
@@ -139,7 +144,8 @@ def test_random_requests_are_given_what_they_are_given_alone(engine, pair, monke
     requests, tickets, cancelled = serve_at_random(engine, 60, 0, monkeypatch)
     check_answers(pair, engine.spec, requests, tickets, cancelled)
     check_empty(engine)
-    assert engine.counts.num_regroups >= 2 and engine.counts.num_accepted > 100
+    assert engine.counts.num_regroups >= 2 or engine.config.page_size
+    assert engine.counts.num_accepted > 100
     assert sum(tickets[index].finish_reason == "cancelled" for index in cancelled) > 2
 
 
@@ -194,6 +200,7 @@ def test_adjusted_rows(pair):
     check_answers(pair, engine.spec, requests, tickets, set())
 
 
+@pytest.mark.slow
 def test_a_drafter_that_reads_prompts_at_once(pair):
     pair = pair.with_drafter(NgramDrafter())
     engine = bass.Engine(pair, bass.SpecConfig(3), config=bass.EngineConfig(4, 64, chunk=16, buckets=(4,)))
@@ -263,14 +270,16 @@ def test_a_cancelled_consumer_and_one_that_leaves(token_engine, pair):
     check_empty(token_engine)
 
 
-def test_a_row_of_nan_harms_nobody(pair):
-    """Not those beside it, and not those that get its slot or read their prompt after it."""
+@pytest.mark.parametrize("page_size", [None, pytest.param(16, marks=pytest.mark.slow)])
+def test_a_row_of_nan_harms_nobody(pair, page_size):
+    """Not those beside it, and not those that get its slot or its pages, or read their prompt after it."""
     params = dict(pair.target.params)
     params["embedding"] = params["embedding"].at[:, POISON].set(jnp.nan)
     # A draft that never proposes it: what a target reads ought to be finite, or its own row is lost.
     drafter = tiny.model_drafter(tiny.trimmed(tuple(range(POISON))))
     poisoned = bass.Pair(dataclasses.replace(pair.target, params=params), drafter, pair.tokenizer)
-    engine = bass.Engine(poisoned, bass.SpecConfig(3), config=bass.EngineConfig(2, 64, chunk=16, buckets=(2,)))
+    config = bass.EngineConfig(2, 64, 96 if page_size else None, chunk=16, buckets=(2,), page_size=page_size)
+    engine = bass.Engine(poisoned, bass.SpecConfig(3), config=config)
     ban = {"stop_tokens": (POISON,)}
     prompts = [[1, 2], [1, POISON, 3], [4, 5, POISON], [3, 1, 4], [POISON], [2, 7, 1, 8], [6, 6]]
     requests = [{"prompt": prompt, "max_new_tokens": 12, "seed": 5} | ban for prompt in prompts]
@@ -334,3 +343,29 @@ def test_a_callback_that_raises(token_engine, pair):
     )
     assert sum(len(event.tokens) for event in heard) == 20
     check_empty(token_engine)
+
+
+def test_pages_are_reserved_as_needed_and_given_back(pair):
+    """More rows than dense caches of as many tokens would hold; what is reserved and empty is reported."""
+    engine = bass.Engine(pair, ENGINES["paged"][0], config=PAGED, num_stop_tokens=4)
+    tickets = [engine.submit([1, 2, 3], max_new_tokens=num, stop_tokens=()) for num in (13, 13, 13, 29, 40)]
+    while engine.loop.scheduler.num_running < 5:
+        engine.advance()
+    # 3 rows of 1 page, one of 2 and one of 3, where dense caches of 160 tokens hold 2 rows.
+    use = engine.page_use
+    assert (use.num_pages, use.num_reserved) == (10, 8)
+    assert use.num_tokens == sum(3 + ticket.num_tokens for ticket in tickets)
+    assert use.fragmentation(16) == 1 - use.num_tokens / 128
+    tickets[4].cancel()
+    engine.advance()
+    assert engine.page_use.num_reserved <= 5
+    engine.run()
+    assert [ticket.num_tokens for ticket in tickets[:4]] == [13, 13, 13, 29]
+    check_empty(engine)
+
+
+def test_what_has_no_pages_is_refused(pair):
+    with pytest.raises(ValueError, match="num_chains=2"):
+        bass.Engine(pair, bass.SpecConfig(3, "multi_draft", num_chains=2), config=PAGED)
+    with pytest.raises(ValueError, match="page_size=24"):
+        bass.EngineConfig(2, 64, page_size=24)
