@@ -9,7 +9,7 @@ from bass_jax.traffic.arrivals import Phase
 
 POLICIES = (
     "fixed(draft_len=0)", "fixed(draft_len=2)", "fixed(draft_len=4)", "batch_table", "bass_heuristic(limit=8)",
-    "goodput",
+    "goodput(objective='rate')",
 )  # fmt: skip
 """Those that are compared unless told otherwise."""
 
