@@ -11,7 +11,7 @@ PEERS_PYTHON ?= $(shell PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | gre
   pyenv which python3.11 2>/dev/null || command -v python3.11 || command -v python3)
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: help install demo test test-slow check lint types peers gpu-check clean
+.PHONY: help install demo test test-slow check lint types peers peers-ctranslate2 peers-llama-cpp gpu-check clean
 
 help:
 	@echo "make install   the environment in $(VENV), with the weights of the quickstart target"
@@ -20,6 +20,7 @@ help:
 	@echo "make check     lint, types and tests"
 	@echo "make test-slow the tests that take minutes"
 	@echo "make peers     the environment of the implementations that tests and benchmarks compare with"
+	@echo "make peers-ctranslate2, make peers-llama-cpp   environments of two more that benchmarks compare with"
 	@echo "make gpu-check kernels and a whole step on an NVIDIA GPU: numerics, benchmark, graph capture"
 
 install: $(VENV)/.installed
@@ -50,6 +51,15 @@ $(PEERS)/.installed: benchmarks/peers/requirements.txt
 	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
 	@touch $@
 
+# Peers of benchmarks alone, each in an environment of its own.
+peers-ctranslate2: $(PEERS)-ctranslate2/.installed
+peers-llama-cpp: $(PEERS)-llama-cpp/.installed
+
+$(PEERS)-%/.installed: benchmarks/peers/requirements-%.txt
+	$(PEERS_PYTHON) -m venv $(PEERS)-$*
+	$(PEERS)-$*/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
+	@touch $@
+
 demo: install
 	$(RUN)/bass-jax generate --file configs/demo_prompts.txt --baseline --max-new-tokens 96
 
@@ -75,4 +85,4 @@ gpu-check: install
 	JAX_PLATFORMS= $(RUN)/python -m kernels_pallas.benchmark --plot crossover.png
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(GPU_COMPILE) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(PEERS) $(PEERS)-* $(GPU_COMPILE) .pytest_cache .ruff_cache .hypothesis build dist

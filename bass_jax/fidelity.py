@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bass_jax.config import SpecConfig, capacity_bucket
+from bass_jax.costmodel import geometric_block_efficiency
+from bass_jax.drafters import ModelDrafter
 from bass_jax.generate import Prompts, generate
 from bass_jax.metrics import Summary, summarize
 from bass_jax.models import Model
@@ -26,7 +28,10 @@ class Fidelity:
         quantile_kl: of 99 % of the positions, at most.
         max_kl: of the worst position.
         agreement: share of positions whose likeliest token is the same.
-        reference: of the reference's target speculated with its drafter.
+        overlaps: probability that the token rule accepts a draft at temperature 1, mean over the same positions:
+            of the reference's target with its draft, of the other's with its own; None if a drafter is no model.
+        reference: of the reference's target speculated with its drafter. Where the two texts part, so do the counts:
+            `overlaps` compare the same positions.
         other: of the other's.
     """
 
@@ -35,18 +40,16 @@ class Fidelity:
     quantile_kl: float
     max_kl: float
     agreement: float
+    overlaps: tuple[float, float] | None
     reference: Summary
     other: Summary
 
-    @property
-    def efficiency_change(self) -> float:
-        """Of the block efficiency, relative."""
-        return self.other.block_efficiency / self.reference.block_efficiency - 1
-
-    @property
-    def acceptance_change(self) -> float:
-        """Of the acceptance rate, absolute."""
-        return self.other.acceptance_rate - self.reference.acceptance_rate
+    def efficiency_change(self, draft_len: int) -> float | None:
+        """Of the block efficiency that `overlaps` stand for with `draft_len` drafts, relative."""
+        if self.overlaps is None:
+            return None
+        before, after = (geometric_block_efficiency(rate, draft_len) for rate in self.overlaps)
+        return after / before - 1
 
 
 def measure_fidelity(
@@ -93,35 +96,47 @@ def measure_fidelity(
                     answers = generate(pair, part, step="decode", max_new_tokens=max_new_tokens)
                 texts += [np.concatenate([prompt, answer]) for prompt, answer in zip(part, answers.tokens, strict=True)]
         summaries.append(summarize(infos))
-    divergences, agreed = _compare_texts(reference.target, other.target, texts)
+    divergences, agreed, *overlaps = _compare_texts(reference, other, texts)
     return Fidelity(
         len(divergences), float(divergences.mean()), float(np.quantile(divergences, 0.99)), float(divergences.max()),
-        float(agreed.mean()), *summaries,
+        float(agreed.mean()), (float(overlaps[0].mean()), float(overlaps[1].mean())) if overlaps else None, *summaries,
     )  # fmt: skip
 
 
-def _compare_texts(reference: Model, other: Model, texts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Divergence and agreement of every position of every text."""
-    divergences, agreed = [], []
+def _compare_texts(reference: Pair, other: Pair, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Divergence, agreement and overlaps with the drafts, of every position of every text."""
+    drafters = [pair.drafter for pair in (reference, other) if isinstance(pair.drafter, ModelDrafter)]
+    found = []
     for text in texts:
         capacity = capacity_bucket(len(text))
         tokens = np.zeros((1, capacity), np.int32)
         tokens[0, : len(text)] = text
         # Padding stands past the end, where it is not written.
         positions = np.where(np.arange(capacity) < len(text), np.arange(capacity), capacity)[None].astype(np.int32)
-        divergence, is_same = _compare(reference, other, tokens, positions)
-        divergences.append(np.asarray(divergence)[0, : len(text)])
-        agreed.append(np.asarray(is_same)[0, : len(text)])
-    return np.concatenate(divergences), np.concatenate(agreed)
+        compared = _compare(reference.target, other.target, drafters if len(drafters) == 2 else [], tokens, positions)
+        found.append([np.asarray(values)[0, : len(text)] for values in compared])
+    return [np.concatenate(values) for values in zip(*found, strict=True)]
 
 
 @jax.jit
 def _compare(
-    reference: Model, other: Model, tokens: Int[Array, "B T"], positions: Int[Array, "B T"]
-) -> tuple[Float[Array, "B T"], Array]:
-    logits = []
-    for model in (reference, other):
-        logits.append(model.forward(tokens, positions, model.init_cache(*tokens.shape))[0])
-    true, found = (jax.nn.log_softmax(one, axis=-1) for one in logits)
+    reference: Model,
+    other: Model,
+    drafters: list[ModelDrafter],
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+) -> list[Array]:
+    laws = [jax.nn.log_softmax(_logits(model, tokens, positions), axis=-1) for model in (reference, other)]
+    true, found = laws
     divergence = jnp.sum(jnp.exp(true) * (true - found), axis=-1)
-    return divergence, jnp.argmax(true, axis=-1) == jnp.argmax(found, axis=-1)
+    overlaps = []
+    for law, drafter in zip(laws, drafters):
+        model, law = drafter.model, jnp.exp(law)
+        draft = jax.nn.softmax(_logits(model, tokens, positions)[..., : drafter.vocab_size], axis=-1)
+        columns = jnp.arange(draft.shape[-1]) if model.output_ids is None else model.output_ids
+        overlaps.append(jnp.minimum(law[..., columns], draft).sum(axis=-1))
+    return [divergence, jnp.argmax(true, axis=-1) == jnp.argmax(found, axis=-1), *overlaps]
+
+
+def _logits(model: Model, tokens: Int[Array, "B T"], positions: Int[Array, "B T"]) -> Float[Array, "B T O"]:
+    return model.forward(tokens, positions, model.init_cache(*tokens.shape))[0]

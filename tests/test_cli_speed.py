@@ -77,6 +77,8 @@ def test_fidelity_of_int8(pair, tmp_path, capsys):  # noqa: F811
     assert record["num_tokens"] > 16 and 0 < record["mean_kl"] < record["quantile_kl"] <= record["max_kl"]
     assert 0.5 < record["agreement"] <= 1
     assert all(1 <= value <= 3 for value in record["block_efficiency"])
+    assert 0 < abs(record["overlaps"][0] - record["overlaps"][1]) < 0.05 < min(record["overlaps"])
+    assert 0 < abs(record["efficiency_change"]) < 0.1
     assert "nats in the mean" in capsys.readouterr().out
     assert "nothing else differs" in fails(capsys, "fidelity", pair, *options)
 

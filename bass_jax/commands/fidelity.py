@@ -61,18 +61,23 @@ def run(options: argparse.Namespace) -> int:
         table.add_column(column, justify="left" if not column else "right")
     table.add_row("tokens per target pass", *(f"{one.block_efficiency:.3f}" for one in (found.reference, found.other)))
     table.add_row("acceptance rate", *(f"{one.acceptance_rate:.3f}" for one in (found.reference, found.other)))
+    if found.overlaps is not None:
+        table.add_row("acceptance at temperature 1, same positions", *(f"{rate:.4f}" for rate in found.overlaps))
     out = Console()
     out.print(table)
     out.print(
         f"{found.num_tokens} positions of {len(prompts)} prompts: divergence {found.mean_kl:.2e} nats in the mean, "
         f"{found.quantile_kl:.2e} for 99 %, {found.max_kl:.2e} at most; same likeliest token at {found.agreement:.1%}."
     )
-    out.print(f"Tokens per target pass change by {found.efficiency_change:+.1%}.")
+    change = found.efficiency_change(options.draft_len)
+    if change is not None:
+        out.print(f"On the same positions {options.draft_len} drafts give {change:+.2%} tokens per target pass.")
     if options.output is not None:
         record = kept | {
             "pair": options.pair, "dtype": reference.target.config.dtype, "num_prompts": len(prompts),
             **{name: value for name, value in dataclasses.asdict(found).items() if isinstance(value, int | float)},
             "block_efficiency": [found.reference.block_efficiency, found.other.block_efficiency],
+            "overlaps": found.overlaps, "efficiency_change": change,
             "acceptance_rate": [found.reference.acceptance_rate, found.other.acceptance_rate],
         }  # fmt: skip
         options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

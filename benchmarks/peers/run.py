@@ -1,9 +1,15 @@
-"""Regular decoding here against `transformers`' generate: same weights, dtype, prompts and device, one run.
+r"""Decoding here against other implementations: same weights, prompts, dtype and device, one run.
 
-    make peers && python benchmarks/peers/run.py
+    make peers peers-ctranslate2 && python benchmarks/peers/run.py --peers transformers,ctranslate2 \
+        --speculation lookup --file HumanEval.jsonl.gz \
+        --template 'Complete the following Python function:\n```python\n{prompt}```'
 
-Greedy, float32, no stop token; milliseconds per step without prefill and compilation. The peer and ours take
-turns, `--rounds` times; the ratio is taken round by round. The last line is the table as JSON.
+Two parts. **Regular**: greedy decoding without a stop token, milliseconds per step without prefill and compilation,
+over the batches. **Speculation** (with `--speculation`, at batch 1, where `transformers` can): whole greedy answers to
+the prompts of `--file`, tokens per second; ours with the pair's draft. Peers and ours take turns, `--rounds` times;
+ratios are taken round by round. Each peer runs in an environment of its own, so that none sets another's threads or
+libraries. llama.cpp reads the file that `--gguf` names, which may hold other bits: a neighbour, not the same weights.
+The last line is all of it as JSON.
 """
 
 import argparse
@@ -21,83 +27,152 @@ from rich.table import Table
 
 import bass_jax as bass
 from bass_jax import checkpoint
+from bass_jax.commands.prompts import read_prompts
 
 TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
+PEERS = {
+    "transformers": ("transformers_generate.py", ".venv-peers", {"mode": "regular"}),
+    "transformers-compiled": ("transformers_generate.py", ".venv-peers", {"mode": "compiled"}),
+    "ctranslate2": ("ctranslate2_generate.py", ".venv-peers-ctranslate2", {}),
+    "llama.cpp": ("llama_cpp_generate.py", ".venv-peers-llama-cpp", {}),
+    "lookup": ("transformers_generate.py", ".venv-peers", {"mode": "lookup"}),
+    "assisted": ("transformers_generate.py", ".venv-peers", {"mode": "assisted"}),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pair", default="checkpoints/quickstart")
-    parser.add_argument("--python", default=".venv-peers/bin/python", help="the peers' environment")
+    parser.add_argument("--peers", default="transformers", help=f"regular: of {', '.join(list(PEERS)[:4])}")
+    parser.add_argument("--speculation", default="", help="of lookup, assisted")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of the peers; ours is jax's default")
     parser.add_argument("--batches", default="1,8")
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--num-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--file", type=Path, help="prompts of the speculation")
+    parser.add_argument("--field", default="prompt")
+    parser.add_argument("--template", default="{prompt}")
+    parser.add_argument("--num-prompts", type=int, default=4)
+    parser.add_argument("--draft-len", type=int, default=4)
+    parser.add_argument("--assistant", help="a Hugging Face directory, for assisted")
+    parser.add_argument("--gguf", help="for llama.cpp")
     options = parser.parse_args()
+    regular, speculative = ([name for name in text.split(",") if name] for text in (options.peers, options.speculation))
+    for name in (*regular, *speculative):
+        if name not in PEERS:
+            parser.error(f"{name}: expected one of {', '.join(PEERS)}")
 
-    pair, tokenizer = bass.load_pair(options.pair, drafter="ngram")
+    pair, tokenizer = bass.load_pair(options.pair, dtype=options.dtype)
     text = tokenizer.encode(TEXT.read_text())
     sizes = [int(size) for size in options.batches.split(",")]
     batches = [[text[64 * row : 64 * row + options.prompt_tokens].tolist() for row in range(size)] for size in sizes]
-    rounds = []
+    record = {"date": datetime.date.today().isoformat(), "jax": jax.__version__, "dtype": options.dtype,
+              "device": jax.devices()[0].device_kind, "versions": {}}  # fmt: skip
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory) / "model"
         checkpoint.save_hugging_face(model, pair.target, tokenizer=tokenizer)
-        request = json.dumps({"model": str(model), "batches": batches, "num_tokens": options.num_tokens, "repeats": 2})
-        for _ in range(options.rounds):
-            done = subprocess.run(
-                [options.python, str(Path(__file__).with_name("transformers_generate.py"))],
-                input=request, capture_output=True, text=True, check=True,
-            )  # fmt: skip
-            peer = json.loads(done.stdout.splitlines()[-1])
-            rounds.append((peer, [decode(pair, rows, options.num_tokens) for rows in batches]))
-    report(sizes, rounds)
+        if regular:
+            rounds = [compare(options, record, model, regular, batches, pair, "decode") for _ in range(options.rounds)]
+            record["regular"] = report_regular(sizes, rounds)
+        if speculative:
+            prompts = read_prompts((), options.file, options.field, options.template.replace("\\n", "\n"))
+            rows = [[tokenizer.encode_chat(prompt).tolist()] for prompt in prompts[: options.num_prompts]]
+            rounds = [
+                compare(options, record, model, speculative, rows, pair, "speculate") for _ in range(options.rounds)
+            ]
+            record["speculation"] = report_speculation(rounds)
+    print(json.dumps(record))
 
 
-def decode(pair, rows, num_tokens) -> dict:
+def compare(options, record, model: Path, names: list[str], batches, pair, step: str) -> dict:
+    """One turn of every peer and of ours: seconds per token of a row, and the tokens, per batch."""
+    found = {}
+    for name in names:
+        script, environment, extra = PEERS[name]
+        request = extra | {
+            "model": str(model), "batches": batches, "num_tokens": options.num_tokens, "repeats": 2,
+            "device": options.device, "dtype": options.dtype, "assistant": options.assistant, "gguf": options.gguf,
+        }  # fmt: skip
+        command = [f"{environment}/bin/python", str(Path(__file__).with_name(script))]
+        done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{name}: {done.stderr.strip().splitlines()[-1:]}")
+        answer = json.loads(done.stdout.splitlines()[-1])
+        record["versions"][name] = f"{answer['version']}, {answer['threads']} threads"
+        found[name] = [
+            None if one is None else (statistics.median(one["seconds_per_token"]), one["tokens"])
+            for one in answer["results"]
+        ]
+    found["bass_jax"] = [decode(pair, rows, options, step) for rows in batches]
+    return found
+
+
+def decode(pair, rows, options, step: str) -> tuple[float, list]:
     """Decodes twice, the first to warm up."""
+    spec = bass.SpecConfig(options.draft_len)
     for _ in range(2):
-        run = bass.generate(pair, rows, step="decode", max_new_tokens=num_tokens, stop_tokens=())
-    return {"seconds_per_step": statistics.median(run.timings.steps), "tokens": run.tokens}
+        run = bass.generate(pair, rows, spec, step=step, max_new_tokens=options.num_tokens, stop_tokens=())
+    seconds = statistics.median(run.timings.steps)
+    if step == "speculate":  # All of the answer: its first token is prefill's in the peers' times.
+        seconds = run.timings.decode / options.num_tokens
+    return seconds, [row.tolist() for row in run.tokens]
 
 
-def report(sizes, rounds) -> None:
-    table = Table(title=f"greedy float32 decoding, {rounds[0][0]['threads']} threads")
-    for name in ("batch", "transformers ms/step", "bass_jax ms/step", "ratio", "same tokens"):
+def ratio(rounds, name: str, index: int) -> list[float]:
+    return [one[name][index][0] / one["bass_jax"][index][0] for one in rounds]
+
+
+def report_regular(sizes, rounds) -> list[dict]:
+    table = Table(title="regular greedy decoding, milliseconds per step")
+    for name in ("batch", "peer", "peer ms", "bass_jax ms", "ratio", "same tokens"):
         table.add_column(name, justify="right")
     cells = []
     for index, size in enumerate(sizes):
-        theirs = [statistics.median(peer["results"][index]["seconds_per_step"]) for peer, _ in rounds]
-        ours = [own[index]["seconds_per_step"] for _, own in rounds]
-        ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
-        peer, own = rounds[-1]
-        same = np.mean(np.array(peer["results"][index]["tokens"]) == np.stack(own[index]["tokens"]))
-        cells.append(
-            {
-                "batch": size,
-                "transformers_ms": round(1e3 * statistics.median(theirs), 1),
-                "bass_jax_ms": round(1e3 * statistics.median(ours), 1),
-                "ratio": round(statistics.median(ratios), 2),
-                "ratio_range": [round(min(ratios), 2), round(max(ratios), 2)],
+        for name in (name for name in rounds[0] if name != "bass_jax" and rounds[0][name][index] is not None):
+            ratios = ratio(rounds, name, index)
+            theirs, ours = (statistics.median(one[who][index][0] for one in rounds) for who in (name, "bass_jax"))
+            same = np.mean(np.array(rounds[-1][name][index][1]) == np.array(rounds[-1]["bass_jax"][index][1]))
+            cell = {
+                "batch": size, "peer": name, "peer_ms": round(1e3 * theirs, 2), "bass_jax_ms": round(1e3 * ours, 2),
+                "ratio": round(statistics.median(ratios), 3), "range": [round(min(ratios), 3), round(max(ratios), 3)],
                 "same_tokens": round(float(same), 4),
-            }
-        )
-        cell = cells[-1]
+            }  # fmt: skip
+            cells.append(cell)
+            table.add_row(
+                str(size), name, f"{cell['peer_ms']}", f"{cell['bass_jax_ms']}",
+                f"{cell['ratio']:.2f}x ({cell['range'][0]:.2f}-{cell['range'][1]:.2f})", f"{same:.1%}",
+            )  # fmt: skip
+    Console(width=110).print(table)
+    return cells
+
+
+def report_speculation(rounds) -> list[dict]:
+    table = Table(title="speculation at batch 1, tokens per second over all prompts")
+    for name in ("peer", "peer tokens/s", "bass_jax tokens/s", "ratio", "same tokens"):
+        table.add_column(name, justify="right")
+    cells = []
+    for name in (name for name in rounds[0] if name != "bass_jax"):
+        rates = {
+            who: [1 / statistics.mean(cell[0] for cell in one[who]) for one in rounds] for who in (name, "bass_jax")
+        }
+        ratios = [ours / theirs for ours, theirs in zip(rates["bass_jax"], rates[name], strict=True)]
+        last = rounds[-1]
+        same = np.mean([a[1] == b[1] for a, b in zip(last[name], last["bass_jax"], strict=True)])
+        cell = {
+            "peer": name, "peer_tokens_per_s": round(statistics.median(rates[name]), 1),
+            "bass_jax_tokens_per_s": round(statistics.median(rates["bass_jax"]), 1),
+            "ratio": round(statistics.median(ratios), 3), "range": [round(min(ratios), 3), round(max(ratios), 3)],
+            "same_answers": round(float(same), 4),
+        }  # fmt: skip
+        cells.append(cell)
         table.add_row(
-            str(size), f"{cell['transformers_ms']}", f"{cell['bass_jax_ms']}",
-            f"{cell['ratio']}x ({cell['ratio_range'][0]}-{cell['ratio_range'][1]})", f"{cell['same_tokens']:.1%}",
+            name, f"{cell['peer_tokens_per_s']}", f"{cell['bass_jax_tokens_per_s']}",
+            f"{cell['ratio']:.2f}x ({cell['range'][0]:.2f}-{cell['range'][1]:.2f})", f"{same:.0%} of answers",
         )  # fmt: skip
     Console(width=110).print(table)
-    print(
-        json.dumps(
-            {
-                "date": datetime.date.today().isoformat(),
-                "jax": jax.__version__,
-                "torch": rounds[0][0]["torch"],
-                "cells": cells,
-            }
-        )
-    )
+    return cells
 
 
 if __name__ == "__main__":

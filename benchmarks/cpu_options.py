@@ -1,0 +1,79 @@
+"""What XLA's options for a CPU do to a pass of the target: A/B in turns, one run.
+
+    python benchmarks/cpu_options.py --batches 1,8 --widths 1,5
+
+Every pass over the quickstart target (all layers and the head, float32) is compiled under each set of options; the sets
+take turns, so that whatever else the machine does is shared. Wall time says what a user waits, CPU time what the cores
+did: where the first is below the second, several cores worked at once. The last line is the table as JSON.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+from rich.table import Table
+
+import bass_jax as bass
+
+OPTIONS = {
+    "XLA's own": {},
+    "512-bit vectors": {"xla_cpu_prefer_vector_width": 512},
+    "no YNNPACK": {"xla_cpu_experimental_ynn_fusion_type": ""},
+    "both": {"xla_cpu_prefer_vector_width": 512, "xla_cpu_experimental_ynn_fusion_type": ""},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", default="checkpoints/quickstart")
+    parser.add_argument("--batches", default="1,8")
+    parser.add_argument("--widths", default="1,5", help="tokens per row and pass")
+    parser.add_argument("--context", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=40)
+    options = parser.parse_args()
+    model = bass.load_pair(options.pair, drafter="ngram")[0].target
+    table = Table(title=f"milliseconds per pass, {options.context} tokens of context, medians")
+    for column in ("batch", "width", "options", "wall ms", "least wall ms", "CPU ms"):
+        table.add_column(column, justify="right")
+    cells = []
+    for batch in map(int, options.batches.split(",")):
+        for width in map(int, options.widths.split(",")):
+            cells += measure(model, batch, width, options)
+    for cell in cells:
+        times = (f"{cell[name]:.2f}" for name in ("wall_ms", "least_wall_ms", "cpu_ms"))
+        table.add_row(str(cell["batch"]), str(cell["width"]), cell["options"], *times)
+    Console(width=110).print(table)
+    print(json.dumps({"date": datetime.date.today().isoformat(), "jax": jax.__version__, "cells": cells}))
+
+
+def measure(model, batch, width, options) -> list[dict]:
+    tokens = jnp.zeros((batch, width), jnp.int32)
+    positions = jnp.broadcast_to(options.context + jnp.arange(width, dtype=jnp.int32), (batch, width))
+    cache = model.init_cache(batch, 256)
+    lowered = jax.jit(bass.Model.forward, donate_argnums=3).lower(model, tokens, positions, cache)
+    passes = {name: lowered.compile(compiler_options=chosen) for name, chosen in OPTIONS.items()}
+    walls, cpus = ({name: [] for name in passes} for _ in range(2))
+    for round_ in range(-2, options.rounds):  # the first warm
+        for name, run in passes.items():
+            start, used = time.perf_counter(), time.process_time()
+            logits, cache = run(model, tokens, positions, cache)
+            jax.block_until_ready(logits)
+            if round_ >= 0:
+                walls[name].append(1e3 * (time.perf_counter() - start))
+                cpus[name].append(1e3 * (time.process_time() - used))
+    return [
+        {
+            "batch": batch, "width": width, "options": name, "wall_ms": round(statistics.median(walls[name]), 2),
+            "least_wall_ms": round(min(walls[name]), 2), "cpu_ms": round(statistics.median(cpus[name]), 2),
+        }
+        for name in passes
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
