@@ -17,6 +17,10 @@ With XLA's own choice of 256 bits a product with one row, which one core compute
 vectors have 256 bits this changes nothing."""
 
 
+COMPILER_OPTIONS = ONE_GRAPH_OPTIONS | CPU_OPTIONS
+"""What every step is compiled with."""
+
+
 class Executables:
     """Compiles a function once per structure and shapes of its arguments.
 
@@ -41,7 +45,7 @@ class Executables:
             # Code that spreads over a mesh asks which one is set.
             with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
                 lowered = jax.jit(function, donate_argnums=donate_argnums).lower(*args)
-                self._compiled[key] = lowered.compile(compiler_options=ONE_GRAPH_OPTIONS | CPU_OPTIONS)
+                self._compiled[key] = lowered.compile(compiler_options=COMPILER_OPTIONS)
             self.num_compiled += 1
             self.compile_seconds += time.perf_counter() - start
         return self._compiled[key]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bass_jax.config import SpecConfig
-from bass_jax.executables import EXECUTABLES
+from bass_jax.executables import COMPILER_OPTIONS, EXECUTABLES
 from bass_jax.lockstep import lockstep_step
 from bass_jax.metrics import PerTokenLatency, Summary, per_token_latency, summarize
 from bass_jax.pair import Pair
@@ -24,7 +24,6 @@ from bass_jax.stops import StopStrings
 from bass_jax.survey import survey_step
 from bass_jax.traces import TraceWriter
 from bass_jax.typing import Array, Key
-from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS
 
 type Prompts = Sequence[str] | Sequence[Sequence[int] | np.ndarray]
 """Texts, or token ids."""
@@ -195,7 +194,7 @@ def stream(pair: Pair, prompts: Prompts, spec: SpecConfig | None = None, **optio
         yield from run.events
 
 
-@functools.partial(jax.jit, static_argnames=("max_steps",), donate_argnames="state", compiler_options=ONE_GRAPH_OPTIONS)
+@functools.partial(jax.jit, static_argnames=("max_steps",), donate_argnames="state", compiler_options=COMPILER_OPTIONS)
 def generate_on_device(
     pair: Pair, state: SpecState, spec: SpecConfig, *, max_steps: int, policy: Policy | None = None
 ) -> tuple[SpecState, StepInfo]:

@@ -4,8 +4,8 @@
 
 Static caches, scaled_dot_product_attention over the padded batch with a mask per row, one compiled forward pass per
 model (`--compile`, on a GPU with CUDA graphs) and a loop on the host that reads one small array per step. Accepted
-counts are drawn with `--acceptance`, as `bass-jax bench --acceptance` assumes them; the tokens mean nothing. 0 drafts is
-regular decoding by the same code. The last line is the table as JSON.
+counts are drawn with `--acceptance`, as `bass-jax bench --acceptance` assumes them; the tokens mean nothing. 0 drafts
+is regular decoding by the same code. The last line is the table as JSON.
 """
 
 import argparse
