@@ -11,11 +11,12 @@ PEERS_PYTHON ?= $(shell PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | gre
   pyenv which python3.11 2>/dev/null || command -v python3.11 || command -v python3)
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: help install demo test test-slow check lint types peers peers-ctranslate2 peers-llama-cpp gpu-check clean
+.PHONY: help install demo notebooks test test-slow check lint types peers peers-ctranslate2 peers-llama-cpp gpu-check clean
 
 help:
 	@echo "make install   the environment in $(VENV), with the weights of the quickstart target"
 	@echo "make demo      eight prompts as one batch, with speculation and with regular decoding"
+	@echo "make notebooks the notebooks, executed in place"
 	@echo "make test      all tests but the slow ones"
 	@echo "make check     lint, types and tests"
 	@echo "make test-slow the tests that take minutes"
@@ -62,6 +63,10 @@ $(PEERS)-%/.installed: benchmarks/peers/requirements-%.txt
 
 demo: install
 	$(RUN)/bass-jax generate --file configs/demo_prompts.txt --baseline --max-new-tokens 96
+
+# Runs the notebooks in place, without the warnings that their outputs would else hold.
+notebooks: install
+	PYTHONWARNINGS=ignore $(RUN)/jupyter-execute --inplace notebooks/*.ipynb
 
 test: install $(GPU_COMPILE)/.installed peers
 	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE) $(RUN)/python -m pytest -n 2 --dist loadfile -m "not slow"

@@ -73,7 +73,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a subcommand; a caller's mistake is one line on standard error and exit code 2."""
-    options = parser().parse_args(arguments)
+    top = parser()
+    options, rest = top.parse_known_args(arguments)
+    if rest and (not hasattr(options, "overrides") or any(text.startswith("-") for text in rest)):
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # Positional arguments behind options are left over.
+        options.overrides += rest
     options.arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return COMMANDS[options.command][0].run(options)

@@ -24,6 +24,15 @@ def test_there_are_five():
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_stored_without_noise_and_with_their_plots(path):
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    if path.name[0] in "25":
+        assert "image/svg+xml" in {kind for output in outputs for kind in output.get("data", {})}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 @pytest.mark.slow
 def test_notebooks_run_as_they_stand(path, monkeypatch):
     """On the real pair, each under two minutes."""
