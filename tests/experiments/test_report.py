@@ -91,6 +91,18 @@ def test_scores_are_those_of_the_planted_answers(coded, isolation, capsys, tmp_p
     assert text.count(f"bass-jax report {path} --output {output}") >= len(figures)
 
 
+def test_laws_are_not_compared_where_a_budget_cut_answers_off(coded):
+    """Long answers are missing there: a test would find the speed, not the law."""
+    coded |= {
+        "task": coded["task"] | {"limit": 1},
+        "modes": {name: coded["modes"][name] for name in ("regular", "batched")},
+    }
+    without = analyse(read_run(run_experiment(parse_experiment(coded))))
+    assert without.same_law.keys() == {"batched"}
+    coded |= {"budget": 1e9, "output_dir": coded["output_dir"] + "-2"}
+    assert not analyse(read_run(run_experiment(parse_experiment(coded)))).same_law
+
+
 class _Page(HTMLParser):
     def __init__(self):
         super().__init__()
