@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from bass_jax.cache import KVCache, keep_chain
 from bass_jax.config import SpecConfig
-from bass_jax.drafters import Proposal
+from bass_jax.drafters import Proposal, reads_features
 from bass_jax.judge import Judgement, TargetLogits, describe
 from bass_jax.pair import Pair
 from bass_jax.sampling import AcceptanceRule, Adjuster, Law, RuleKeys, make_law, registered_rules
@@ -24,6 +24,9 @@ def check_chains(pair: Pair, spec: SpecConfig, rule: AcceptanceRule) -> None:
     if not hasattr(pair.drafter, "propose_chains"):
         name = type(pair.drafter).__name__
         raise ValueError(f"num_chains={spec.num_chains}: {name} has no propose_chains and proposes one chain")
+    if reads_features(pair.drafter):
+        name = type(pair.drafter).__name__
+        raise ValueError(f"num_chains={spec.num_chains}: {name} reads the target's features, of one chain")
 
 
 def verify_chains(

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from bass_jax.commands import (
     bench,
+    build_store,
     compare,
     convert,
     distill,
+    draft_search,
     fidelity,
     generate,
     inspect,
@@ -33,6 +35,8 @@ COMMANDS = {
     "simulate": (simulate, "replay other policies, batches and devices on a recorded run"),
     "traffic": (traffic, "serve requests over time, on this device or a simulated one"),
     "distill": (distill, "train a draft on the target's own outputs"),
+    "build-store": (build_store, "count the target's own outputs into an n-gram store"),
+    "draft-search": (draft_search, "train drafts of several shapes, and say what each is worth"),
     "run": (run, "carry out an experiment: decode a task in several ways, and score it"),
     "sweep": (sweep, "carry out an experiment at every point of a grid"),
     "report": (report, "write tables and figures of runs"),

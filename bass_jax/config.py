@@ -119,6 +119,8 @@ class ModelConfig:
             None means D without a projection. A draft uses it to share its target's embedding.
         output_vocab_size: O; the head scores only this many tokens, named by `Model.output_ids`.
             None means all V. A draft uses it because its head costs more than its body.
+        hidden_width: a draft reads its target's final hidden state at the token before, of this width, beside the
+            embedding, and foretells the next one. None means that it reads tokens alone.
         norm: ``"rms"``, or ``"layer"`` with a mean and biases.
         norm_offset: added to the learned scale of RMS norms (Gemma's 1).
         block: ``"pre_norm"``; ``"post_norm"`` normalises each sum (OPT 350M); ``"sandwich"`` normalises before
@@ -169,6 +171,7 @@ class ModelConfig:
     has_mlp_bias: bool = False
     embedding_width: int | None = None
     output_vocab_size: int | None = None
+    hidden_width: int | None = None
     has_out_bias: bool | None = None
     norm: Literal["rms", "layer"] = "rms"
     norm_offset: float = 0.0
@@ -200,7 +203,7 @@ class ModelConfig:
         positive = (
             "vocab_size", "width", "num_layers", "num_heads", "num_kv_heads", "head_dim", "mlp_width", "context"
         )  # fmt: skip
-        for name in (*positive, "embedding_width", "output_vocab_size", "rotary_dim", "window"):
+        for name in (*positive, "embedding_width", "output_vocab_size", "hidden_width", "rotary_dim", "window"):
             value = getattr(self, name)
             if value is None and name not in positive:
                 continue

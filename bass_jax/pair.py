@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bass_jax.config import ModelConfig
-from bass_jax.drafters import Drafter, ModelDrafter, NgramDrafter
+from bass_jax.drafters import Drafter, ModelDrafter, NgramDrafter, StoreDrafter
+from bass_jax.drafters.combined import combined_drafter
 from bass_jax.models import Model, preset, random_model
 from bass_jax.typing import Array, Key
 
@@ -37,7 +39,7 @@ class Pair:
 def load_pair(
     path: str | Path,
     *,
-    drafter: str | Drafter | None = None,
+    drafter: str | Path | Drafter | None = None,
     dtype: str | None = None,
     quantize: str | None = None,
     cache_dtype: str | None = None,
@@ -51,8 +53,10 @@ def load_pair(
     Args:
         path: of a pair (a directory whose ``manifest.json`` names target and draft), or of anything
             `bass_jax.checkpoint.load_model` takes, which then is a target without a draft.
-        drafter: ``"model"`` (the pair's own draft), ``"ngram"``, a path of another draft, or a `Drafter`.
-            Default the pair's draft where it has one, else ``"ngram"``.
+        drafter: ``"model"`` (the pair's own draft), ``"hidden"`` (the pair's draft that reads the target's hidden
+            states), ``"ngram"`` (prompt lookup), ``"store"`` (the pair's n-gram store), ``"combined"`` (lookup, then
+            the store, then the draft, of those that the pair has), a path of another draft or ``.safetensors`` store,
+            or a `Drafter`. Default the pair's draft where it has one, else ``"ngram"``.
         dtype: of parameters and activations; default as stored.
         quantize: of the target: ``"int8"`` or ``"int8_activations"``, as in `ModelConfig`; default as stored.
         cache_dtype: of the target's cache: ``"int8"``, or None for `dtype`.
@@ -72,28 +76,67 @@ def load_pair(
     of_target: dict[str, Any] = {
         "dtype": dtype, "quantize": quantize, "cache_dtype": cache_dtype, "mesh": mesh, "rules": rules
     }  # fmt: skip
+    of_draft: dict[str, Any] = {
+        "quantize": quantize_draft, "mesh": mesh, "rules": rules if draft_rules is None else draft_rules
+    }  # fmt: skip
+    store = None
     if _is_pair(Path(path)):
+        role = "hidden_draft" if drafter == "hidden" else "draft"
         target, draft, tokenizer = checkpoint.load_target_and_draft(
-            path, quantize_draft=quantize_draft, draft_rules=draft_rules, **of_target
+            path, role=role, quantize_draft=quantize_draft, draft_rules=draft_rules, **of_target
         )
+        store = checkpoint.store_of(path)
     else:
         target, draft = checkpoint.load_model(path, **of_target), None
         tokenizer = checkpoint.load_tokenizer(path)
     if drafter is None:
         drafter = "ngram" if draft is None else "model"
-    if drafter == "model":
-        if draft is None:
-            raise ValueError(f"drafter='model': {path} has no draft; expected 'ngram' or the path of a draft")
-        drafter = ModelDrafter(draft, target.config.vocab_size)
-    elif drafter == "ngram":
-        drafter = NgramDrafter()
-    elif isinstance(drafter, str | Path):
-        other = checkpoint.load_draft(
-            drafter, target, tokenizer, quantize=quantize_draft, mesh=mesh,
-            rules=rules if draft_rules is None else draft_rules,
-        )  # fmt: skip
-        drafter = ModelDrafter(other, target.config.vocab_size)
+    if isinstance(drafter, str | Path):
+        drafter = _find_drafter(str(drafter), path, target, draft, store, tokenizer, of_draft)
     return Pair(target, drafter, tokenizer), tokenizer
+
+
+def load_store(path: str | Path, target: Model, tokenizer: Any = None) -> StoreDrafter:
+    """Loads an n-gram store for a target; see `bass_jax.checkpoint.read_store` for errors."""
+    from bass_jax.checkpoint import read_store
+
+    arrays, about = read_store(path, vocab_size=target.config.vocab_size, tokenizer=tokenizer)
+    device_arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
+    return StoreDrafter(**device_arrays, max_ngram=about["max_ngram"], min_ngram=about["min_ngram"])
+
+
+def _find_drafter(
+    name: str,
+    path: str | Path,
+    target: Model,
+    draft: Model | None,
+    store: Path | None,
+    tokenizer,
+    of_draft: dict[str, Any],
+) -> Drafter:
+    """Returns the drafter that `load_pair` was asked for by name or path."""
+    vocab_size = target.config.vocab_size
+    if name == "ngram":
+        return NgramDrafter()
+    if name in ("model", "hidden"):
+        if draft is None:
+            kind = "draft" if name == "model" else "hidden-state draft"
+            raise ValueError(f"drafter={name!r}: {path} has no {kind}; expected 'ngram' or the path of a draft")
+        return ModelDrafter(draft, vocab_size)
+    if name == "store":
+        if store is None:
+            raise ValueError(f"drafter='store': {path} has no n-gram store; bass-jax build-store writes one")
+        return load_store(store, target, tokenizer)
+    if name == "combined":
+        return combined_drafter(
+            None if draft is None else ModelDrafter(draft, vocab_size),
+            None if store is None else load_store(store, target, tokenizer),
+        )
+    if name.endswith(".safetensors"):
+        return load_store(name, target, tokenizer)
+    from bass_jax import checkpoint
+
+    return ModelDrafter(checkpoint.load_draft(name, target, tokenizer, **of_draft), vocab_size)
 
 
 def random_pair(

@@ -10,8 +10,9 @@ import numpy as np
 from bass_jax import cache as kv
 from bass_jax.cache import KVCache, PagedCache
 from bass_jax.config import SpecConfig, batch_bucket, capacity_bucket
+from bass_jax.drafters import reads_features
 from bass_jax.executables import EXECUTABLES
-from bass_jax.models.extend import extend_cache
+from bass_jax.models.extend import extend_cache, extend_with_features
 from bass_jax.models.mesh import mesh_of, place_whole, replicate
 from bass_jax.pair import Pair
 from bass_jax.sampling import Sampling, SamplingControls
@@ -199,7 +200,11 @@ def prefill(
 def _read_prompts(pair: Pair, tokens: Array, lengths: Array) -> tuple[KVCache, Any]:
     """Fills both caches with all but the last token of each prompt."""
     cache = pair.target.init_cache(tokens.shape[0], tokens.shape[1])
-    return replicate((extend_cache(pair.target, tokens, lengths - 1, cache), pair.drafter.init(tokens, lengths)))
+    drafter: Any = pair.drafter
+    if reads_features(drafter):
+        cache, features = extend_with_features(pair.target, tokens, lengths - 1, cache)
+        return replicate((cache, drafter.init(tokens, lengths, features)))
+    return replicate((extend_cache(pair.target, tokens, lengths - 1, cache), drafter.init(tokens, lengths)))
 
 
 def pad_stop_tokens(stop_tokens: Sequence[int]) -> np.ndarray:

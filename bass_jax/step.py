@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from bass_jax.chains import check_chains, verify_chains
 from bass_jax.config import SpecConfig
-from bass_jax.drafters import DraftContext, Proposal
+from bass_jax.drafters import DraftContext, Proposal, reads_features
 from bass_jax.judge import Judgement, TargetLogits, judge
 from bass_jax.models.mesh import replicate
 from bass_jax.pair import Pair
@@ -60,7 +60,7 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
         with jax.named_scope("verify"):
             inputs = jnp.concatenate([last_tokens(state)[:, None], proposal.tokens], axis=1)
             num_inputs = jnp.where(is_active, num_drafted + 1, 0)
-            raw, target_cache = _verify(pair, state, inputs, num_inputs)
+            raw, target_cache, drafter = _verify(pair, state._replace(drafter=drafter), inputs, num_inputs)
         with jax.named_scope("accept"):
             tokens = state.tokens if adjuster.is_identity else with_drafts(state, proposal.tokens)
             logits = TargetLogits(raw, adjuster(raw, tokens, state.lengths))
@@ -85,14 +85,16 @@ def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecSta
     # Without drafts the token rule is a draw from the target's law.
     rule = GREEDY if find_rule(spec.acceptance).noise == "none" else TOKEN
     proposal = _no_drafts(state)
-    raw, target_cache = _verify(pair, state, last_tokens(state)[:, None], (~state.done).astype(jnp.int32))
+    inputs, num_inputs = last_tokens(state)[:, None], (~state.done).astype(jnp.int32)
+    raw, target_cache, drafter = _verify(pair, state, inputs, num_inputs)
     logits = TargetLogits(raw, _adjuster(state, spec)(raw, state.tokens, state.lengths))
     positions = position_keys(state.keys, state.lengths, 1)
     keys = RuleKeys(accept=positions[:, 0], residual=positions[:, 0], positions=positions)
     judgement = judge(
         rule, proposal, logits, state.controls, keys, kernel=spec.acceptance_kernel, num_logprobs=spec.num_logprobs
     )
-    return replicate(_commit(state._replace(target_cache=target_cache), judgement, proposal.num_drafted))
+    state = state._replace(target_cache=target_cache, drafter=drafter)
+    return replicate(_commit(state, judgement, proposal.num_drafted))
 
 
 def _propose(
@@ -131,8 +133,15 @@ def _propose(
 
 
 def _verify(pair: Pair, state: SpecState, inputs: Int[Array, "B T"], num_inputs: Int[Array, "B"]):
-    """Scores `inputs`, which follow the cached prefix; those past `num_inputs` write nothing."""
-    return pair.target.forward(inputs, input_positions(state, inputs.shape[1], num_inputs), state.target_cache)
+    """Scores `inputs`, which follow the cached prefix; those past `num_inputs` write nothing.
+
+    Returns the logits, the target's cache, and the drafter's state, which has seen the features if it reads them.
+    """
+    positions = input_positions(state, inputs.shape[1], num_inputs)
+    features, cache = pair.target.features(inputs, positions, state.target_cache)
+    drafter: Any = pair.drafter
+    seen = drafter.observe(state.drafter, features, positions) if reads_features(drafter) else state.drafter
+    return pair.target.logits(features), cache, seen
 
 
 def _adjuster(state: SpecState, spec: SpecConfig) -> Adjuster:

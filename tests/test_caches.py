@@ -113,3 +113,31 @@ def test_a_row_reads_at_most_two_tokens_to_begin_drafting(often_right):
         state, info = STEP(often_right, state, SPEC)
         behind = state.lengths - state.drafter.num_cached
         np.testing.assert_array_equal(behind[info.is_active], 1 + (info.num_accepted == 4)[info.is_active])
+
+
+def test_a_hidden_state_draft_keeps_true_features_and_a_true_cache(target):
+    """What it read behind its own drafts was foretold: it has to be read again with what the target made of them."""
+    drafter = tiny.hidden_drafter(target)
+    pair = bass.Pair(target, drafter)
+    state, infos = advance(pair, start(pair), PLANS["mixed"])
+    assert sum(int(info.num_accepted.sum()) for info in infos) > 0
+    assert_is_prefix(target, state.target_cache, state, state.lengths - 1)
+    positions = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
+    positions = jnp.where(positions < state.lengths[:, None], positions, len(positions))
+    features, _ = jax.jit(bass.Model.features)(target, state.tokens, positions, empty_cache(target, state))
+    before = jnp.pad(features, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+    _, cache = jax.jit(bass.Model.features)(
+        drafter.model, state.tokens, positions, empty_cache(drafter.model, state), before
+    )
+    kept = state.drafter
+    for row in range(3):
+        num, num_cached = int(state.lengths[row]) - 1, int(kept.num_cached[row])
+        assert num - 4 <= num_cached <= num
+        np.testing.assert_allclose(kept.hidden[row, :num], features[row, :num], atol=TOLERANCE, rtol=TOLERANCE)
+        for found, expected in zip(jax.tree.leaves(kept.cache), jax.tree.leaves(cache), strict=True):
+            found, expected = found[row, :, :num_cached], expected[row, :, :num_cached]
+            np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def empty_cache(model, state):
+    return model.init_cache(*state.tokens.shape)

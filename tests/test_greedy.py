@@ -34,7 +34,11 @@ def drafters(target):
         "bad": tiny.model_drafter(tiny.model(2)),
         "trimmed vocabulary": tiny.model_drafter(tiny.trimmed((1, 3, 4, 5, 9))),
         "shared embedding": tiny.model_drafter(tiny.shared_embedding(target)),
+        "hidden": tiny.hidden_drafter(target),
         "ngram": NgramDrafter(),
+        "store": tiny.store_drafter(),
+        "combined": tiny.combined_drafter(tiny.model_drafter(tiny.perturbed(target, 0.1))),
+        "combined with hidden": tiny.combined_drafter(tiny.hidden_drafter(target)),
         "table": tiny.table_drafter(),
         "repeat": RepeatDrafter(),
     }
@@ -70,7 +74,13 @@ def test_every_draft_length(target, drafters, regular, quality, draft_len):
 
 
 @pytest.mark.parametrize("draft_len", [1, 5])
-@pytest.mark.parametrize("drafter", ["trimmed vocabulary", "shared embedding", "ngram", "table", "repeat"])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        "trimmed vocabulary", "shared embedding", "hidden", "ngram", "store", "combined", "combined with hidden",
+        "table", "repeat",
+    ],
+)  # fmt: skip
 def test_every_drafter(target, drafters, regular, drafter, draft_len):
     run = speculate(target, drafters[drafter], bass.SpecConfig(draft_len, "greedy"))
     assert [row.tolist() for row in run.tokens] == [row.tolist() for row in regular]

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import bass_jax as bass
-from bass_jax.drafters import DraftContext, ModelDrafter, Proposal
+from bass_jax.drafters import CombinedDrafter, DraftContext, ModelDrafter, NgramDrafter, Proposal, StoreDrafter
+from bass_jax.drafters.store import suffix_hashes
 from bass_jax.models import abstract_params
 from bass_jax.sampling import draw
 from bass_jax.sampling.keys import gumbel
@@ -119,3 +120,26 @@ def table_drafter(vocab_size: int = VOCAB) -> TableDrafter:
 
 def model_drafter(draft: bass.Model, vocab_size: int = VOCAB) -> ModelDrafter:
     return ModelDrafter(draft, vocab_size)
+
+
+def hidden_drafter(target: bass.Model, vocab_size: int = VOCAB, scale: float = 16.0) -> ModelDrafter:
+    """A random draft that reads the hidden states of `target`."""
+    draft = model(7, scale, vocab_size, num_layers=1, hidden_width=target.config.width)
+    return ModelDrafter(draft, vocab_size)
+
+
+def store_drafter(vocab_size: int = VOCAB, min_confidence: float = 0.0) -> StoreDrafter:
+    """Knows about half of the contexts of one and two tokens, each with an arbitrary token behind it."""
+    random = np.random.default_rng(9)
+    pairs = np.stack(np.meshgrid(np.arange(vocab_size), np.arange(vocab_size), indexing="ij"), -1).reshape(-1, 2)
+    hashes = suffix_hashes(pairs.astype(np.int32))
+    keys = np.concatenate([np.unique(hashes[:, 0])[::2], np.unique(hashes[:, 1])[1::2]])
+    keys = np.sort(keys)
+    tokens, confidence = (random.integers(0, high, len(keys)) for high in (vocab_size, 256))
+    arrays = (keys, tokens.astype(np.uint16), confidence.astype(np.uint8))
+    return StoreDrafter(*map(jnp.asarray, arrays), max_ngram=2, min_ngram=1, min_confidence=min_confidence)
+
+
+def combined_drafter(network: ModelDrafter, vocab_size: int = VOCAB) -> CombinedDrafter:
+    """Lookup, a store that is not always sure, and a network."""
+    return CombinedDrafter((NgramDrafter(3, 2), store_drafter(vocab_size, min_confidence=0.4), network))

@@ -4,8 +4,9 @@ from bass_jax.checkpoint.conversion import convert
 from bass_jax.checkpoint.detokenizer import IncrementalDecoder
 from bass_jax.checkpoint.inspection import Inspection, inspect_checkpoint, inspect_preset, why_not_a_pair
 from bass_jax.checkpoint.load import load_model, load_tokenizer
-from bass_jax.checkpoint.pair import load_draft, load_target_and_draft
+from bass_jax.checkpoint.pair import load_draft, load_target_and_draft, store_of
 from bass_jax.checkpoint.save import save_hugging_face, save_model
+from bass_jax.checkpoint.store_file import read_store, write_store
 from bass_jax.checkpoint.tokenizer import Tokenizer
 
 __all__ = [
@@ -19,7 +20,10 @@ __all__ = [
     "load_model",
     "load_target_and_draft",
     "load_tokenizer",
+    "read_store",
     "save_hugging_face",
     "save_model",
+    "store_of",
     "why_not_a_pair",
+    "write_store",
 ]

@@ -20,6 +20,7 @@ from bass_jax.models.weights import Weight
 def load_target_and_draft(
     path: str | PathLike[str],
     *,
+    role: str = "draft",
     dtype: str | None = None,
     quantize: str | None = None,
     cache_dtype: str | None = None,
@@ -32,11 +33,13 @@ def load_target_and_draft(
     """Loads what a pair's directory names.
 
     Its ``manifest.json`` says ``{"target": {"path": …}, "draft": {"path": …}}``, paths relative to the
-    directory. A target with ``"package"``, ``"version"``, ``"file"``, ``"sha256"`` and ``"license"`` is made
-    from that package's file on first use. A draft whose directory is not there is left out.
+    directory, and names a ``"hidden_draft"`` and a ``"store"`` too where there are any. A target with ``"package"``,
+    ``"version"``, ``"file"``, ``"sha256"`` and ``"license"`` is made from that package's file on first use. A draft
+    whose directory is not there is left out.
 
     Args:
         path: of the directory.
+        role: ``"draft"`` or ``"hidden_draft"``: which is loaded.
         dtype: of both models; default the target's as stored. A draft stored in another is cast.
         quantize: of the target; see `load_model`.
         cache_dtype: of the target; see `load_model`.
@@ -61,13 +64,20 @@ def load_target_and_draft(
         prepare(directory, entries["target"], progress)
     tokenizer = load_tokenizer(directory)
     target = load_model(directory, dtype=dtype, quantize=quantize, cache_dtype=cache_dtype, mesh=mesh, rules=rules)
-    if "draft" not in entries or not (path / entries["draft"]["path"]).exists():
+    if role not in entries or not (path / entries[role]["path"]).exists():
         return target, None, tokenizer
     draft = load_draft(
-        path / entries["draft"]["path"], target, tokenizer, quantize=quantize_draft, mesh=mesh,
+        path / entries[role]["path"], target, tokenizer, quantize=quantize_draft, mesh=mesh,
         rules=rules if draft_rules is None else draft_rules,
     )  # fmt: skip
     return target, draft, tokenizer
+
+
+def store_of(path: str | PathLike[str]) -> Path | None:
+    """Returns the file of the n-gram store that a pair's directory names; None where there is none."""
+    entries = _read_entries(Path(path))
+    file = Path(path) / entries["store"]["path"] if "store" in entries else None
+    return file if file is not None and file.is_file() else None
 
 
 def load_draft(
@@ -157,6 +167,11 @@ def check_vocabularies(path: Path, target: Model, draft: Model, tokenizer: Token
                 f"{path}: the {role}'s vocabulary has {model.config.vocab_size} tokens, "
                 f"the tokenizer {tokenizer.vocab_size}"
             )
+    if draft.config.hidden_width not in (None, target.config.width):
+        raise ValueError(
+            f"{path}: hidden_width={draft.config.hidden_width}: the draft reads hidden states of another width than "
+            f"the target's, {target.config.width}"
+        )
     if draft.output_ids is not None and int(draft.output_ids.max()) >= target.config.vocab_size:
         raise ValueError(
             f"{path}: output_ids: the draft proposes token {int(draft.output_ids.max())}, "
@@ -170,7 +185,7 @@ def _shares_embedding(directory: Path) -> bool:
 
 def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
     entries = read_json(path / manifest_file.NAME)
-    for role in ("target", "draft"):
+    for role in ("target", "draft", "hidden_draft", "store"):
         if role in entries or role == "target":
             entry = entries.get(role)
             if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):

@@ -1,7 +1,14 @@
 """``bass-jax distill``: a draft for a target, from the target's own outputs."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bass_jax.training import Agreement
 
 from bass_jax.commands.overrides import read_overrides
 
@@ -22,25 +29,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="which to run (default: all)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--plot", type=Path, help="draw the training's log; needs matplotlib")
 
 
 def run(options: argparse.Namespace) -> int:
     """Distils and prints where the draft lies and how often the target agrees with it; returns the exit code."""
     overrides = read_overrides(options.set, "--set ")
 
-    from rich.console import Console
-    from rich.table import Table
-
     from bass_jax.training import run_distill
 
     distilled = run_distill(options.config, overrides, stages=tuple(options.stages), show_progress=not options.quiet)
     if distilled.agreements:
-        table = Table(title="held-out prompts, temperature 0")
-        names = next(iter(distilled.agreements.values()))._fields
-        for name in ("domain", *names):
-            table.add_column(name.replace("_", " "), justify="right")
-        for domain, agreement in distilled.agreements.items():
-            table.add_row(domain, *(f"{x:.3g}" if isinstance(x, float) else str(x) for x in agreement))
-        Console().print(table)
+        from rich.console import Console
+
+        Console().print(agreement_table(distilled.agreements))
     print(distilled.directory)
+    if options.plot is not None:
+        from bass_jax.commands.distill_plot import plot_training
+
+        plot_training(distilled.directory.parent / "metrics.jsonl", options.plot)
+        print(f"drawn: {options.plot}")
     return 0
+
+
+def agreement_table(agreements: "Mapping[str, Agreement]") -> "Table":
+    """Lays out agreement and block efficiency by domain."""
+    from rich.table import Table
+
+    table = Table(title="held-out prompts, temperature 0")
+    names = next(iter(agreements.values()))._fields
+    for name in ("domain", *names):
+        table.add_column(name.replace("_", " "), justify="right")
+    for domain, agreement in agreements.items():
+        table.add_row(domain, *(f"{x:.3g}" if isinstance(x, float) else str(x) for x in agreement))
+    return table

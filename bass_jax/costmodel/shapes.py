@@ -31,6 +31,7 @@ def pass_shape(config: ModelConfig) -> PassShape:
     head_width = embedding if config.has_output_projection else width
     head = head_width * (config.output_vocab_size or config.vocab_size)
     projections = 0 if embedding == width else embedding * width * (2 if config.has_output_projection else 1)
+    projections += 2 * (config.hidden_width or 0) * width
     quantised = config.num_layers * (attention + mlp) + head
     weights = quantised + projections
     # An INT8 cache has a float32 scale per token and head beside it.

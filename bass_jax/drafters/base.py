@@ -76,3 +76,13 @@ class Drafter(Protocol):
     def commit(self, state: Any, lengths: Array) -> Any:
         """Takes note that each row's first ``lengths[b]`` tokens are now committed; the rest is void."""
         ...
+
+    # A drafter may read the target's final hidden states. It then has a true `reads_features`; its `init` takes
+    # ``features`` ``[B, C, D]`` behind the lengths, of all committed tokens but the last; and after every pass of the
+    # target, drafts or none, `observe(state, features, positions)` hands it those of the pass, ``[B, T, D]`` at
+    # positions ``[B, T]``, before `commit` says how many of them stand. A position of C or more means nothing.
+
+
+def reads_features(drafter: Drafter) -> bool:
+    """Whether the step hands `drafter` the target's final hidden states."""
+    return getattr(drafter, "reads_features", False)

@@ -1,7 +1,7 @@
 """A smaller model as drafter, with a cache of its own."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from bass_jax.models.extend import extend_cache
 from bass_jax.models.model import Model
 from bass_jax.sampling.keys import gumbel
 from bass_jax.sampling.law import draw, make_law
-from bass_jax.typing import Array, Int, Key
+from bass_jax.typing import Array, Float, Int, Key
 
 CATCH_UP_CHUNK = 8
 """Tokens per row that one pass reads while the draft catches up."""
@@ -23,6 +23,7 @@ class ModelDrafterState(NamedTuple):
 
     cache: KVCache | PagedCache
     num_cached: Array  # [B] int32, leading committed tokens whose keys and values the cache holds
+    hidden: Array | None = None  # [B, C, E], the target's features at all committed tokens but the last; None: not read
 
 
 type Draft = tuple[Array, Array | None, Array | None]
@@ -39,19 +40,37 @@ class ModelDrafter:
     two committed tokens are missing from the cache, otherwise one. After steps without drafting more are
     missing; a loop reads those first, and it costs nothing when there are none.
 
+    A model with a `ModelConfig.hidden_width` reads at every token what the target made of the token before, and behind
+    its own drafts what it takes for that. Drafts that were accepted are therefore read again, with the true features.
+
     Attributes:
         model: the draft; with `output_ids` it proposes those tokens alone, and every other token has
             probability 0 in its law. Its vocabulary may be padded to another size than the target's.
         vocab_size: V of the target, the width of the law.
+        min_confidence: a row ends before the first draft whose law gives no token this much; traced. None drafts on.
     """
 
     model: Model
     vocab_size: int = dataclasses.field(metadata={"static": True})
+    min_confidence: Any = None  # a number or an array; anything while jax rebuilds the tree
 
-    def init(self, tokens: Array, lengths: Array) -> ModelDrafterState:
+    @property
+    def reads_features(self) -> bool:
+        """Whether the step hands the target's features to `init` and `observe`."""
+        return self.model.config.hidden_width is not None
+
+    def init(self, tokens: Array, lengths: Array, features: Array | None = None) -> ModelDrafterState:
         """Prefills all but the last token of each row."""
         cache = self.model.init_cache(tokens.shape[0], tokens.shape[1])
-        return ModelDrafterState(extend_cache(self.model, tokens, lengths - 1, cache), lengths - 1)
+        before = None if features is None else jnp.pad(features, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        return ModelDrafterState(extend_cache(self.model, tokens, lengths - 1, cache, before), lengths - 1, features)
+
+    def observe(self, state: ModelDrafterState, features: Array, positions: Array) -> ModelDrafterState:
+        """Keeps the features of a target pass."""
+        assert state.hidden is not None
+        rows = jnp.arange(positions.shape[0])[:, None]
+        hidden = state.hidden.at[rows, positions].set(features.astype(state.hidden.dtype), mode="drop")
+        return state._replace(hidden=hidden)
 
     def read(self, state: ModelDrafterState, tokens: Array, positions: Array) -> ModelDrafterState:
         """Reads a piece of the prompts in one pass."""
@@ -67,12 +86,13 @@ class ModelDrafter:
         With ``context.min_confidence`` a row ends before its first draft whose law gives no token that much. The law
         comes before the draft, so this drops no draft for what it is.
         """
-        features, cache = self._start(state, context)
+        features, cache = self._start(state, context, draft_len)
         first = self._choose(features, context, context.tokens, 0, context.keys[:, 0], is_sampled)
-        proposal, cache = self._continue(first, context.num_wanted, cache, context, context.keys, draft_len)
-        num_fed = jnp.maximum(proposal.num_drafted, 1) - 1
+        proposal, cache = self._continue(first, features, context.num_wanted, cache, context, context.keys, draft_len)
+        # What was read with foretold features is void.
+        num_fed = 0 if self.reads_features else jnp.maximum(proposal.num_drafted, 1) - 1
         num_cached = jnp.where(context.num_wanted > 0, context.lengths + num_fed, state.num_cached)
-        return proposal, ModelDrafterState(cache, num_cached)
+        return proposal, state._replace(cache=cache, num_cached=num_cached)
 
     def propose_chains(
         self, state: ModelDrafterState, context: DraftContext, draft_len: int, num_chains: int, *, is_sampled: bool
@@ -81,11 +101,11 @@ class ModelDrafter:
 
         The chains take turns in the cache, so that accepted drafts are read again in the next round.
         """
-        features, cache = self._start(state, context)
+        features, cache = self._start(state, context, draft_len)
         logits = self._logits(features, context, context.tokens, 0)
         rows = jnp.arange(context.lengths.shape[0])
         law = make_law(logits, context.controls).probs[:, 0] if is_sampled else None
-        confidence = _confidence(logits, context)
+        confidence = _confidence(logits, self._least(context))
         scores = logits[:, 0]
         chains = []
         for index in range(num_chains):
@@ -99,52 +119,70 @@ class ModelDrafter:
                 law = law.at[rows, first].set(0.0)
             scores = scores.at[rows, first].set(-jnp.inf)
             num_wanted = jnp.where(is_possible, context.num_wanted, 0)
-            chain, cache = self._continue((first, probs, confidence), num_wanted, cache, context, keys, draft_len)
+            draft = (first, probs, confidence)
+            chain, cache = self._continue(draft, features, num_wanted, cache, context, keys, draft_len)
             chains.append(chain)
         proposal = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *chains)
         num_cached = jnp.where(context.num_wanted > 0, context.lengths, state.num_cached)
-        return proposal, ModelDrafterState(cache, num_cached)
+        return proposal, state._replace(cache=cache, num_cached=num_cached)
 
     def commit(self, state: ModelDrafterState, lengths: Array) -> ModelDrafterState:
         """Keeps what was fed and accepted; the last committed token is never in the cache."""
         return state._replace(num_cached=jnp.minimum(state.num_cached, lengths - 1))
 
-    def _start(self, state: ModelDrafterState, context: DraftContext) -> tuple[Array, KVCache | PagedCache]:
+    def _start(
+        self, state: ModelDrafterState, context: DraftContext, draft_len: int
+    ) -> tuple[Array, KVCache | PagedCache]:
         """Reads the committed tokens that the cache lacks; returns the features ``[B, 1, D]`` after the last."""
-        state = self._catch_up(state, context)
+        # Of a step before: the last draft and the bonus token, or all that was accepted.
+        num_slots = draft_len + 1 if self.reads_features else 2
+        state = self._catch_up(state, context, num_slots)
         rows = jnp.arange(context.lengths.shape[0])
-        positions = state.num_cached[:, None] + jnp.arange(2)
+        positions = state.num_cached[:, None] + jnp.arange(num_slots)
         is_missing = (positions < context.lengths[:, None]) & (context.num_wanted > 0)[:, None]
-        tokens = context.tokens[rows[:, None], jnp.minimum(positions, context.tokens.shape[1] - 1)]
-        positions = jnp.where(is_missing, positions, state.cache.capacity)
-        features, cache = self.model.features(tokens, positions, state.cache)
-        last = jnp.clip(context.lengths - 1 - state.num_cached, 0, 1)
+        features, cache = self._read(state, context, positions, is_missing)
+        last = jnp.clip(context.lengths - 1 - state.num_cached, 0, num_slots - 1)
         return features[rows, last][:, None], cache
+
+    def _read(
+        self, state: ModelDrafterState, context: DraftContext, positions: Int[Array, "B T"], is_missing: Array
+    ) -> tuple[Array, KVCache | PagedCache]:
+        """Reads the committed tokens at `positions`, where they are missing."""
+        rows = jnp.arange(context.lengths.shape[0])[:, None]
+        tokens = context.tokens[rows, jnp.minimum(positions, context.tokens.shape[1] - 1)]
+        hidden = None
+        if state.hidden is not None:
+            hidden = state.hidden[rows, jnp.clip(positions - 1, 0, state.hidden.shape[1] - 1)]
+            hidden = jnp.where((positions > 0)[..., None], hidden, 0)
+        positions = jnp.where(is_missing, positions, state.cache.capacity)
+        return self.model.features(tokens, positions, state.cache, hidden)
 
     def _continue(
         self,
         first: Draft,
+        features: Float[Array, "B 1 D"],
         num_wanted: Int[Array, "B"],
         cache: KVCache | PagedCache,
         context: DraftContext,
         keys: Key[Array, "B G"],
         draft_len: int,
     ) -> tuple[Proposal, KVCache | PagedCache]:
-        """Drafts on after the first draft."""
+        """Drafts on after the first draft, which was drawn from `features`."""
         num_rows = num_wanted.shape[0]
         rows = jnp.arange(num_rows)[:, None]
         columns = context.lengths[:, None] + jnp.arange(draft_len)
         is_sampled = first[1] is not None
+        least = self._least(context)
         # Token, law and confidence of every draft; the last two only where they are wanted.
         drafted = jax.tree.map(
             lambda leaf: jnp.zeros((num_rows, draft_len, *leaf.shape[1:]), leaf.dtype).at[:, 0].set(leaf), first
         )
 
         def extend(carry):
-            step, num_drafted, drafted, cache = carry
+            step, num_drafted, drafted, hidden, cache = carry
             position = jnp.where(step < num_drafted, context.lengths - 1 + step, cache.capacity)[:, None]
             token = jax.lax.dynamic_index_in_dim(drafted[0], step - 1, axis=1)
-            features, cache = self.model.features(token, position, cache)
+            features, cache = self.model.features(token, position, cache, hidden)
             tokens = context.tokens
             if not context.adjuster.is_identity:
                 tokens = tokens.at[rows, columns].set(drafted[0], mode="drop")
@@ -152,13 +190,26 @@ class ModelDrafter:
             drafted = jax.tree.map(
                 lambda all_, one: jax.lax.dynamic_update_index_in_dim(all_, one, step, axis=1), drafted, draft
             )
-            return step + 1, _until_unsure(num_drafted, step, draft[2], context), drafted, cache
+            num_drafted = _until_unsure(num_drafted, step, draft[2], least)
+            return step + 1, num_drafted, drafted, self._next_hidden(features), cache
 
-        start = (jnp.int32(1), _until_unsure(num_wanted, 0, first[2], context), drafted, cache)
-        _, num_drafted, (tokens, laws, confidences), cache = jax.lax.while_loop(
+        num_drafted = _until_unsure(num_wanted, 0, first[2], least)
+        start = (jnp.int32(1), num_drafted, drafted, self._next_hidden(features), cache)
+        _, num_drafted, (tokens, laws, confidences), _, cache = jax.lax.while_loop(
             lambda carry: carry[0] < carry[1].max(), extend, start
         )
         return Proposal(tokens, num_drafted, laws, confidences), cache
+
+    def _least(self, context: DraftContext) -> Array | None:
+        """How sure a draft has to be, ``[B]``; None where nobody asks."""
+        if self.min_confidence is None:
+            return context.min_confidence
+        least = jnp.broadcast_to(jnp.asarray(self.min_confidence, jnp.float32), context.lengths.shape)
+        return least if context.min_confidence is None else jnp.maximum(least, context.min_confidence)
+
+    def _next_hidden(self, features: Float[Array, "B 1 D"]) -> Float[Array, "B 1 E"] | None:
+        """What a draft that reads the target's features takes for them where the target has not been."""
+        return self.model.next_hidden(features) if self.reads_features else None
 
     def _choose(
         self, features: Array, context: DraftContext, tokens: Array, step, keys: Key[Array, "B"], is_sampled: bool
@@ -167,7 +218,7 @@ class ModelDrafter:
         # What the draft can propose is few tokens: their law is made before it is spread over the target's vocabulary.
         is_narrow = context.adjuster.is_identity
         logits = self._own_logits(features) if is_narrow else self._logits(features, context, tokens, step)
-        confidence = _confidence(logits, context)
+        confidence = _confidence(logits, self._least(context))
         if not is_sampled:
             column = jnp.argmax(logits[:, 0], axis=-1).astype(jnp.int32)
             ids = self.model.output_ids if is_narrow else None
@@ -211,20 +262,18 @@ class ModelDrafter:
         first = draw(probs, gumbel(keys, self.vocab_size))
         return first, probs, (mass > 0) | (is_greedy & (scores[rows, best] > -jnp.inf))
 
-    def _catch_up(self, state: ModelDrafterState, context: DraftContext) -> ModelDrafterState:
-        """Reads committed tokens until at most two are missing from every drafting row."""
-        rows = jnp.arange(context.lengths.shape[0])[:, None]
+    def _catch_up(self, state: ModelDrafterState, context: DraftContext, num_slots: int) -> ModelDrafterState:
+        """Reads committed tokens until at most `num_slots` are missing from every drafting row."""
 
         def num_behind(num_cached):
-            return jnp.where(context.num_wanted > 0, context.lengths - 2 - num_cached, 0)
+            return jnp.where(context.num_wanted > 0, context.lengths - num_slots - num_cached, 0)
 
         def read(state):
             positions = state.num_cached[:, None] + jnp.arange(CATCH_UP_CHUNK)
             is_missing = jnp.arange(CATCH_UP_CHUNK) < num_behind(state.num_cached)[:, None]
-            tokens = context.tokens[rows, jnp.minimum(positions, context.tokens.shape[1] - 1)]
-            positions = jnp.where(is_missing, positions, state.cache.capacity)
-            _, cache = self.model.features(tokens, positions, state.cache)
-            return ModelDrafterState(cache, state.num_cached + is_missing.sum(axis=1, dtype=jnp.int32))
+            _, cache = self._read(state, context, positions, is_missing)
+            num_cached = state.num_cached + is_missing.sum(axis=1, dtype=jnp.int32)
+            return state._replace(cache=cache, num_cached=num_cached)
 
         return jax.lax.while_loop(lambda state: (num_behind(state.num_cached) > 0).any(), read, state)
 
@@ -234,15 +283,15 @@ def _chain_keys(keys: Key[Array, "B G"], chain: int) -> Key[Array, "B G"]:
     return jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, chain)))(keys)
 
 
-def _confidence(logits: Array, context: DraftContext) -> Array | None:
+def _confidence(logits: Array, least: Array | None) -> Array | None:
     """The likeliest token's probability, ``[B]``, of the raw law: at temperature 0 the warped one is always sure."""
-    if context.min_confidence is None:
+    if least is None:
         return None
     return jax.nn.softmax(logits[:, 0].astype(jnp.float32)).max(axis=-1)
 
 
-def _until_unsure(num_drafted: Array, step: Array | int, confidence: Array | None, context: DraftContext) -> Array:
+def _until_unsure(num_drafted: Array, step: Array | int, confidence: Array | None, least: Array | None) -> Array:
     """Cuts rows at draft `step` where its law is too flat."""
-    if confidence is None or context.min_confidence is None:
+    if confidence is None or least is None:
         return num_drafted
-    return jnp.where(confidence < context.min_confidence, jnp.minimum(num_drafted, step), num_drafted)
+    return jnp.where(confidence < least, jnp.minimum(num_drafted, step), num_drafted)

@@ -83,6 +83,10 @@ class Decoder(nn.Module):
         self.embedding = declare_weight(self, "embedding", (E, config.vocab_size), ("embed", "vocab"))
         if config.embedding_width is not None:
             self.embedding_projection = declare(self, "embedding_projection", (E, D), (None, "embed"))
+        if config.hidden_width is not None:
+            self.hidden_norm = declare_norm(self, "hidden_norm", config.hidden_width)
+            self.hidden_projection = declare(self, "hidden_projection", (config.hidden_width, D), (None, "embed"))
+            self.hidden_output = declare(self, "hidden_output", (D, config.hidden_width), ("embed", None))
         if config.positions == "learned":
             rows = config.context + config.position_offset
             self.position_embedding = declare(self, "position_embedding", (rows, D), (None, "embed"))
@@ -98,7 +102,7 @@ class Decoder(nn.Module):
         if config.has_head_bias:
             self.head_bias = declare(self, "head_bias", (O,), ("vocab",), zeros)
 
-    def _embed(self, tokens, positions):
+    def _embed(self, tokens, positions, hidden):
         config = self.config
         # Out-of-range ids (padding of -1) read column 0 and are never used.
         columns = jnp.clip(tokens, 0, config.vocab_size - 1)
@@ -109,6 +113,8 @@ class Decoder(nn.Module):
             x = x * jnp.asarray(config.embedding_scale, x.dtype)
         if config.embedding_width is not None:
             x = jnp.einsum("bte,ed->btd", x, self.embedding_projection)
+        if hidden is not None:
+            x += jnp.einsum("bte,ed->btd", apply_norm(config, hidden, self.hidden_norm), self.hidden_projection)
         if config.positions == "learned":
             rows = jnp.clip(positions, 0, config.context - 1) + config.position_offset
             x = x + jnp.take(self.position_embedding, rows, axis=0)
@@ -130,14 +136,16 @@ class Decoder(nn.Module):
         positions: Int[Array, "B T"],
         cache: KVCache | PagedCache | None,
         num_chains: int = 1,
+        hidden: Float[Array, "B T E"] | None = None,
     ):
         """Runs embedding, layers and final norm; prefill needs no more than this.
 
         Without a cache, the tokens are whole sequences from position 0 on, and nothing is scattered: the
         pass to differentiate. With several chains, also returns their new keys and values, ``[B, T, K, H]`` per layer.
+        `hidden` is the target's hidden state at the token before each, where the configuration has a `hidden_width`.
         """
         config = self.config
-        x = self._embed(tokens, positions)
+        x = self._embed(tokens, positions, hidden)
         angles, window_angles = self._angles(positions)
         written = []
         nothing = (None,) * config.num_layers
@@ -150,6 +158,10 @@ class Decoder(nn.Module):
             x = apply_norm(config, x, self.final_norm)
         cache = with_layers(cache, keys, values)
         return (x, cache) if num_chains == 1 else (x, cache, KVCache(*new))
+
+    def next_hidden(self, features: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
+        """Foretells the target's hidden state at these tokens, which it has not read yet."""
+        return jnp.einsum("btd,de->bte", features, self.hidden_output)
 
     def logits(self, features: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
         """Scores the vocabulary, float32; on a mesh every device gets all scores."""

@@ -76,10 +76,21 @@ class Model:
         return self.logits(features).reshape(B, M, T, -1), cache, new
 
     def features(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache | PagedCache
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        cache: KVCache | PagedCache,
+        hidden: Float[Array, "B T E"] | None = None,
     ) -> tuple[Float[Array, "B T D"], KVCache | PagedCache]:
-        """`forward` without the head: what a prefill needs, or a pass of which few positions are scored."""
-        return _apply(self.config, self.params, tokens, positions, cache, method="features")
+        """`forward` without the head: what a prefill needs, or a pass of which few positions are scored.
+
+        `hidden` is for drafts with a `ModelConfig.hidden_width`: the target's features at the token before each.
+        """
+        return _apply(self.config, self.params, tokens, positions, cache, 1, hidden, method="features")
+
+    def next_hidden(self, features: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
+        """What a draft with a `ModelConfig.hidden_width` takes for the target's features at these tokens."""
+        return _apply(self.config, self.params, features, method="next_hidden")
 
     def logits(self, features: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
         """Scores the vocabulary, float32."""

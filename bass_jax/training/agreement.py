@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from bass_jax.config import ModelConfig
+from bass_jax.drafters import ModelDrafter
 from bass_jax.models import Model
 from bass_jax.training.batches import Batch, make_batch
 from bass_jax.training.loss import scored_logits
 from bass_jax.training.rollout import Rollout
+from bass_jax.training.speculation import speculate_on
 from bass_jax.training.vocabulary import output_columns, proposed_ids
 from bass_jax.typing import Array, Bool, Int, Params
 
@@ -60,14 +62,25 @@ def accepted_runs(agrees: Bool[np.ndarray, "n"], draft_len: int) -> Int[np.ndarr
 def measure_agreement(draft: Model, rollouts: Sequence[Rollout], draft_len: int) -> Agreement:
     """Measures a draft on greedy rollouts of its target.
 
+    A draft that reads the target's hidden states has the true ones for its first draft alone; its block efficiency is
+    that of drafting step by step.
+
     Raises:
-        ValueError: if there is no rollout, or one was sampled.
+        ValueError: if there is no rollout, one was sampled, or features are missing that the draft reads.
     """
     if any(rollout.temperature > 0 for rollout in rollouts) or not rollouts:
         raise ValueError("rollouts: expected greedy ones, at least one")
-    matches = list(teacher_forced(draft, rollouts))
+    measured = agreement_of(list(teacher_forced(draft, rollouts)), draft_len)
+    if draft.config.hidden_width is None:
+        return measured
+    speculation = speculate_on(ModelDrafter(draft, draft.config.vocab_size), rollouts, draft_len)
+    return measured._replace(block_efficiency=speculation.block_efficiency)
+
+
+def agreement_of(matches: Sequence[Bool[np.ndarray, "_"]], draft_len: int) -> Agreement:
+    """Sums up where drafts were the target's tokens, answer by answer."""
     passes = sum(len(accepted_runs(agrees, draft_len)) for agrees in matches)
-    flat = np.concatenate(matches)
+    flat = np.concatenate(list(matches))
     return Agreement(len(flat), float(flat.mean()), len(flat) / passes)
 
 
@@ -79,7 +92,8 @@ def teacher_forced(draft: Model, rollouts: Sequence[Rollout]) -> Iterator[Bool[n
     for rollout in rollouts:
         length = len(rollout.prompt) + len(rollout.response) - 1
         # One row at a time, padded to few shapes: an evaluation has hundreds of rows, not millions.
-        batch = make_batch([rollout], columns, -(-length // _LENGTH_GRAIN) * _LENGTH_GRAIN, longest, num_rows=1)
+        padded = -(-length // _LENGTH_GRAIN) * _LENGTH_GRAIN
+        batch = make_batch([rollout], columns, padded, longest, 1, draft.config.hidden_width is not None)
         predicted = jax.device_get(_predict(draft.config, draft.params, batch))
         yield ids[predicted[: len(rollout.response)]] == rollout.response
 

@@ -24,6 +24,8 @@ class Batch(NamedTuple):
         law_columns: ``[M, k]`` int32: output columns of the target's likeliest tokens, -1 outside.
         law_probs: ``[M, k]`` float32: their probabilities, renormalised over those inside; all 0 if none is.
         labels: ``[M]`` int32: output column of the target's likeliest token, -1 outside.
+        law_mass: ``[M]`` float32: probability of the law inside, before it is renormalised.
+        hidden: ``[B, T, E]`` float16: the target's features at every token; None for drafts that read tokens alone.
     """
 
     tokens: Int[np.ndarray, "B T"]
@@ -33,6 +35,8 @@ class Batch(NamedTuple):
     law_columns: Int[np.ndarray, "M k"]
     law_probs: Float[np.ndarray, "M k"]
     labels: Int[np.ndarray, "M"]
+    law_mass: Float[np.ndarray, "M"]
+    hidden: Float[np.ndarray, "B T E"] | None = None
 
 
 def epoch_batches(
@@ -43,6 +47,8 @@ def epoch_batches(
     length_grain: int,
     seed: tuple[int, ...],
     skip: int = 0,
+    row_grain: int = 1,
+    reads_hidden: bool = False,
 ) -> Iterator[Batch]:
     """Yields every rollout once.
 
@@ -53,10 +59,13 @@ def epoch_batches(
         length_grain: lengths are rounded up to multiples of this.
         seed: of the order.
         skip: leave out this many batches, without making them.
+        row_grain: rows of a batch are padded to a multiple of this.
+        reads_hidden: the draft reads the target's features, which every rollout has.
     """
     groups = _groups(rollouts, batch_tokens, length_grain, seed)
     for bucket, rows in itertools.islice(groups, skip, None):
-        yield make_batch(rows, columns, bucket, batch_tokens, rows_of(bucket, batch_tokens))
+        num_rows = -(-rows_of(bucket, batch_tokens) // row_grain) * row_grain
+        yield make_batch(rows, columns, bucket, batch_tokens, num_rows, reads_hidden)
 
 
 def _groups(rollouts, batch_tokens, length_grain, seed) -> Iterator[tuple[int, list[Rollout]]]:
@@ -82,7 +91,12 @@ def rows_of(length: int, batch_tokens: int) -> int:
 
 
 def make_batch(
-    rows: Sequence[Rollout], columns: Int[np.ndarray, "V"], length: int, batch_tokens: int, num_rows: int
+    rows: Sequence[Rollout],
+    columns: Int[np.ndarray, "V"],
+    length: int,
+    batch_tokens: int,
+    num_rows: int,
+    reads_hidden: bool = False,
 ) -> Batch:
     """Lays rollouts out, padded to ``[num_rows, length]`` and `batch_tokens` response tokens."""
     batch, top = num_rows, rows[0].law_ids.shape[1]
@@ -102,5 +116,18 @@ def make_batch(
         filled += count
     law_columns = columns[law_ids]
     law_probs = np.where(law_columns >= 0, np.exp(law_logprobs), 0).astype(np.float32)
-    law_probs /= np.maximum(law_probs.sum(axis=1, keepdims=True), 1e-9)
-    return Batch(tokens, lengths, selected, weights, law_columns, law_probs, law_columns[:, 0])
+    law_mass = law_probs.sum(axis=1)
+    law_probs /= np.maximum(law_mass[:, None], 1e-9)
+    hidden = _hidden(rows, num_rows, length) if reads_hidden else None
+    return Batch(tokens, lengths, selected, weights, law_columns, law_probs, law_columns[:, 0], law_mass, hidden)
+
+
+def _hidden(rows: Sequence[Rollout], num_rows: int, length: int) -> Float[np.ndarray, "B T E"]:
+    """Lays the target's features out."""
+    kept = [row.features for row in rows if row.features is not None]
+    if len(kept) < len(rows):
+        raise ValueError("rollouts without the target's features: write the corpus with rollout.keep_features")
+    hidden = np.zeros((num_rows, length, kept[0].shape[1]), np.float16)
+    for index, features in enumerate(kept):
+        hidden[index, : len(features)] = features
+    return hidden

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from bass_jax.settings import forbid_extra, parse_settings, read_settings
 from bass_jax.training import recipe
 
@@ -21,6 +23,8 @@ class RolloutConfig:
         top: tokens of the target's law kept per position.
         dtype: of the target while it writes. bfloat16 is twice as fast on a CPU with AVX-512 BF16 and
             ten times slower on one without.
+        keep_features: also store the target's final hidden states, which a hidden-state draft is trained on:
+            ``2 D`` bytes per token.
     """
 
     num_tokens: int = 1_000_000
@@ -29,6 +33,7 @@ class RolloutConfig:
     temperatures: Mapping[float, float] = dataclasses.field(default_factory=lambda: {0.0: 1.0})
     top: int = 16
     dtype: Literal["float32", "bfloat16"] = "float32"
+    keep_features: bool = False
 
     def __post_init__(self):
         for name in ("num_tokens", "max_new_tokens", "batch", "top"):
@@ -52,6 +57,9 @@ class DraftConfig:
         head_dim: H.
         mlp_width: F.
         output_vocab_size: O; the tokens that the corpus uses most, bytes and specials. None keeps all.
+        reads_hidden: the draft reads the target's final hidden state at the token before; the corpus keeps them then.
+        target_layers: layers of the target that the draft starts from, in this order; everything above but
+            `output_vocab_size` is then the target's.
     """
 
     width: int = 256
@@ -61,23 +69,61 @@ class DraftConfig:
     head_dim: int = 64
     mlp_width: int = 768
     output_vocab_size: int | None = 8192
+    reads_hidden: bool = False
+    target_layers: tuple[int, ...] = ()
+
+
+type Schedule = float | int | tuple[tuple[float | int, float | int], ...]
+"""A weight, or points ``(share of the steps, weight)`` that it runs through, ascending and linear in between."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
-    """What is minimised, per response token.
+    """What is minimised, per response token: a mixture whose weights may change with the steps.
+
+    The target's law is known at its likeliest tokens; for the reverse divergence and the total variation all others
+    together are one more token.
 
     Attributes:
-        soft_weight: of the cross-entropy to the target's top law, renormalised over the output vocabulary.
+        soft_weight: of the cross-entropy to the target's top law, renormalised over the output vocabulary: the forward
+            KL divergence and a constant.
         hard_weight: of the cross-entropy to the target's likeliest token.
+        reverse_weight: of the KL divergence from the draft's law to the target's.
+        total_variation_weight: of the distance between the laws: the share of drafts that is rejected at temperature 1.
+        hidden_weight: of a hidden-state draft's error in foretelling the target's hidden state, relative to its size.
+        unroll: drafts in a row that a hidden-state draft is trained for: it reads what it foretold itself at all
+            positions but every `unroll`-th.
     """
 
-    soft_weight: float = 0.7
-    hard_weight: float = 0.3
+    soft_weight: Schedule = 0.7
+    hard_weight: Schedule = 0.3
+    reverse_weight: Schedule = 0.0
+    total_variation_weight: Schedule = 0.0
+    hidden_weight: Schedule = 0.0
+    unroll: int = 2
 
     def __post_init__(self):
-        if min(self.soft_weight, self.hard_weight) < 0 or not self.soft_weight + self.hard_weight > 0:
-            raise ValueError("soft_weight, hard_weight: expected weights, not both 0")
+        names = [field.name for field in dataclasses.fields(self) if field.name.endswith("_weight")]
+        total = 0.0
+        for name in names:
+            points = _points(getattr(self, name))
+            shares = [share for share, _ in points]
+            if not points or min(weight for _, weight in points) < 0 or shares != sorted(shares):
+                raise ValueError(f"{name}={getattr(self, name)}: expected weights of at least 0, shares ascending")
+            total += sum(weight for _, weight in points)
+        if not total > 0:
+            raise ValueError(f"{', '.join(names)}: expected weights, not all 0")
+        if self.unroll < 1:
+            raise ValueError(f"unroll={self.unroll}: expected a positive number")
+
+    def weight_at(self, name: str, share: float) -> float:
+        """Returns the weight `name` after that share of the steps."""
+        points = _points(getattr(self, name))
+        return float(np.interp(share, *zip(*points, strict=True)))
+
+
+def _points(weight: Schedule) -> tuple[tuple[float | int, float | int], ...]:
+    return ((0.0, weight),) if isinstance(weight, float | int) else weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +171,12 @@ class TrainingConfig:
         log_every: steps between two lines of metrics.
         save_every: steps between two checkpoints.
         held_out_share: share of the corpus' prompts kept apart, to watch agreement while training.
+        accumulate: batches whose mean gradient makes one step.
+        patience: stop after this many checkpoints without a better block efficiency on the prompts kept apart, and
+            return the best; None trains to the end.
+        on_policy_share: share of the batches whose answers the draft writes itself, for the target to score.
+        data_shards: devices that a batch is split over.
+        param_shards: devices that heads, mlp and vocabulary are split over, for each of those.
     """
 
     num_steps: int = 2000
@@ -133,11 +185,25 @@ class TrainingConfig:
     log_every: int = 10
     save_every: int = 200
     held_out_share: float = 0.01
+    accumulate: int = 1
+    patience: int | None = None
+    on_policy_share: float = 0.0
+    data_shards: int = 1
+    param_shards: int = 1
 
     def __post_init__(self):
-        for name in ("num_steps", "batch_tokens", "length_grain", "log_every", "save_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: expected a positive number")
+        positive = (
+            "num_steps", "batch_tokens", "length_grain", "log_every", "save_every", "accumulate", "patience",
+            "data_shards", "param_shards",
+        )  # fmt: skip
+        for name in positive:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: expected a positive number")
+        if self.batch_tokens % self.data_shards:
+            raise ValueError(f"batch_tokens={self.batch_tokens}: expected a multiple of data_shards={self.data_shards}")
+        if not 0 <= self.on_policy_share <= 1:
+            raise ValueError(f"on_policy_share={self.on_policy_share}: expected a share")
         if not 0 <= self.held_out_share < 1:
             raise ValueError(f"held_out_share={self.held_out_share}: expected a share below 1")
 

@@ -19,6 +19,8 @@ _META = "corpus.json"
 class Corpus:
     """A directory of shards ``shard_00000.npz`` and a description of how they were made.
 
+    Where the target's features were kept, ``features_00000.npy`` lies beside a shard, and is read memory-mapped.
+
     Attributes:
         directory: of the corpus.
     """
@@ -64,6 +66,12 @@ class Corpus:
         Returns:
             The number of response tokens in it.
         """
+        kept = [rollout.features for rollout in rollouts if rollout.features is not None]
+        if len(kept) == len(rollouts):
+            buffer = io.BytesIO()
+            np.save(buffer, np.concatenate(kept))
+            # First, so that a shard never lacks what was kept for it.
+            write_whole(self.directory / _features_name(number), buffer.getvalue())
         buffer = io.BytesIO()
         ids = np.concatenate([rollout.law_ids for rollout in rollouts])
         responses = np.concatenate([rollout.response for rollout in rollouts])
@@ -107,14 +115,25 @@ class Corpus:
             prompts = np.split(shard["prompts"].astype(np.int32), prompt_ends[:-1])
             responses = np.split(shard["responses"].astype(np.int32), response_ends[:-1])
             laws = zip(np.split(ids, response_ends[:-1]), np.split(logprobs, response_ends[:-1]), strict=True)
+            features = self._features(number, shard["prompt_lengths"] + shard["response_lengths"] - 1)
             return [
-                (Rollout(prompt, response, *law, float(temperature)), str(source))
-                for prompt, response, law, temperature, source in zip(
-                    prompts, responses, laws, shard["temperatures"], shard["sources"], strict=True
+                (Rollout(prompt, response, *law, float(temperature), kept), str(source))
+                for prompt, response, law, temperature, kept, source in zip(
+                    prompts, responses, laws, shard["temperatures"], features, shard["sources"], strict=True
                 )
             ]
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise ValueError(f"{path}: not a readable shard: {error}") from None
+
+    def _features(self, number: int, lengths: np.ndarray) -> list[np.ndarray | None]:
+        """Views of the shard's features, one per row; nothing is read before it is looked at."""
+        path = self.directory / _features_name(number)
+        if not path.exists():
+            return [None] * len(lengths)
+        kept = np.load(path, mmap_mode="r")
+        if len(kept) != lengths.sum():
+            raise ValueError(f"{path} has features of {len(kept)} tokens, its shard {lengths.sum()}")
+        return list(np.split(kept, np.cumsum(lengths)[:-1]))
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -129,6 +148,10 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def _shard_name(number: int) -> str:
     return f"shard_{number:05d}.npz"
+
+
+def _features_name(number: int) -> str:
+    return f"features_{number:05d}.npy"
 
 
 def _narrow(ids: np.ndarray) -> np.ndarray:

@@ -3,8 +3,13 @@
 import zlib
 from collections.abc import Callable, Sequence
 
+from bass_jax.checkpoint import Tokenizer
+from bass_jax.training.config import DistillConfig
 from bass_jax.training.corpus import Corpus
+from bass_jax.training.overlap import OverlapCheck
+from bass_jax.training.prompts import held_out_texts
 from bass_jax.training.rollout import Rollout
+from bass_jax.training.write import open_corpus
 
 _SPLITS = 10_000
 _MAX_OVERLAP = 0.05
@@ -89,3 +94,14 @@ def without_overlap(rows: Sequence[Rollout], find: Callable[[Rollout], str | Non
             f"the corpus overlaps the held-out prompts: {len(found)} of {len(rows)} rows, first on {found[0]!r}"
         )
     return [row for row, run in zip(rows, runs, strict=True) if run is None]
+
+
+def corpus_rows(config: DistillConfig, tokenizer: Tokenizer) -> CorpusRows:
+    """Opens the configuration's corpus for training, without what overlaps the held-out prompts."""
+    check = OverlapCheck(held_out_texts(config.prompts), config.prompts.overlap_words)
+    return CorpusRows(
+        open_corpus(config),
+        config.training.held_out_share,
+        config.training.batch_tokens,
+        lambda row: check.find(tokenizer.decode(row.prompt)),
+    )

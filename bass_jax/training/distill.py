@@ -15,15 +15,14 @@ from bass_jax.models import Model
 from bass_jax.training.agreement import Agreement
 from bass_jax.training.config import DistillConfig, load_config
 from bass_jax.training.corpus import write_whole
-from bass_jax.training.data import CorpusRows
+from bass_jax.training.data import CorpusRows, corpus_rows
 from bass_jax.training.draft import init_draft
 from bass_jax.training.held_out import evaluate, write_held_out
-from bass_jax.training.overlap import OverlapCheck
 from bass_jax.training.progress import DistillProgress
-from bass_jax.training.prompts import build_prompts, held_out_texts
+from bass_jax.training.prompts import build_prompts
 from bass_jax.training.trainer import train
 from bass_jax.training.vocabulary import choose_output_ids
-from bass_jax.training.write import load_target, open_corpus, write_corpus
+from bass_jax.training.write import load_target, write_corpus
 
 _OUTPUT_IDS = "output_ids.npy"
 
@@ -85,7 +84,9 @@ def distill(
     rows = corpus_rows(config, tokenizer)
     draft = new_draft(config, rows, target, tokenizer)
     # Without the stage, the last snapshot is what is exported.
-    draft = train(config, rows, draft, progress=progress and progress.trained, is_over="train" not in stages)
+    draft = train(
+        config, rows, draft, target=target, progress=progress and progress.trained, is_over="train" not in stages
+    )
     directory = Path(config.output_dir) / "draft"
     export(draft, directory, tokenizer)
     agreements = {}
@@ -95,17 +96,6 @@ def distill(
         report = {name: agreement._asdict() for name, agreement in agreements.items()}
         write_whole(Path(config.output_dir) / "agreement.json", json.dumps(report, indent=1).encode())
     return Distilled(draft, agreements, directory)
-
-
-def corpus_rows(config: DistillConfig, tokenizer: Tokenizer) -> CorpusRows:
-    """Opens the configuration's corpus for training, without what overlaps the held-out prompts."""
-    check = OverlapCheck(held_out_texts(config.prompts), config.prompts.overlap_words)
-    return CorpusRows(
-        open_corpus(config),
-        config.training.held_out_share,
-        config.training.batch_tokens,
-        lambda row: check.find(tokenizer.decode(row.prompt)),
-    )
 
 
 def new_draft(config: DistillConfig, rows: CorpusRows, target: Model, tokenizer: Tokenizer) -> Model:

@@ -1,5 +1,7 @@
 """A new draft for a target: shape, shared embedding, initial parameters."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,13 +9,19 @@ import numpy as np
 from bass_jax.config import ModelConfig
 from bass_jax.models import Model, init_params
 from bass_jax.training.config import DraftConfig
-from bass_jax.typing import Array, Float, Int, Key
+from bass_jax.typing import Array, Float, Int, Key, Params
 
 _HEAD_SCALE = 0.02
 
 
 def draft_config(shape: DraftConfig, target: ModelConfig, dtype: str = "float32") -> ModelConfig:
-    """Completes a draft's shape with what it has from its target."""
+    """Completes a draft's shape with what it has from its target.
+
+    Raises:
+        ValueError: if the target lacks one of the layers.
+    """
+    if shape.target_layers:
+        return _pruned_config(shape, target, dtype)
     return ModelConfig(
         vocab_size=target.vocab_size,
         width=shape.width,
@@ -29,6 +37,24 @@ def draft_config(shape: DraftConfig, target: ModelConfig, dtype: str = "float32"
         is_tied=False,
         embedding_width=target.embedding_width or target.width,
         output_vocab_size=shape.output_vocab_size,
+        hidden_width=target.width if shape.reads_hidden else None,
+        dtype=dtype,
+    )
+
+
+def _pruned_config(shape: DraftConfig, target: ModelConfig, dtype: str) -> ModelConfig:
+    """The target with the chosen layers alone."""
+    for layer in shape.target_layers:
+        if not 0 <= layer < target.num_layers:
+            raise ValueError(f"target_layers: {layer}: the target has layers 0 to {target.num_layers - 1}")
+    windowed = target.windowed_layers
+    return dataclasses.replace(
+        target,
+        num_layers=len(shape.target_layers),
+        windowed_layers=None if windowed is None else tuple(windowed[layer] for layer in shape.target_layers),
+        is_tied=target.is_tied and shape.output_vocab_size is None,
+        output_vocab_size=shape.output_vocab_size,
+        hidden_width=target.width if shape.reads_hidden else None,
         dtype=dtype,
     )
 
@@ -37,7 +63,9 @@ def init_draft(shape: DraftConfig, target: Model, output_ids: Int[np.ndarray, "O
     """Makes a draft that shares the target's embedding.
 
     The projection starts as the principal directions of the proposed tokens' embeddings, scaled to a
-    root mean square of 1; the head starts as the projected embeddings themselves, small.
+    root mean square of 1; the head starts as the projected embeddings themselves, small. With `target_layers` all that
+    the draft and the target have in common starts as the target's.
+    A hidden-state draft starts with the target's own way of scoring what it foretells.
 
     Args:
         shape: of the draft.
@@ -50,6 +78,10 @@ def init_draft(shape: DraftConfig, target: Model, output_ids: Int[np.ndarray, "O
         output_ids = np.arange(config.vocab_size, dtype=np.int32)
     params = dict(init_params(config, key))
     embedding = jnp.asarray(target.params["embedding"], jnp.float32)
+    has_all = config.output_vocab_size is None
+    if shape.target_layers:
+        params |= _pruned_params(shape, target, params, output_ids)
+        return Model(jax.tree.map(jnp.asarray, params), config, None if has_all else jnp.asarray(output_ids))
     chosen = np.asarray(embedding)[:, output_ids]
     directions = principal_directions(chosen, config.width)
     projected = directions.T @ chosen
@@ -57,8 +89,33 @@ def init_draft(shape: DraftConfig, target: Model, output_ids: Int[np.ndarray, "O
     params["embedding"] = embedding
     params["embedding_projection"] = jnp.asarray(directions * scale)
     params["head"] = jnp.asarray(projected * scale * _HEAD_SCALE)
-    has_all = config.output_vocab_size is None
+    if shape.reads_hidden and config.embedding_width == config.hidden_width:
+        params |= _hidden_params(target, directions, projected)
     return Model(jax.tree.map(jnp.asarray, params), config, None if has_all else jnp.asarray(output_ids))
+
+
+def _hidden_params(target: Model, directions: Float[np.ndarray, "E D"], projected: Float[np.ndarray, "D O"]) -> Params:
+    """Where a hidden-state draft starts: it reads and foretells in the same directions, and scores as its target does.
+
+    A foretold hidden state that is right then has the target's logits, but for what the directions leave out.
+    """
+    found = {"hidden_projection": directions, "hidden_output": directions.T, "head": projected}
+    if (scale := target.params.get("final_norm")) is not None:
+        size = float(np.sqrt((np.asarray(scale, np.float32) ** 2).mean()))
+        found["final_norm"] = np.full(directions.shape[1], size, np.float32)
+    return {name: jnp.asarray(leaf, jnp.float32) for name, leaf in found.items()}
+
+
+def _pruned_params(shape: DraftConfig, target: Model, params: Params, output_ids: Int[np.ndarray, "O"]) -> Params:
+    """The target's parameters that have a place in `params`."""
+    found = {name: leaf for name, leaf in target.params.items() if name in params and not name.startswith("layer_")}
+    found |= {f"layer_{place}": target.params[f"layer_{layer}"] for place, layer in enumerate(shape.target_layers)}
+    if "head" in params:
+        full = target.params["embedding" if target.config.is_tied else "head"]
+        found["head"] = full if shape.output_vocab_size is None else full[:, output_ids]
+    if "head_bias" in params:
+        found["head_bias"] = target.params["head_bias"][output_ids]
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), found)
 
 
 def principal_directions(columns: Float[np.ndarray, "E O"], width: int) -> Float[np.ndarray, "E D"]:

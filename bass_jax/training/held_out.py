@@ -46,6 +46,7 @@ def write_held_out(config: DistillConfig, model: Model, tokenizer: Tokenizer) ->
             max_new_tokens=config.rollout.max_new_tokens,
             stop_ids=tokenizer.stop_ids,
             top=config.rollout.top,
+            keep_features=config.draft.reads_hidden,
         )
         corpus.write(wave, rollouts, [prompts[index].source for index in chosen])
     return corpus

@@ -4,12 +4,26 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bass_jax.config import ModelConfig
 from bass_jax.models.decoder import decoder
 from bass_jax.training.batches import Batch
 from bass_jax.training.config import LossConfig
 from bass_jax.typing import Array, Bool, Float, Int, Params
+
+_LEAST = 1e-6
+"""Probability that a law is taken to leave to what it does not name, at least: the divergences stay finite."""
+
+
+class LossWeights(NamedTuple):
+    """Of the parts of the loss, at one step; traced."""
+
+    soft: Array | float
+    hard: Array | float
+    reverse: Array | float = 0.0
+    total_variation: Array | float = 0.0
+    hidden: Array | float = 0.0
 
 
 class LossParts(NamedTuple):
@@ -18,55 +32,130 @@ class LossParts(NamedTuple):
     Attributes:
         soft: cross-entropy to the target's law, in nats.
         hard: cross-entropy to its likeliest token, in nats.
+        reverse: KL divergence from the draft's law to the target's, in nats; all tokens but the law's are one.
+        total_variation: between the laws; all tokens but the law's are one.
+        hidden: squared error of the foretold hidden state over the mean square of the true one; 0 without.
         agreement: share of the positions where both models' likeliest token is the same.
         num_tokens: response tokens.
     """
 
     soft: Array
     hard: Array
+    reverse: Array
+    total_variation: Array
+    hidden: Array
     agreement: Array
     num_tokens: Array
 
 
-def scored_logits(config: ModelConfig, params: Params, batch: Batch) -> Float[Array, "M O"]:
-    """Runs the draft over whole sequences and scores the response positions alone."""
+def weights_at(config: LossConfig, share: float) -> LossWeights:
+    """Returns the weights after that share of the steps."""
+    return LossWeights(*(np.float32(config.weight_at(f"{name}_weight", share)) for name in LossWeights._fields))
+
+
+def scored_features(
+    config: ModelConfig, params: Params, batch: Batch, unroll: int = 1
+) -> tuple[Float[Array, "M D"], Float[Array, "M E"] | None]:
+    """Runs the draft's body over whole sequences, and takes the response positions.
+
+    A hidden-state draft runs `unroll` times. In the last pass the positions take turns: the first of `unroll` reads the
+    target's hidden state, the next what the draft foretold there, and so on, as it will while it drafts.
+
+    Returns:
+        Features, and the target's hidden state at the same positions, if the draft reads them.
+    """
     columns = jnp.arange(batch.tokens.shape[1])
     # A position past the end marks padding.
     positions = jnp.where(columns < batch.lengths[:, None], columns, batch.tokens.shape[1])
-    module, variables = decoder(config), {"params": params}
-    features, _ = module.apply(variables, batch.tokens, positions, None, method="features")  # type: ignore
-    rows = _take_rows(features.reshape(-1, config.width), batch.selected, batch.weights > 0)
-    return module.apply(variables, rows[None], method="logits")[0]  # type: ignore
+    module, variables, tokens = decoder(config), {"params": params}, jnp.asarray(batch.tokens)
+
+    def body(hidden):
+        return module.apply(variables, tokens, positions, None, 1, hidden, method="features")[0]  # type: ignore
+
+    if config.hidden_width is None:
+        features, truth = body(None), None
+    else:
+        truth = jnp.asarray(batch.hidden, config.dtype)
+        features = body(_shifted(truth))
+        turn = (columns + jnp.arange(len(batch.tokens))[:, None]) % unroll
+        for _ in range(unroll - 1):
+            foretold = module.apply(variables, features, method="next_hidden")
+            features = body(jnp.where((turn > 0)[..., None], _shifted(foretold), _shifted(truth)))  # type: ignore
+    is_real = jnp.asarray(batch.weights) > 0
+    rows = _take_rows(features.reshape(-1, config.width), jnp.asarray(batch.selected), is_real)
+    return rows, None if truth is None else truth.reshape(-1, truth.shape[-1])[batch.selected]
+
+
+def scored_logits(config: ModelConfig, params: Params, batch: Batch) -> Float[Array, "M O"]:
+    """Scores the response positions; a hidden-state draft reads the target's hidden states everywhere."""
+    features, _ = scored_features(config, params, batch)
+    return decoder(config).apply({"params": params}, features[None], method="logits")[0]  # type: ignore
 
 
 def distillation_loss(
-    config: ModelConfig, params: Params, batch: Batch, weights: LossConfig
+    config: ModelConfig, params: Params, batch: Batch, weights: LossWeights, unroll: int = 1
 ) -> tuple[Float[Array, ""], LossParts]:
-    """Mixes the cross-entropies to the target's top law and to its likeliest token.
+    """Mixes distances between the draft's law and what is known of the target's.
 
-    The law is renormalised over the draft's output vocabulary; a position with nothing inside weighs 0.
-    The soft part is the forward KL divergence plus the law's own entropy, which no parameter moves.
+    The soft part renormalises the target's law over the draft's output vocabulary; a position with nothing inside
+    weighs 0.
 
     Args:
         config: of the draft.
         params: of the draft, with its embedding.
         batch: see `Batch`.
-        weights: of the two parts.
+        weights: of the parts.
+        unroll: see `LossConfig`.
 
     Returns:
-        ``(loss, parts)``: the loss per response token, in nats.
+        ``(loss, parts)``: the loss per response token.
     """
-    logits = scored_logits(config, params, batch)
+    module, variables = decoder(config), {"params": params}
+    features, truth = scored_features(config, params, batch, unroll)
+    logits: Array = module.apply(variables, features[None], method="logits")[0]  # type: ignore
     logprobs = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     count = jnp.maximum(batch.weights.sum(), 1)
+
+    def mean(values: Float[Array, "M"]) -> Float[Array, ""]:
+        return (batch.weights * values).sum() / count
+
     inside = jnp.take_along_axis(logprobs, jnp.maximum(batch.law_columns, 0), axis=1)
-    soft = -(batch.weights[:, None] * batch.law_probs * inside).sum() / count
     # The first of the law's columns is the likeliest token's.
-    is_inside = batch.weights * (batch.labels >= 0)
-    hard = -(is_inside * inside[:, 0]).sum() / count
-    agreement = (is_inside * (jnp.argmax(logits, axis=-1) == batch.labels)).sum() / count
-    parts = LossParts(soft, hard, agreement, batch.weights.sum())
-    return weights.soft_weight * soft + weights.hard_weight * hard, parts
+    is_inside = batch.labels >= 0
+    reverse, total_variation = _distances(batch, inside)
+    hidden = jnp.zeros(())
+    if truth is not None:
+        foretold: Array = module.apply(variables, features[None], method="next_hidden")[0]  # type: ignore
+        error, size = (jnp.square(x.astype(jnp.float32)).mean(axis=-1) for x in (foretold - truth, truth))
+        hidden = mean(error / jnp.maximum(size, 1e-6))
+    parts = LossParts(
+        soft=mean(-(batch.law_probs * inside).sum(axis=1)),
+        hard=mean(jnp.where(is_inside, -inside[:, 0], 0.0)),
+        reverse=mean(reverse),
+        total_variation=mean(total_variation),
+        hidden=hidden,
+        agreement=mean(jnp.where(is_inside, jnp.argmax(logits, axis=-1) == batch.labels, 0.0)),
+        num_tokens=batch.weights.sum(),
+    )
+    loss = sum(weight * getattr(parts, name) for name, weight in weights._asdict().items())
+    return jnp.asarray(loss), parts
+
+
+def _distances(batch: Batch, inside: Float[Array, "M k"]) -> tuple[Float[Array, "M"], Float[Array, "M"]]:
+    """Reverse KL divergence and total variation, per position, with one token for all that the law does not name."""
+    is_known = batch.law_columns >= 0
+    target = jnp.asarray(batch.law_probs) * batch.law_mass[:, None]
+    draft = jnp.where(is_known, jnp.exp(inside), 0.0)
+    target_rest, draft_rest = (jnp.maximum(1 - law.sum(axis=1), _LEAST) for law in (target, draft))
+    known = jnp.where(is_known, draft * (inside - jnp.log(jnp.maximum(target, _LEAST))), 0.0)
+    reverse = known.sum(axis=1) + draft_rest * (jnp.log(draft_rest) - jnp.log(target_rest))
+    variation = (jnp.abs(target - draft).sum(axis=1) + jnp.abs(target_rest - draft_rest)) / 2
+    return reverse, variation
+
+
+def _shifted(hidden: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+    """To every position what belongs to the one before; the first reads zeros."""
+    return jnp.pad(hidden, ((0, 0), (1, 0), (0, 0)))[:, :-1]
 
 
 @jax.custom_vjp

@@ -7,8 +7,12 @@ from optax.contrib import MuonDimensionNumbers, muon
 from bass_jax.training.config import OptimizerConfig
 from bass_jax.typing import Params
 
-_INPUT_AXES = {"qkv": (0,), "out": (0, 1, 2), "gate_up": (0,), "down": (0,)}
-_OUTPUT_AXES = {"qkv": (1, 2, 3), "out": (3,), "gate_up": (1, 2), "down": (1,)}
+_INPUT_AXES = {
+    "qkv": (0,), "out": (0, 1, 2), "gate_up": (0,), "down": (0,), "hidden_projection": (0,), "hidden_output": (0,)
+}  # fmt: skip
+_OUTPUT_AXES = {
+    "qkv": (1, 2, 3), "out": (3,), "gate_up": (1, 2), "down": (1,), "hidden_projection": (1,), "hidden_output": (1,)
+}  # fmt: skip
 
 
 def schedule(config: OptimizerConfig, peak: float, num_steps: int) -> optax.Schedule:
@@ -27,8 +31,8 @@ def schedule(config: OptimizerConfig, peak: float, num_steps: int) -> optax.Sche
     )
 
 
-def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
-    """AdamW or Muon, behind a clip of the whole gradient's norm."""
+def make_optimizer(config: OptimizerConfig, num_steps: int, accumulate: int = 1) -> optax.GradientTransformation:
+    """AdamW or Muon, behind a clip of the whole gradient's norm, on the mean gradient of `accumulate` batches."""
     rate = schedule(config, config.learning_rate, num_steps)
     if config.kind == "adamw":
         inner = optax.adamw(
@@ -42,7 +46,8 @@ def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTra
             adam_weight_decay=config.weight_decay,
             muon_weight_dimension_numbers=_muon_axes,
         )
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm), inner)
+    whole = optax.chain(optax.clip_by_global_norm(config.clip_norm), inner)
+    return whole if accumulate == 1 else optax.MultiSteps(whole, accumulate).gradient_transformation()
 
 
 def _is_matrix(params: Params):

@@ -3,7 +3,7 @@
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from bass_jax.training.config import DistillConfig
-from bass_jax.training.trainer import TrainProgress
+from bass_jax.training.log import TrainProgress
 from bass_jax.training.write import WriteProgress
 
 

@@ -5,7 +5,7 @@ attention over unused slots is what a large batch on a CPU would spend its time 
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -31,6 +31,8 @@ class Rollout(NamedTuple):
         law_ids: ``[n, top]`` int32, most likely first: the law that each response token was drawn from.
         law_logprobs: ``[n, top]`` float32, natural logarithms, at temperature 1.
         temperature: 0 for greedy.
+        features: ``[p + n - 1, D]`` float16: the target's final hidden state at every position but the last; None where
+            they were not kept.
     """
 
     prompt: np.ndarray
@@ -38,6 +40,7 @@ class Rollout(NamedTuple):
     law_ids: np.ndarray
     law_logprobs: np.ndarray
     temperature: float
+    features: np.ndarray | None = None
 
 
 def top_law(logits: Float[Array, "B V"], top: int) -> tuple[Int[Array, "B k"], Float[Array, "B k"]]:
@@ -60,22 +63,26 @@ def top_law(logits: Float[Array, "B V"], top: int) -> tuple[Int[Array, "B k"], F
 
 
 @functools.partial(jax.jit, donate_argnums=3)
-def _extend(model: Model, tokens, positions, cache: KVCache) -> KVCache:
-    return model.features(tokens, positions, cache)[1]
+def _extend(model: Model, tokens, positions, cache: KVCache) -> tuple[Float[Array, "B T D"], KVCache]:
+    features, cache = model.features(tokens, positions, cache)
+    return features.astype(jnp.float16), cache
 
 
 @functools.partial(jax.jit, static_argnames="top", donate_argnums=3)
 def _step(model: Model, tokens, positions, cache: KVCache, keys, temperatures, *, top: int):
-    """One token of every row: ``(tokens [B], law_ids [B, top], law_logprobs [B, top], cache)``."""
-    logits, cache = model.forward(tokens[:, None], positions[:, None], cache)
-    ids, logprobs = top_law(logits[:, 0], top)
+    """One token of every row: ``(tokens [B], law_ids [B, top], law_logprobs [B, top], features [B, D], cache)``."""
+    features, cache = model.features(tokens[:, None], positions[:, None], cache)
+    ids, logprobs = top_law(model.logits(features)[:, 0], top)
     # Sampling inside the law's top costs nothing; over the whole vocabulary the noise alone would.
     noise = jax.vmap(lambda key, position: jax.random.gumbel(jax.random.fold_in(key, position), (top,)))(
         keys, positions
     )
     scores = logprobs / jnp.maximum(temperatures, 1e-3)[:, None] + noise
     drawn = jnp.where(temperatures > 0, jnp.argmax(scores, axis=-1), 0)
-    return jnp.take_along_axis(ids, drawn[:, None], axis=1)[:, 0], ids, logprobs, cache
+    if model.output_ids is not None:
+        ids = jnp.take(model.output_ids, ids)
+    tokens = jnp.take_along_axis(ids, drawn[:, None], axis=1)[:, 0]
+    return tokens, ids, logprobs, features[:, 0].astype(jnp.float16), cache
 
 
 def roll_out(
@@ -87,6 +94,7 @@ def roll_out(
     max_new_tokens: int,
     stop_ids: Sequence[int],
     top: int,
+    keep_features: bool = False,
 ) -> list[Rollout]:
     """Decodes one wave of prompts together.
 
@@ -98,12 +106,13 @@ def roll_out(
         max_new_tokens: per row.
         stop_ids: tokens that end a row.
         top: tokens of the law that are kept.
+        keep_features: also return the target's final hidden states, which a draft may read.
 
     Returns:
         A rollout per prompt, in order.
     """
     lengths = np.array([len(prompt) for prompt in prompts])
-    cache = _prefill(model, prompts, lengths)
+    read, cache = _prefill(model, prompts, lengths)
     alive = np.arange(len(prompts))
     last = jnp.asarray([prompt[-1] for prompt in prompts], jnp.int32)
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(len(prompts)))
@@ -117,17 +126,18 @@ def roll_out(
         cache = _grown(cache, _rounded(int(lengths[alive].max()) + start + count, _GRAIN))
         steps = []
         for _ in range(count):
-            last, ids, logprobs, cache = _step(model, last, positions, cache, keys, warmth, top=top)
+            last, *described, features, cache = _step(model, last, positions, cache, keys, warmth, top=top)
             positions = positions + 1
-            steps.append((last, ids, logprobs))
-        tokens, ids, logprobs = (np.stack(part) for part in zip(*jax.device_get(steps), strict=True))
+            steps.append((last, *described, *([features] if keep_features else [])))
+        parts = [np.stack(part) for part in zip(*jax.device_get(steps), strict=True)]
+        tokens = parts[0]
         for slot, row in enumerate(alive):
             if done[row]:
                 continue
             ends = np.flatnonzero(np.isin(tokens[:, slot], stops))
             done[row] = ends.size > 0
             kept = ends[0] + 1 if ends.size else count
-            rows[row].append((tokens[:kept, slot], ids[:kept, slot], logprobs[:kept, slot]))
+            rows[row].append(tuple(part[:kept, slot] for part in parts))
         if done.all():
             break
         slots = _compacted(done[alive])
@@ -135,10 +145,12 @@ def roll_out(
             alive, taken = alive[slots], jnp.asarray(slots)
             cache = gather_rows(cache, taken)
             last, keys, warmth, positions = (jnp.take(x, taken, axis=0) for x in (last, keys, warmth, positions))
-    return [
-        Rollout(np.asarray(prompt, np.int32), *map(np.concatenate, zip(*row, strict=True)), temperature=warm)
-        for prompt, row, warm in zip(prompts, rows, temperatures, strict=True)
-    ]
+    rollouts = []
+    for index, (prompt, row, warm) in enumerate(zip(prompts, rows, temperatures, strict=True)):
+        response, ids, logprobs, *written = map(np.concatenate, zip(*row, strict=True))
+        features = np.concatenate([*read(index), *written]) if keep_features else None
+        rollouts.append(Rollout(np.asarray(prompt, np.int32), response, ids, logprobs, warm, features))
+    return rollouts
 
 
 def waves(lengths: Sequence[int], batch: int, window: int) -> Iterator[list[int]]:
@@ -158,27 +170,35 @@ def waves(lengths: Sequence[int], batch: int, window: int) -> Iterator[list[int]
         yield from (ordered[i : i + batch] for i in range(0, len(ordered), batch))
 
 
-def _prefill(model: Model, prompts, lengths) -> KVCache:
+def _prefill(model: Model, prompts, lengths) -> tuple[Callable[[int], list[np.ndarray]], KVCache]:
     """Fills the cache with every token but the last, which the first step reads.
 
-    What all prompts begin with, a chat template's system message above all, is read once.
+    What all prompts begin with, a chat template's system message above all, is read once. Also returns a function that
+    gives a row's features at those tokens, in pieces.
     """
     shared = _common_prefix(prompts)
     capacity = _rounded(int(lengths.max()), _GRAIN)
     cache = model.init_cache(1, capacity)
+    of_shared = of_rest = None
     if shared:
-        cache = _extend(model, prompts[0][None, :shared], np.arange(shared, dtype=np.int32)[None], cache)
+        of_shared, cache = _extend(model, prompts[0][None, :shared], np.arange(shared, dtype=np.int32)[None], cache)
     cache = gather_rows(cache, jnp.zeros(len(prompts), jnp.int32))
     rest = _rounded(int(lengths.max()) - 1 - shared, _CHUNK_GRAIN)
-    if rest == 0:
-        return cache
-    tokens = np.zeros((len(prompts), rest), np.int32)
-    positions = np.full((len(prompts), rest), capacity, np.int32)
-    for row, prompt in enumerate(prompts):
-        own = len(prompt) - 1 - shared
-        tokens[row, :own] = prompt[shared:-1]
-        positions[row, :own] = np.arange(shared, shared + own)
-    return _extend(model, tokens, positions, cache)
+    if rest:
+        tokens = np.zeros((len(prompts), rest), np.int32)
+        positions = np.full((len(prompts), rest), capacity, np.int32)
+        for row, prompt in enumerate(prompts):
+            own = len(prompt) - 1 - shared
+            tokens[row, :own] = prompt[shared:-1]
+            positions[row, :own] = np.arange(shared, shared + own)
+        of_rest, cache = _extend(model, tokens, positions, cache)
+
+    def read(row: int) -> list[np.ndarray]:
+        own = int(lengths[row]) - 1 - shared
+        pieces = [] if of_shared is None else [np.asarray(of_shared[0])]
+        return pieces if of_rest is None else [*pieces, np.asarray(of_rest[row, :own])]
+
+    return read, cache
 
 
 def _common_prefix(prompts) -> int:

@@ -1,10 +1,12 @@
-"""Snapshots of a training: everything that the next step depends on."""
+"""Snapshots of a training: everything that the next step depends on, written while it goes on."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 _KEEP = 2
@@ -27,33 +29,87 @@ class Place(NamedTuple):
     shards: list[int]
 
 
-def save_snapshot(directory: Path, place: Place, state: Any) -> None:
-    """Writes ``directory/step_00000123`` whole or not at all, and drops all but the last two."""
-    directory.mkdir(parents=True, exist_ok=True)
-    name = f"step_{place.step:08d}"
-    partial = directory / f".{name}.partial"
-    _remove(partial)
-    partial.mkdir()
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        checkpointer.save((partial / "state").absolute(), state)
-    (partial / _PLACE).write_text(json.dumps(place._asdict()))
-    _remove(directory / name)
-    partial.rename(directory / name)
-    for old in sorted(directory.glob("step_*"))[:-_KEEP]:
-        _remove(old)
+class SnapshotWriter:
+    """Writes ``directory/step_00000123`` whole or not at all, in the background, and drops all but the last two.
+
+    Attributes:
+        best: a step whose snapshot is kept besides; None for none.
+    """
+
+    def __init__(self, directory: Path):
+        """Args: directory: of the snapshots."""
+        self.best: int | None = None
+        self._directory = directory
+        self._checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        self._pending: Place | None = None
+
+    def save(self, place: Place, state: Any) -> None:
+        """Begins to write a snapshot; `state` may be donated afterwards.
+
+        Raises:
+            ValueError: if this or the snapshot before cannot be written, saying which is the last that was.
+        """
+        self.finish()
+        partial = self._partial(place)
+        _remove(partial)
+        try:
+            partial.mkdir(parents=True)
+            # A copy: on a CPU the writer may read the very buffers that the next step overwrites.
+            self._checkpointer.save((partial / "state").absolute(), jax.tree.map(jnp.copy, state))
+        except Exception as error:  # Orbax and TensorStore raise what they meet.
+            raise self._failure(place, error) from None
+        self._pending = place
+
+    def finish(self) -> None:
+        """Waits for the snapshot that is being written, and moves it to its place."""
+        place, self._pending = self._pending, None
+        if place is None:
+            return
+        partial = self._partial(place)
+        try:
+            self._checkpointer.wait_until_finished()
+            (partial / _PLACE).write_text(json.dumps(place._asdict()))
+            final = self._directory / _name(place.step)
+            _remove(final)
+            partial.rename(final)
+        except Exception as error:
+            raise self._failure(place, error) from None
+        kept = {_name(self.best)} if self.best is not None else set()
+        for old in sorted(self._directory.glob("step_*"))[:-_KEEP]:
+            if old.name not in kept:
+                _remove(old)
+
+    def __enter__(self) -> "SnapshotWriter":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self.finish()
+        finally:
+            self._checkpointer.close()
+
+    def _partial(self, place: Place) -> Path:
+        return self._directory / f".{_name(place.step)}.partial"
+
+    def _failure(self, place: Place, error: Exception) -> ValueError:
+        found = sorted(self._directory.glob("step_*"))
+        last = f"the last one is {found[-1].name}" if found else "there is none from before"
+        reason = " ".join(str(error).split())[:200]
+        return ValueError(f"{self._directory}: snapshot of step {place.step} cannot be written ({reason}); {last}")
 
 
-def load_snapshot(directory: Path, like: Any) -> tuple[Place, Any] | None:
-    """Reads the last snapshot; None when there is none.
+def load_snapshot(directory: Path, like: Any, step: int | None = None) -> tuple[Place, Any] | None:
+    """Reads the snapshot of `step`, by default the last; None when there is none.
 
     Args:
         directory: of the snapshots.
-        like: a state of the same structure, shapes and dtypes.
+        like: a state of the same structure, shapes, dtypes and placement.
+        step: which.
 
     Raises:
         ValueError: if it is not a snapshot of such a state.
     """
-    found = sorted(directory.glob("step_*"))
+    found = sorted(directory.glob("step_*" if step is None else _name(step)))
     if not found:
         return None
     path = found[-1]
@@ -71,7 +127,9 @@ def load_snapshot(directory: Path, like: Any) -> tuple[Place, Any] | None:
     return place, state
 
 
-def _remove(path: Path) -> None:
-    import shutil
+def _name(step: int) -> str:
+    return f"step_{step:08d}"
 
+
+def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)

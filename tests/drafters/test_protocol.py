@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bass_jax.drafters import DraftContext, Drafter, NgramDrafter
+from bass_jax.drafters import DraftContext, Drafter, NgramDrafter, reads_features
 from bass_jax.drafters.template import RepeatDrafter
 from bass_jax.sampling import Adjuster, Sampling
 from bass_jax.sampling.keys import row_keys, step_draft_keys
 from tests import tiny
 from tests.tiny import VOCAB
 
-NAMES = ("model", "padded", "trimmed", "shared embedding", "ngram", "table", "repeat")
+NAMES = (
+    "model", "padded", "trimmed", "shared embedding", "hidden", "ngram", "store", "combined", "table", "repeat"
+)  # fmt: skip
 LENGTHS = np.array([1, 5, 9, 8, 3], np.int32)
 WANTED = np.array([4, 0, 3, 4, 1], np.int32)
 G, CAPACITY = 4, 64
@@ -30,7 +32,10 @@ def drafters():
         "padded": tiny.model_drafter(tiny.repadded(target, VOCAB + 5)),
         "trimmed": tiny.model_drafter(tiny.trimmed((1, 3, 4, 5, 9))),
         "shared embedding": tiny.model_drafter(tiny.shared_embedding(target)),
+        "hidden": tiny.hidden_drafter(target),
         "ngram": NgramDrafter(),
+        "store": tiny.store_drafter(),
+        "combined": tiny.combined_drafter(tiny.model_drafter(target)),
         "table": tiny.table_drafter(),
         "repeat": RepeatDrafter(),
     }
@@ -57,9 +62,17 @@ def context(lengths=LENGTHS, wanted=WANTED, seed=0, past_the_end=0) -> DraftCont
     )
 
 
+def init(drafter, tokens, lengths):
+    """With arbitrary features of every token, for those that read them."""
+    if not reads_features(drafter):
+        return drafter.init(tokens, lengths)
+    table = np.random.default_rng(3).normal(size=(VOCAB, tiny.config().width)).astype(np.float32)
+    return drafter.init(tokens, lengths, jnp.asarray(table)[tokens % VOCAB])
+
+
 @functools.partial(jax.jit, static_argnames="is_sampled")
 def propose(drafter, context, is_sampled=True):
-    state = drafter.init(context.tokens, context.lengths)
+    state = init(drafter, context.tokens, context.lengths)
     return drafter.propose(state, context, G, is_sampled=is_sampled)
 
 
@@ -87,7 +100,7 @@ def test_a_proposal_is_well_formed(drafters, name, is_sampled):
 def test_the_state_keeps_its_structure(drafters, name):
     """A loop on the device carries it: structure, shapes and dtypes are those of `init`."""
     drafter = drafters[name]
-    start = jax.eval_shape(drafter.init, context().tokens, context().lengths)
+    start = jax.eval_shape(functools.partial(init, drafter), context().tokens, context().lengths)
     _, state = jax.eval_shape(propose, drafter, context())
     end = jax.eval_shape(drafter.commit, state, context().lengths)
     assert start == state == end

@@ -84,7 +84,7 @@ def make_config(tmp_path):
             },
         }  # fmt: skip
         for name, values in sections.items():
-            content[name] = content[name] | values if isinstance(values, dict) else values
+            content[name] = content.get(name, {}) | values if isinstance(values, dict) else values
         return parse_config(content, "test")
 
     return make

@@ -1,13 +1,15 @@
 """From a configuration file to a draft on disk, in the three stages of the command."""
 
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 import yaml
 
-from bass_jax.checkpoint import Tokenizer, load_model, save_model
+from bass_jax.checkpoint import Tokenizer, load_model, load_tokenizer, read_store, save_model
+from bass_jax.cli import main
 from bass_jax.config import ModelConfig
 from bass_jax.models import init_model
 from bass_jax.training import run_distill
@@ -74,6 +76,24 @@ def test_more_of_the_same_corpus_and_another_recipe(config_path):
     assert len(list((config_path.parent / "run" / "corpus").glob("shard_*.npz"))) == 3
     with pytest.raises(ValueError, match=r"corpus: seed differs .* use another output_dir"):
         run_distill(config_path, {"seed": 1}, show_progress=False)
+
+
+def test_a_store_and_a_search_from_the_same_corpus(config_path, capsys, monkeypatch):
+    """The commands, as a user runs them behind the corpus stage."""
+    monkeypatch.chdir(config_path.parent)
+    assert main(["distill", str(config_path), "--quiet", "--plot", "run.png"]) == 0
+    assert "drawn: run.png" in capsys.readouterr().out and Path("run.png").stat().st_size > 1000
+    assert main(["build-store", str(config_path), "--output", "store.safetensors"]) == 0
+    printed = capsys.readouterr().out
+    assert "contexts of" in printed and "store.safetensors" in printed and "test" in printed
+    arrays, about = read_store("store.safetensors", tokenizer=load_tokenizer(config_path.parent / "target"))
+    assert about["about"]["num_tokens"] > 50 and len(arrays["keys"]) > 20
+    sizes = ["--depths", "1", "--widths", "16", "--device", "h200", "--batches", "1,4"]
+    kept = ["--set", "training.held_out_share=0.5", "--set", "training.num_steps=2"]
+    assert main(["draft-search", str(config_path), *sizes, *kept]) == 0
+    assert "predicted speed-up over regular decoding" in capsys.readouterr().out
+    assert main(["draft-search", str(config_path), "--device", "tpu"]) == 2
+    assert "--device tpu: expected one of" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,7 @@ def test_overrides_go_by_dotted_path(tmp_path):
         load_config(path)
 
 
-def test_shipped_configuration_is_valid():
-    config = load_config(Path("configs/distill/smollm2_quickstart.yaml"))
+@pytest.mark.parametrize("path", sorted(Path("configs/distill").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configurations_are_valid(path):
+    config = load_config(path)
     assert {domain.name for domain in config.prompts.held_out} >= {"humaneval", "gsm8k_test"}

@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 from bass_jax.training import trainer
-from bass_jax.training.agreement import measure_agreement
-from bass_jax.training.batches import epoch_batches
+from bass_jax.training.agreement import Agreement, measure_agreement
+from bass_jax.training.batches import epoch_batches, make_batch
+from bass_jax.training.loss import distillation_loss, weights_at
+from bass_jax.training.on_policy import OnPolicy
+from bass_jax.training.optimizer import make_optimizer
+from bass_jax.training.snapshots import Place
 from bass_jax.training.vocabulary import output_columns
-from tests.training.conftest import VOCAB, synthetic_rollouts
+from tests.training.conftest import VOCAB, next_token, synthetic_rollouts
 
 
 def _lines(config):
@@ -124,6 +128,179 @@ def test_loss_that_is_no_number_stops_and_keeps_the_last_snapshot(make_config, m
     monkeypatch.undo()
     assert [path.name for path in Path(config.output_dir, "snapshots").glob("step_*")] == ["step_00000020"]
     trainer.train(config, rows, make_draft(config))
+
+
+@pytest.mark.parametrize("shards", [{"data_shards": 4}, {"data_shards": 2, "param_shards": 2}])
+def test_four_devices_train_as_one_does(make_config, make_rows, make_draft, shards):
+    """50 steps; sums over shards round otherwise, by some eps of the parameters' size per step."""
+    shape = {"output_vocab_size": VOCAB, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+    rows = make_rows(synthetic_rollouts(100))
+    found = []
+    for options in ({}, shards):
+        config = make_config(draft=shape, optimizer={"kind": "muon"}, training={"num_steps": 50} | options)
+        config = dataclasses.replace(config, output_dir=f"{config.output_dir}_{len(options)}")
+        found.append((trainer.train(config, rows, make_draft(config)).params, _lines(config)))
+    (alone, lines), (split, split_lines) = found
+    assert any(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(split)) == ("param_shards" in shards)
+    for one, other in zip(lines, split_lines, strict=True):
+        assert one["step"] == other["step"]
+        assert one.get("loss", 0.0) == pytest.approx(other.get("loss", 0.0), rel=1e-4)
+    for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(split), strict=True):
+        np.testing.assert_allclose(other, one, atol=50 * 2**-23 * 20 * np.abs(one).max())
+
+
+def test_too_few_devices_are_named(make_config, make_rows, make_draft):
+    config = make_config(training={"data_shards": 64})
+    with pytest.raises(ValueError, match="data_shards=64, param_shards=1: expected at most"):
+        trainer.train(config, make_rows(synthetic_rollouts(10)), make_draft(config))
+
+
+def test_accumulated_batches_are_one_step(make_config, make_rows, make_draft):
+    """Two passes over half the rows move the parameters as the mean of both gradients does; a kill falls on a step."""
+    options = {"num_steps": 6, "accumulate": 2, "save_every": 2, "log_every": 2}
+    config = make_config(training=options, draft={"output_vocab_size": VOCAB})
+    rows = make_rows(synthetic_rollouts(100))
+    whole = trainer.train(config, rows, make_draft(config))
+    assert [line["step"] for line in _lines(config) if "loss" in line] == [2, 4, 6]
+
+    other = dataclasses.replace(config, output_dir=config.output_dir + "_killed")
+
+    def kill(line):
+        if line.step == 4:
+            raise _KilledError
+
+    with pytest.raises(_KilledError):
+        trainer.train(other, rows, make_draft(config), progress=kill)
+    _assert_same(whole.params, trainer.train(other, rows, make_draft(config)).params)
+
+    # The mean gradient by hand, of the first step.
+    draft, optimizer = make_draft(config), make_optimizer(config.optimizer, 6, 2)
+    params = {name: leaf for name, leaf in draft.params.items() if name != "embedding"}
+    batches = list(
+        epoch_batches(rows.trained([0, 1]), np.arange(VOCAB), batch_tokens=128, length_grain=32, seed=(0, 0))
+    )
+    weights = weights_at(config.loss, 1 / 6)
+
+    @jax.jit
+    def slope(params, batch):
+        return jax.grad(lambda p: distillation_loss(draft.config, p | {"embedding": draft.params["embedding"]}, batch,
+                                                    weights)[0])(params)  # fmt: skip
+
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, *(slope(params, batch) for batch in batches[:2]))
+    alone = make_optimizer(config.optimizer, 6)
+    expected, _ = alone.update(mean, alone.init(params), params)
+    state = optimizer.init(params)
+    for batch in batches[:2]:
+        found, state = optimizer.update(slope(params, batch), state, params)
+    for one, other in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_it_stops_when_drafts_get_no_better_and_returns_the_best(make_config, make_rows, make_draft, monkeypatch):
+    config = make_config(draft={"output_vocab_size": VOCAB}, training={"save_every": 5, "patience": 2})
+    rows = make_rows(synthetic_rollouts(100))
+    worth = iter([1.5, 2.0, 1.9, 1.8, 9.0])
+    seen = []
+
+    def measure(draft, rollouts, draft_len):
+        seen.append(jax.tree.map(np.array, draft.params))
+        return Agreement(10, 0.5, next(worth))
+
+    monkeypatch.setattr(trainer, "measure_agreement", measure)
+    best = trainer.train(config, rows, make_draft(config))
+    assert len(seen) == 4
+    _assert_same(best.params, seen[1])
+    # The best is kept beside the last two, and a second run finds nothing left to do.
+    assert [path.name[-2:] for path in sorted(Path(config.output_dir, "snapshots").glob("step_*"))] == [
+        "10",
+        "15",
+        "20",
+    ]
+    _assert_same(trainer.train(config, rows, make_draft(config)).params, seen[1])
+    assert len(seen) == 4
+
+
+def test_a_full_disk_stops_and_keeps_the_last_snapshot(make_config, make_rows, make_draft, monkeypatch):
+    config = make_config(draft={"output_vocab_size": VOCAB})
+    rows = make_rows(synthetic_rollouts(100))
+    real = Path.mkdir
+
+    def full(self, *args, **options):
+        if self.name == ".step_00000040.partial":
+            raise OSError(28, "No space left on device")
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(ValueError, match=r"snapshot of step 40 cannot be written .*No space left.*step_00000020"):
+        trainer.train(config, rows, make_draft(config))
+    monkeypatch.undo()
+    assert [path.name for path in Path(config.output_dir, "snapshots").glob("step_*")] == ["step_00000020"]
+    trainer.train(config, rows, make_draft(config))
+
+
+def test_a_hidden_state_draft_learns_what_its_target_knows(make_config, make_rows, make_draft, target):
+    """Its target's state holds the next token, which does not follow from the tokens."""
+    random = np.random.default_rng(0)
+    table = random.normal(size=(VOCAB, target.config.width)).astype(np.float16)
+    rollouts = []
+    for row in synthetic_rollouts(200):
+        response = random.integers(0, VOCAB, len(row.response)).astype(np.int32)
+        sequence = np.concatenate([row.prompt, response])
+        # The state at a token tells the one after the next: the first draft is known, no further one.
+        ahead = np.append(sequence[2:], 0)
+        laws = np.concatenate([response[:, None], row.law_ids[:, 1:]], axis=1)
+        rollouts.append(row._replace(response=response, law_ids=laws, features=table[ahead]))
+    config = make_config(
+        draft={"reads_hidden": True, "output_vocab_size": VOCAB}, training={"num_steps": 150, "save_every": 150},
+        loss={"soft_weight": 0.0, "hard_weight": 1.0, "hidden_weight": 0.1, "unroll": 1},
+    )  # fmt: skip
+    rows = make_rows(rollouts)
+    trained = trainer.train(config, rows, make_draft(config))
+    measured = measure_agreement(trained, rows.held_out(rows.shards()), 4)
+    assert measured.agreement > 0.8
+    assert 1.6 < measured.block_efficiency < 2.1
+    with pytest.raises(ValueError, match="the corpus has no features"):
+        trainer.with_features(synthetic_rollouts(3))
+
+
+def test_batches_on_the_drafts_own_answers(make_config, make_draft, target):
+    """Its tokens, scored by the target: the law is that of a fresh pass, and the same call gives the same batch."""
+    config = make_config(training={"on_policy_share": 1.0})
+    draft = make_draft(config)
+    columns = output_columns(np.asarray(draft.output_ids), VOCAB)
+    batch = make_batch(synthetic_rollouts(3), columns, 32, 64, 3)
+    own = OnPolicy(config, draft, columns, target)
+    place = Place(1, 0, 1, [0])
+    found = own.replace(batch, draft, place)
+    _assert_same(found, own.replace(batch, draft, place))
+    np.testing.assert_array_equal(found.lengths, batch.lengths)
+    for row in range(3):
+        place_of = found.selected[: int(found.weights.sum())] // 32 == row
+        first = int(found.selected[: len(place_of)][place_of][0]) % 32 + 1
+        text = found.tokens[row, : found.lengths[row]].tolist()
+        assert text[:first] == batch.tokens[row, :first].tolist()
+        for place, label in zip(range(first, len(text) + 1), found.labels[: len(place_of)][place_of], strict=True):
+            if place < len(text):
+                assert text[place] == next_token(draft, text[:place])
+            likeliest = next_token(target, text[:place])
+            assert label == columns[likeliest]
+    with pytest.raises(ValueError, match="expected a target"):
+        OnPolicy(config, draft, columns, None)
+
+
+def test_training_on_its_own_answers_learns(make_config, make_rows, make_draft, target):
+    config = make_config(training={"on_policy_share": 0.5, "num_steps": 12, "save_every": 6, "log_every": 3})
+    rows = make_rows(synthetic_rollouts(60))
+    whole = trainer.train(config, rows, make_draft(config), target=target)
+    other = dataclasses.replace(config, output_dir=config.output_dir + "_killed")
+
+    def kill(line):
+        if line.step == 9:
+            raise _KilledError
+
+    with pytest.raises(_KilledError):
+        trainer.train(other, rows, make_draft(config), target=target, progress=kill)
+    _assert_same(whole.params, trainer.train(other, rows, make_draft(config), target=target).params)
 
 
 def test_empty_corpus_is_refused(make_config, make_rows, make_draft):

@@ -1,0 +1,90 @@
+"""Several drafters as one: whose turn it is, whose law it is, and what a network keeps while others draft."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bass_jax as bass
+from bass_jax.drafters import CombinedDrafter, NgramDrafter
+from bass_jax.drafters.combined import combined_drafter
+from tests import tiny
+from tests.drafters.test_protocol import LENGTHS, WANTED, G, context, propose
+from tests.test_caches import assert_is_prefix
+
+SPEC = bass.SpecConfig(4)
+
+
+@jax.jit
+def ask(drafter, asked):
+    return drafter.propose(drafter.init(asked.tokens, asked.lengths), asked, 1, is_sampled=True)[0]
+
+
+def test_every_draft_is_the_first_parts_that_has_one():
+    """Each part asked for one draft behind what stands, from a fresh start."""
+    parts = tiny.combined_drafter(tiny.model_drafter(tiny.model(1))).parts
+    proposal, _ = propose(CombinedDrafter(parts), context(), True)
+    expected = [[] for _ in LENGTHS]
+    turns = np.zeros(len(parts), int)
+    asked = context()
+    for slot in range(G):
+        wanted = jnp.asarray((slot < WANTED) & (np.array([len(row) for row in expected]) == slot), jnp.int32)
+        one = asked._replace(num_wanted=wanted, keys=context().keys[:, slot : slot + 1])
+        found = [ask(part, one) for part in parts]
+        for row in np.flatnonzero(wanted):
+            turn = next((index for index, part in enumerate(found) if part.num_drafted[row]), None)
+            if turn is None:
+                continue
+            turns[turn] += 1
+            expected[row].append(int(found[turn].tokens[row, 0]))
+            law = found[turn].probs
+            law = np.eye(tiny.VOCAB)[expected[row][-1]] if law is None else law[row, 0]
+            np.testing.assert_allclose(proposal.probs[row, slot], law, atol=1e-6)
+            column = int(asked.lengths[row])
+            asked = asked._replace(tokens=asked.tokens.at[row, column].set(expected[row][-1]))
+        asked = asked._replace(lengths=asked.lengths + wanted)
+    found = [proposal.tokens[row, : int(num)].tolist() for row, num in enumerate(proposal.num_drafted)]
+    assert found == expected
+    assert (turns > 0).all()
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny.model(1)
+
+
+def test_a_networks_cache_is_true_while_others_draft(target):
+    """A hole would leave the text right and let acceptance collapse in silence."""
+    network = tiny.model_drafter(target)
+    pair = bass.Pair(target, CombinedDrafter((NgramDrafter(3, 2), network)))
+    step = jax.jit(bass.speculate_step, static_argnames="spec")
+    state = bass.prefill(pair, tiny.PROMPTS, SPEC, sampling=bass.Sampling(1.0), max_new_tokens=60)
+    lags = []
+    for _ in range(8):
+        state, _ = step(pair, state, SPEC)
+        _, kept = state.drafter
+        lags += (state.lengths - kept.num_cached)[:3].tolist()
+        assert (kept.num_cached <= state.lengths - 1).all()
+        assert_is_prefix(network.model, kept.cache, state, kept.num_cached)
+    assert max(lags) > 3  # Lookup drafted for several steps meanwhile.
+
+
+def test_a_perfect_network_behind_lookup_is_always_accepted_where_lookup_is_not_wrong(target):
+    pair = bass.Pair(target, CombinedDrafter((NgramDrafter(8, 8), tiny.model_drafter(target))))
+    run = bass.generate(pair, tiny.PROMPTS[:2], SPEC, max_new_tokens=40)
+    drafted, accepted = run.summary.num_drafted, run.summary.num_accepted
+    assert drafted > 40
+    # Texts this long repeat themselves seldom; what lookup got wrong may cost the rest of a step.
+    assert accepted > 0.8 * drafted
+
+
+def test_nothing_to_combine_is_refused():
+    with pytest.raises(ValueError, match="parts"):
+        CombinedDrafter(())
+
+
+def test_what_a_pair_has_is_combined():
+    network = tiny.model_drafter(tiny.model(1))
+    assert [type(part).__name__ for part in combined_drafter(None).parts] == ["NgramDrafter"]
+    parts = combined_drafter(network, tiny.store_drafter()).parts
+    assert [type(part).__name__ for part in parts] == ["NgramDrafter", "ModelDrafter", "NgramDrafter", "StoreDrafter"]

@@ -1,0 +1,46 @@
+"""Where drafts start: from the target's layers, and from its way of scoring."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bass_jax.training.config import DraftConfig
+from bass_jax.training.draft import init_draft
+from tests.training.conftest import VOCAB
+
+IDS = np.arange(3, 43, dtype=np.int32)
+
+
+def score(model, tokens):
+    positions = jnp.arange(tokens.shape[1])[None]
+    return jax.jit(lambda model, tokens: model.forward(tokens, positions, model.init_cache(*tokens.shape))[0])(
+        model, tokens
+    )
+
+
+def test_all_the_targets_layers_are_the_target(target):
+    shape = DraftConfig(target_layers=(0, 1), output_vocab_size=len(IDS))
+    draft = init_draft(shape, target, IDS, jax.random.key(0))
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (1, 16)), jnp.int32)
+    np.testing.assert_allclose(score(draft, tokens), score(target, tokens)[..., IDS], atol=1e-5)
+
+
+def test_some_of_the_targets_layers(target):
+    draft = init_draft(DraftConfig(target_layers=(1,), output_vocab_size=None), target, IDS, jax.random.key(0))
+    assert draft.config.num_layers == 1 and draft.output_ids is None
+    for one, other in zip(
+        jax.tree.leaves(draft.params["layer_0"]), jax.tree.leaves(target.params["layer_1"]), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(ValueError, match="target_layers: 2: the target has layers 0 to 1"):
+        init_draft(DraftConfig(target_layers=(2,)), target, IDS, jax.random.key(0))
+
+
+def test_a_hidden_state_draft_scores_what_it_foretells_as_its_target_would(make_config, make_draft, target):
+    """Its width holds all directions here, so nothing is lost."""
+    draft = make_draft(make_config(draft={"reads_hidden": True}), np.arange(48, dtype=np.int32))
+    state = jnp.asarray(np.random.default_rng(1).normal(size=(1, 5, target.config.width)), jnp.float32)
+    features = state @ draft.params["hidden_output"].T
+    np.testing.assert_allclose(draft.next_hidden(features), state, atol=1e-4)
+    np.testing.assert_allclose(draft.logits(features), target.logits(state)[..., :48], atol=1e-4)

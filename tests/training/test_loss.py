@@ -1,0 +1,122 @@
+"""What is minimised, against sums by hand, and how its mixture changes with the steps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bass_jax.models.decoder import decoder
+from bass_jax.training.batches import make_batch
+from bass_jax.training.config import LossConfig
+from bass_jax.training.loss import LossWeights, distillation_loss, scored_features, scored_logits, weights_at
+from bass_jax.training.rollout import Rollout
+from bass_jax.training.vocabulary import output_columns
+from tests.training.conftest import VOCAB, synthetic_rollouts
+
+NAMES = LossWeights._fields
+
+
+def one_hot(name) -> LossWeights:
+    return LossWeights(*(np.float32(other == name) for other in NAMES))
+
+
+@pytest.fixture
+def draft(make_config, make_draft):
+    return make_draft(make_config())
+
+
+@pytest.fixture
+def batch(draft):
+    """48 of 64 tokens can be proposed: some of the target's law lies outside."""
+    batch = make_batch(synthetic_rollouts(3), output_columns(np.asarray(draft.output_ids), VOCAB), 32, 64, 3)
+    return jax.tree.map(jnp.asarray, batch)
+
+
+def test_the_parts_by_hand(draft, batch):
+    _, parts = jax.jit(distillation_loss, static_argnums=0)(draft.config, draft.params, batch, one_hot("soft"))
+    laws = np.asarray(jax.nn.softmax(scored_logits(draft.config, draft.params, batch)), np.float64)
+    found = dict.fromkeys(("soft", "hard", "reverse", "total_variation"), 0.0)
+    assert 0 < (batch.law_columns < 0).mean() < 0.5
+    for place in np.flatnonzero(batch.weights):
+        columns = np.asarray(batch.law_columns[place])
+        inside = columns >= 0
+        target = np.asarray(batch.law_probs[place])[inside] * batch.law_mass[place]
+        own = laws[place, columns[inside]]
+        both = np.append(target, 1 - target.sum()), np.append(own, 1 - own.sum())
+        found["soft"] -= (np.asarray(batch.law_probs[place])[inside] * np.log(own)).sum()
+        if batch.labels[place] >= 0:
+            found["hard"] -= np.log(laws[place, batch.labels[place]])
+        found["reverse"] += (both[1] * np.log(both[1] / np.maximum(both[0], 1e-6))).sum()
+        found["total_variation"] += np.abs(both[0] - both[1]).sum() / 2
+    for name, value in found.items():
+        assert float(getattr(parts, name)) == pytest.approx(value / float(batch.weights.sum()), rel=1e-4), name
+
+
+@pytest.mark.parametrize("name", ["soft", "hard", "reverse", "total_variation"])
+def test_the_loss_is_its_part_and_its_gradient_points_downhill(draft, batch, name):
+    def loss_of(params):
+        return distillation_loss(draft.config, params, batch, one_hot(name))
+
+    (loss, parts), gradient = jax.jit(jax.value_and_grad(loss_of, has_aux=True))(draft.params)
+    assert loss == getattr(parts, name)
+    moved = jax.tree.map(lambda leaf, slope: leaf - 0.05 * slope, draft.params, gradient)
+    assert jax.jit(loss_of)(moved)[0] < loss
+
+
+def test_a_mixture_that_changes_with_the_steps():
+    config = LossConfig(
+        soft_weight=((0.0, 1.0), (0.5, 0.0)), hard_weight=0.25, total_variation_weight=((0.5, 0), (1, 2))
+    )
+    for share, expected in ((0.0, (1, 0.25, 0, 0, 0)), (0.25, (0.5, 0.25, 0, 0, 0)), (0.75, (0, 0.25, 0, 1, 0))):
+        np.testing.assert_allclose(weights_at(config, share), expected)
+
+
+@pytest.mark.parametrize(
+    "weights, message",
+    [
+        ({"soft_weight": -1.0}, "soft_weight=-1.0"),
+        ({"soft_weight": 0.0, "hard_weight": 0.0}, "not all 0"),
+        ({"reverse_weight": ((0.5, 1.0), (0.1, 1.0))}, "reverse_weight=.*ascending"),
+        ({"unroll": 0}, "unroll=0"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(weights, message):
+    with pytest.raises(ValueError, match=message):
+        LossConfig(**weights)
+
+
+def with_features(rollouts, width, seed=5) -> list[Rollout]:
+    """A "target" whose hidden state is a fixed function of the token."""
+    table = np.random.default_rng(seed).normal(size=(VOCAB, width)).astype(np.float16)
+    return [row._replace(features=table[np.concatenate([row.prompt, row.response[:-1]])]) for row in rollouts]
+
+
+def test_positions_of_a_hidden_state_draft_take_turns(make_config, make_draft, target):
+    """The last of three passes reads true features, what was foretold from those, and what was foretold from that."""
+    draft = make_draft(make_config(draft={"reads_hidden": True}))
+    rows = with_features(synthetic_rollouts(2), target.config.width)
+    batch = make_batch(rows, output_columns(np.asarray(draft.output_ids), VOCAB), 32, 64, 2, reads_hidden=True)
+    batch = jax.tree.map(jnp.asarray, batch)
+    module, variables = decoder(draft.config), {"params": draft.params}
+    positions = jnp.where(jnp.arange(32) < batch.lengths[:, None], jnp.arange(32), 32)
+    truth = np.asarray(batch.hidden, np.float32)
+    before = np.pad(truth, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+    hidden = before.copy()
+    for _ in range(2):
+        features = module.apply(variables, batch.tokens, positions, None, 1, jnp.asarray(hidden), method="features")[0]
+        foretold = np.asarray(module.apply(variables, features, method="next_hidden"))
+        for row in range(2):
+            for place in range(32):
+                if (place + row) % 3:
+                    hidden[row, place] = foretold[row, place - 1] if place else 0
+    expected = module.apply(variables, batch.tokens, positions, None, 1, jnp.asarray(hidden), method="features")[0]
+    found, seen = scored_features(draft.config, draft.params, batch, unroll=3)
+    is_real = batch.weights > 0
+    flat = np.asarray(expected).reshape(-1, draft.config.width)
+    np.testing.assert_allclose(found[is_real], flat[batch.selected[is_real]], atol=1e-5)
+    np.testing.assert_array_equal(seen[is_real], truth.reshape(-1, truth.shape[-1])[batch.selected[is_real]])
+
+
+def test_rows_without_features_are_named(make_config, make_draft):
+    with pytest.raises(ValueError, match="without the target's features"):
+        make_batch(synthetic_rollouts(2), np.arange(VOCAB), 32, 64, 2, reads_hidden=True)
