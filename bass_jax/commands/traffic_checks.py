@@ -81,7 +81,7 @@ def _soak(config: ExperimentConfig, world: RealWorld, minutes: float, view: Engi
     """Keeps a queue full for so long, some requests cancelled; watches memory, compilations and slots."""
     compiled: list[str] = []
 
-    def hear(name: str, *_, **__) -> None:
+    def hear(name: str, _: float, **__: str | int) -> None:
         if name.endswith("backend_compile_duration"):
             compiled.append(name)
 

@@ -140,10 +140,13 @@ class DeviceExecutor:
         rows = np.maximum(kept, 0)
         self._tickets = [None if source < 0 else self._tickets[source] for source in sources]
         self._finish = np.where(kept < 0, FinishReason.FILLER, self._finish[rows]).astype(np.int32)
-        self.state, self._policy_state = self._run(
+        # Pages stay out of it: what a function returns as it came may be a copy.
+        pages = pages_of(self.state)
+        state, self._policy_state = self._run(
             ("regroup_rows", len(self.state.lengths), len(rows)), regroup_rows,
-            self._policy, self.state, self._policy_state, rows, self._finish.copy(),
+            self._policy, with_pages(self.state, None), self._policy_state, rows, self._finish.copy(),
         )  # fmt: skip
+        self.state = with_pages(state, pages)
         self._is_finish_stale = False
 
     def stop(self, row: int) -> None:

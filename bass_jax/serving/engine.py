@@ -10,6 +10,7 @@ import numpy as np
 
 from bass_jax.config import SpecConfig
 from bass_jax.drafters import reads_features
+from bass_jax.models.mesh import mesh_of
 from bass_jax.pair import Pair
 from bass_jax.policies import Policy, find_policy, fixed
 from bass_jax.sampling import Sampling, find_rule
@@ -74,13 +75,17 @@ class Engine:
 
         Raises:
             ValueError: if `spec` asks for what is recorded of a single batch alone, the drafter reads the target's
-                hidden states, or the capacity exceeds the target's context so far that no request could use it.
+                hidden states, the pair lies on a mesh, or with pages for what has none.
         """
         spec = spec or SpecConfig()
         if spec.record_drafts:
             raise ValueError("record_drafts=True: expected False, an engine records no drafts")
         if reads_features(pair.drafter):
             raise ValueError("pair: the drafter reads the target's hidden states, which an engine does not keep")
+        if mesh_of(pair) is not None:
+            raise ValueError(
+                "pair: expected one on a single device, because an engine's rows are not spread over a mesh"
+            )
         self.pair, self.config = pair, config or EngineConfig()
         self.spec = dataclasses.replace(spec, draft_len=spec.bucket)
         self.is_lossless = find_rule(spec.acceptance).lossless

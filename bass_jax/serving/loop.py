@@ -133,13 +133,14 @@ class Loop:
         """Reads off what every row was given."""
         info, now = step.info, self.clock()
         is_active, num_emitted, finish = (np.asarray(x) for x in (info.is_active, info.num_emitted, info.finish))
+        tokens, logprobs = np.asarray(info.tokens), np.asarray(info.logprobs)
         counts = self.counts
         rows, num_finished = np.flatnonzero(is_active).tolist(), counts.num_finished
         for row, num, reason in zip(rows, num_emitted[rows].tolist(), finish[rows].tolist(), strict=True):
             ticket = self.scheduler.rows[row]
             assert ticket is not None, "a row without a request took part in a step"
             laws = None if info.laws is None else TokenLaws(*(field[row, :num] for field in info.laws))
-            events.append((ticket, ticket.take(info.tokens[row, :num], info.logprobs[row, :num], laws, reason, now)))
+            events.append((ticket, ticket.take(tokens[row, :num], logprobs[row, :num], laws, reason, now)))
             if ticket.finish_reason is not None:
                 num_finished += 1
                 self.scheduler.release(ticket)
