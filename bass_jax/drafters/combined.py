@@ -127,6 +127,7 @@ class CombinedDrafter:
             own = behind._replace(num_wanted=is_asked.astype(jnp.int32))
             proposal, states[index] = _ask(part, states[index], own, 1, is_sampled)
             found = _choose(is_asked, proposal, found)
+        assert found.confidence is not None  # `_choose` sees to it
         is_drafted = found.num_drafted > 0
         rows = jnp.arange(num_rows)
         columns = jnp.where(is_drafted, lengths, drafts.tokens.shape[1])
@@ -174,7 +175,9 @@ def _ask(part: Drafter, state: Any, context: DraftContext, num_drafts: int, is_s
 
 def _choose(is_new: Bool[Array, "B"], new: Proposal, old: Proposal) -> Proposal:
     """Takes the rows `is_new` from `new`; a part that does not say how sure it is counts as sure."""
-    confidence = jnp.ones(new.tokens.shape, jnp.float32) if new.confidence is None else new.confidence
+    confidence, kept = (
+        jnp.ones(one.tokens.shape, jnp.float32) if one.confidence is None else one.confidence for one in (new, old)
+    )
     probs = None
     if new.probs is not None or old.probs is not None:
         vocab_size = next(one.probs.shape[-1] for one in (new, old) if one.probs is not None)
@@ -188,5 +191,5 @@ def _choose(is_new: Bool[Array, "B"], new: Proposal, old: Proposal) -> Proposal:
         jnp.where(is_new[:, None], new.tokens, old.tokens),
         jnp.where(is_new, new.num_drafted, old.num_drafted),
         probs,
-        jnp.where(is_new[:, None], confidence, old.confidence),
+        jnp.where(is_new[:, None], confidence, kept),
     )

@@ -118,8 +118,8 @@ class LossConfig:
 
     def weight_at(self, name: str, share: float) -> float:
         """Returns the weight `name` after that share of the steps."""
-        points = _points(getattr(self, name))
-        return float(np.interp(share, *zip(*points, strict=True)))
+        shares, weights = zip(*_points(getattr(self, name)), strict=True)
+        return float(np.interp(share, shares, weights))
 
 
 def _points(weight: Schedule) -> tuple[tuple[float | int, float | int], ...]:

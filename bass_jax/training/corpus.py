@@ -117,7 +117,7 @@ class Corpus:
             laws = zip(np.split(ids, response_ends[:-1]), np.split(logprobs, response_ends[:-1]), strict=True)
             features = self._features(number, shard["prompt_lengths"] + shard["response_lengths"] - 1)
             return [
-                (Rollout(prompt, response, *law, float(temperature), kept), str(source))
+                (Rollout(prompt, response, *law, temperature=float(temperature), features=kept), str(source))
                 for prompt, response, law, temperature, kept, source in zip(
                     prompts, responses, laws, shard["temperatures"], features, shard["sources"], strict=True
                 )

@@ -19,11 +19,11 @@ _LEAST = 1e-6
 class LossWeights(NamedTuple):
     """Of the parts of the loss, at one step; traced."""
 
-    soft: Array | float
-    hard: Array | float
-    reverse: Array | float = 0.0
-    total_variation: Array | float = 0.0
-    hidden: Array | float = 0.0
+    soft: Array | np.floating | float
+    hard: Array | np.floating | float
+    reverse: Array | np.floating | float = 0.0
+    total_variation: Array | np.floating | float = 0.0
+    hidden: Array | np.floating | float = 0.0
 
 
 class LossParts(NamedTuple):
@@ -129,7 +129,7 @@ def distillation_loss(
         error, size = (jnp.square(x.astype(jnp.float32)).mean(axis=-1) for x in (foretold - truth, truth))
         hidden = mean(error / jnp.maximum(size, 1e-6))
     parts = LossParts(
-        soft=mean(-(batch.law_probs * inside).sum(axis=1)),
+        soft=mean(-(jnp.asarray(batch.law_probs) * inside).sum(axis=1)),
         hard=mean(jnp.where(is_inside, -inside[:, 0], 0.0)),
         reverse=mean(reverse),
         total_variation=mean(total_variation),

@@ -6,7 +6,7 @@ attention over unused slots is what a large batch on a CPU would spend its time 
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,13 +63,13 @@ def top_law(logits: Float[Array, "B V"], top: int) -> tuple[Int[Array, "B k"], F
 
 
 @functools.partial(jax.jit, donate_argnums=3)
-def _extend(model: Model, tokens, positions, cache: KVCache) -> tuple[Float[Array, "B T D"], KVCache]:
+def _extend(model: Model, tokens, positions, cache) -> tuple[Float[Array, "B T D"], Any]:
     features, cache = model.features(tokens, positions, cache)
     return features.astype(jnp.float16), cache
 
 
 @functools.partial(jax.jit, static_argnames="top", donate_argnums=3)
-def _step(model: Model, tokens, positions, cache: KVCache, keys, temperatures, *, top: int):
+def _step(model: Model, tokens, positions, cache, keys, temperatures, *, top: int):
     """One token of every row: ``(tokens [B], law_ids [B, top], law_logprobs [B, top], features [B, D], cache)``."""
     features, cache = model.features(tokens[:, None], positions[:, None], cache)
     ids, logprobs = top_law(model.logits(features)[:, 0], top)

@@ -108,7 +108,7 @@ def build_store(
     if max_entries < 1:
         raise ValueError(f"max_entries={max_entries}: expected a positive number")
     windows, num_known, tokens = _observations(list(rollouts), max_ngram)
-    hashes = suffix_hashes(windows)
+    hashes = np.asarray(suffix_hashes(windows))
     shorter, kept = None, []
     for length in range(min_ngram, max_ngram + 1):
         column = length - 1
