@@ -138,10 +138,12 @@ def _verify(pair: Pair, state: SpecState, inputs: Int[Array, "B T"], num_inputs:
     Returns the logits, the target's cache, and the drafter's state, which has seen the features if it reads them.
     """
     positions = input_positions(state, inputs.shape[1], num_inputs)
-    features, cache = pair.target.features(inputs, positions, state.target_cache)
+    if not reads_features(pair.drafter):
+        logits, cache = pair.target.forward(inputs, positions, state.target_cache)
+        return logits, cache, state.drafter
     drafter: Any = pair.drafter
-    seen = drafter.observe(state.drafter, features, positions) if reads_features(drafter) else state.drafter
-    return pair.target.logits(features), cache, seen
+    features, cache = pair.target.features(inputs, positions, state.target_cache)
+    return pair.target.logits(features), cache, drafter.observe(state.drafter, features, positions)
 
 
 def _adjuster(state: SpecState, spec: SpecConfig) -> Adjuster:
