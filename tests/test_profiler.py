@@ -33,7 +33,7 @@ def test_every_cell_is_measured(measured):
     assert np.asarray(table.target).shape == (2, 2, 1)
     assert (np.asarray(table.widths) == [1, 3]).all()
     assert (np.asarray(table.target) > 0).all() and (np.asarray(table.first_draft) > 0).all()
-    where = [f"sweep {sweep} of 3, batch {batch}, context 20" for sweep in (1, 2, 3) for batch in (1, 2)]
+    where = [f"sweep {sweep} of 3, batch {batch}, context 20" for sweep in (1, 2, 3) for batch in (1, 4)]
     assert cells == [f"{cell}: {what}" for cell in where for what in ("drafts", "steps of 0, 2 drafts")]
     assert profile.about["pair"] == "tiny"
 
