@@ -10,8 +10,10 @@ from bass_jax import judge as judge_module
 from bass_jax.drafters import Proposal
 from bass_jax.judge import TargetLogits, judge
 from bass_jax.sampling import GREEDY, TOKEN, RuleKeys, Sampling
+from tests.abstract import abstract_pair, abstract_state, of_depth
 from tests.gpu_compile import compile_for, needs_gpu_compiler
-from tests.test_step_on_gpu import abstract_pair, abstract_state
+from tests.test_step_on_gpu import BATCH as STEP_BATCH
+from tests.test_step_on_gpu import CAPACITY, TARGET
 
 BATCH, DRAFTS, VOCAB = 16, 4, 300
 
@@ -75,8 +77,8 @@ def test_both_end_a_row_at_the_same_broken_law(monkeypatch):
 @pytest.mark.parametrize("kernel", ["pallas", "xla"])
 def test_on_a_gpu_the_step_runs_the_fused_kernels(kernel):
     """What the kernel writes is bounded by its own tests; here, that the step uses it, and sorts no vocabulary."""
-    pair = abstract_pair("ngram", num_layers=2, num_draft_layers=1)
-    state = abstract_state(pair)
+    pair = abstract_pair(of_depth(TARGET, 2), None)
+    state = abstract_state(pair, STEP_BATCH, CAPACITY)
     spec = bass.SpecConfig(draft_len=4, acceptance="token", acceptance_kernel=kernel)
     text = compile_for(bass.speculate_step, pair, state, spec, donate_argnums=1).as_text()
     assert " sort(" not in text

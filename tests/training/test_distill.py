@@ -78,6 +78,7 @@ def test_more_of_the_same_corpus_and_another_recipe(config_path):
         run_distill(config_path, {"seed": 1}, show_progress=False)
 
 
+@pytest.mark.slow
 def test_a_store_and_a_search_from_the_same_corpus(config_path, capsys, monkeypatch):
     """The commands, as a user runs them behind the corpus stage."""
     monkeypatch.chdir(config_path.parent)

@@ -288,6 +288,7 @@ def test_batches_on_the_drafts_own_answers(make_config, make_draft, target):
         OnPolicy(config, draft, columns, None)
 
 
+@pytest.mark.slow
 def test_training_on_its_own_answers_learns(make_config, make_rows, make_draft, target):
     config = make_config(training={"on_policy_share": 0.5, "num_steps": 12, "save_every": 6, "log_every": 3})
     rows = make_rows(synthetic_rollouts(60))
