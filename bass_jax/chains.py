@@ -60,6 +60,7 @@ def verify_chains(
     with jax.named_scope("verify"):
         roots = jnp.broadcast_to(last_tokens(state)[:, None, None], (B, M, 1))
         inputs = jnp.concatenate([roots, proposal.tokens], axis=2)
+        assert isinstance(state.target_cache, KVCache)  # pages are an engine's, which refuses chains
         raw, cache, new = pair.target.forward_chains(inputs, positions, state.target_cache)
     with jax.named_scope("accept"):
         adjusted = raw

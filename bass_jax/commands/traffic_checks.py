@@ -81,9 +81,10 @@ def _soak(config: ExperimentConfig, world: RealWorld, minutes: float, view: Engi
     """Keeps a queue full for so long, some requests cancelled; watches memory, compilations and slots."""
     compiled: list[str] = []
 
-    def hear(name: str, _: float, **__: str | int) -> None:
-        if name.endswith("backend_compile_duration"):
-            compiled.append(name)
+    def hear(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        del duration_secs, kwargs
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
 
     engine = world.engine("continuous", config.policies[-1], time.perf_counter, view)
     random, prompts = np.random.default_rng(config.seed), world.prompts(256)
