@@ -54,9 +54,9 @@ def load_pair(
         path: of a pair (a directory whose ``manifest.json`` names target and draft), or of anything
             `bass_jax.checkpoint.load_model` takes, which then is a target without a draft.
         drafter: ``"model"`` (the pair's own draft), ``"hidden"`` (the pair's draft that reads the target's hidden
-            states), ``"ngram"`` (prompt lookup), ``"store"`` (the pair's n-gram store), ``"combined"`` (lookup, then
-            the store, then the draft, of those that the pair has), a path of another draft or ``.safetensors`` store,
-            or a `Drafter`. Default the pair's draft where it has one, else ``"ngram"``.
+            states), ``"ngram"`` (prompt lookup), ``"store"`` (the pair's n-gram store), ``"combined"`` (of those that
+            the pair has, in the order of `bass_jax.drafters.combined_drafter`), a path of another draft or
+            ``.safetensors`` store, or a `Drafter`. Default the pair's draft where it has one, else ``"ngram"``.
         dtype: of parameters and activations; default as stored.
         quantize: of the target: ``"int8"`` or ``"int8_activations"``, as in `ModelConfig`; default as stored.
         cache_dtype: of the target's cache: ``"int8"``, or None for `dtype`.

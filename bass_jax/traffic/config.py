@@ -159,19 +159,7 @@ def load_config(path: Path) -> ExperimentConfig:
     Raises:
         ValueError: one line naming the file and the dotted path of what is wrong.
     """
-    import yaml
-    from pydantic import ConfigDict, TypeAdapter, ValidationError
+    return read_settings(ExperimentConfig, path)
 
-    for kind in (Phase, SimulatedDevice, RealPair, Traffic, Requests, EngineConfig, ExperimentConfig):
-        kind.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
-    try:
-        return TypeAdapter(ExperimentConfig).validate_python(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        dotted = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise ValueError(f"{path}: {dotted}: {message}" if dotted else f"{path}: {message}") from None
+
+forbid_extra(Phase, SimulatedDevice, RealPair, Traffic, Requests, EngineConfig, ExperimentConfig)
