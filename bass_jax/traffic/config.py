@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from bass_jax.serving import EngineConfig
+from bass_jax.settings import forbid_extra, read_settings
 from bass_jax.traffic.arrivals import Phase
 
 POLICIES = (
