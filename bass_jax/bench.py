@@ -149,7 +149,7 @@ def _cells(pair, specs, sampling, device, rates, batch, context, trace) -> Itera
         memory = executable.memory_analysis()
         planned = memory.argument_size_in_bytes + memory.temp_size_in_bytes
         planned += memory.output_size_in_bytes - memory.alias_size_in_bytes
-        launches = _launches(pair, make(), spec, draft_len)
+        launches = _launches(pair, make, spec, draft_len)
         yield Cell(
             batch=batch, draft_len=draft_len, context=context, seconds=seconds[draft_len], in_flight_seconds=in_flight,
             tokens=batch * float(_emitted(rates, draft_len)), num_bytes=num_bytes, roofline_seconds=roofline,
@@ -207,11 +207,11 @@ def _record(executable: Callable, pair: Pair, state, spec: SpecConfig, directory
         jax.block_until_ready(info)
 
 
-def _launches(pair: Pair, state, spec: SpecConfig, draft_len: int):
+def _launches(pair: Pair, make: Callable, spec: SpecConfig, draft_len: int):
     """What a step launches, from a compilation of its own that dumps it; None but on a GPU."""
     if jax.devices()[0].platform != "gpu":
         return None
     with contextlib.suppress(ValueError):
-        lowered = jax.jit(_step(draft_len), donate_argnums=1).lower(pair, state, spec)
+        lowered = jax.jit(_step(draft_len), donate_argnums=1).lower(pair, make(), spec)
         return compile_with_thunks(lowered, compiler_options=ONE_GRAPH_OPTIONS)[1]
     return None

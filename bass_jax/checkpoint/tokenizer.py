@@ -74,6 +74,10 @@ class Tokenizer:
         text = self.render_chat(message) + answer_start
         return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
 
+    def encode_prompt(self, text: str) -> np.ndarray:
+        """Encodes what a user asks: as a chat if there is a chat template, else as the text itself."""
+        return self.encode_chat(text) if self.has_chat_template else self.encode(text)
+
     def render_chat(self, messages: Sequence[Message]) -> str:
         """Writes a conversation out as the model was trained to read it, up to the assistant's answer.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bass_jax.commands.pairs import add_model_arguments, is_preset, load_models
 from bass_jax.commands.profile import parse_numbers
-from bass_jax.commands.prompts import read_prompts
+from bass_jax.commands.prompts import add_prompt_arguments, prompts_of
 
 EXAMPLES = r"""examples:
   bass-jax bench checkpoints/quickstart --prompts configs/demo_prompts.txt
@@ -32,9 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_argument_group("acceptance, for tokens per second; steps of the real rule are timed either way")
     source.add_argument("--acceptance", metavar="RATES", help="assumed, 0.8 or by position 0.9,0.7: labelled synthetic")
     source.add_argument("--prompts", type=Path, help="measured on these, as generate's --file")
-    source.add_argument("--field", default="prompt", help="key of the prompt in a JSONL line (default: %(default)s)")
-    source.add_argument("--limit", type=int, default=16, help="take only so many (default: %(default)s)")
-    source.add_argument("--template", default="{prompt}", help=r"what is asked around {prompt}; \n is a new line")
+    add_prompt_arguments(source, limit=16)
     add_model_arguments(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--output", type=Path, help="JSON: every cell and what the device was measured at")
@@ -121,9 +119,8 @@ def _measured(options, pair, tokenizer, spec, sampling) -> tuple[float, ...]:
     """Acceptance by position on the prompts."""
     from bass_jax.profiler import measure_acceptance
 
-    prompts = read_prompts((), options.prompts, options.field, options.template.replace("\\n", "\n"))[: options.limit]
-    encode = tokenizer.encode_chat if tokenizer.has_chat_template else tokenizer.encode
-    return measure_acceptance(pair, [encode(prompt) for prompt in prompts], spec, sampling=sampling) or (0.0,)
+    prompts = [tokenizer.encode_prompt(prompt) for prompt in prompts_of(options, options.prompts)]
+    return measure_acceptance(pair, prompts, spec, sampling=sampling) or (0.0,)
 
 
 def _report(out, record, cells) -> None:

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from bass_jax.commands.live import LiveView
 from bass_jax.generate import Generation, StreamEvent
 from bass_jax.metrics import summarize
 from bass_jax.state import StepInfo
@@ -19,7 +19,7 @@ MAX_LIVE_ROWS = 16
 """Batches of more rows show the bar alone."""
 
 
-class Display:
+class Display(LiveView):
     """A progress bar, and under it the newest text of every row of the batch, redrawn as tokens are accepted."""
 
     def __init__(self, console: Console, name: str, num_rows: int, *, is_shown: bool):
@@ -45,16 +45,7 @@ class Display:
         self._width = max(20, console.width - 8)
         self._texts: list[str] = []
         self._marks: list[str] = []
-        self._live = Live(self, console=console, refresh_per_second=8, transient=True) if is_shown else None
-
-    def __enter__(self) -> "Display":
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *exception) -> None:
-        if self._live is not None:
-            self._live.stop()
+        super().__init__(console, is_shown=is_shown)
 
     def __rich__(self) -> Group:
         rows = Table.grid(padding=(0, 1))

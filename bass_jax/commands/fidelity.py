@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from bass_jax.commands.pairs import add_model_arguments, is_preset, load_models
-from bass_jax.commands.prompts import read_prompts
+from bass_jax.commands.prompts import add_prompt_arguments, prompts_of
 
 EXAMPLES = r"""examples:
   bass-jax fidelity checkpoints/quickstart --quantize int8
@@ -21,9 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft", help="model (the pair's own), ngram, or a path (default: the pair's)")
     add_model_arguments(parser)
     parser.add_argument("--prompts", type=Path, default=Path("configs/demo_prompts.txt"), help="as generate's --file")
-    parser.add_argument("--field", default="prompt", help="key of the prompt in a JSONL line (default: %(default)s)")
-    parser.add_argument("--limit", type=int, default=16, help="take only so many (default: %(default)s)")
-    parser.add_argument("--template", default="{prompt}", help=r"what is asked around {prompt}; \n is a new line")
+    add_prompt_arguments(parser, limit=16)
     parser.add_argument("--max-new-tokens", type=int, default=64, help="limit per answer (default: %(default)s)")
     parser.add_argument("--draft-len", type=int, default=4, help="draft tokens per step (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
@@ -36,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.pair} has random weights: expected a checkpoint, whose laws mean something")
     if options.quantize is None and options.cache_dtype is None and options.quantize_draft is None:
         raise ValueError("expected --quantize, --cache-dtype or --quantize-draft: nothing else differs from the pair")
-    prompts = read_prompts((), options.prompts, options.field, options.template.replace("\\n", "\n"))[: options.limit]
+    prompts = prompts_of(options, options.prompts)
 
     from rich.console import Console
     from rich.table import Table
@@ -48,9 +46,8 @@ def run(options: argparse.Namespace) -> int:
     whole = argparse.Namespace(**vars(options) | {"quantize": None, "cache_dtype": None, "quantize_draft": None})
     reference, _ = load_models(whole, options.pair, options.draft)
     assert tokenizer is not None  # a checkpoint's
-    encode = tokenizer.encode_chat if tokenizer.has_chat_template else tokenizer.encode
     found = measure_fidelity(
-        reference, other, [encode(prompt) for prompt in prompts], bass.SpecConfig(options.draft_len),
+        reference, other, [tokenizer.encode_prompt(prompt) for prompt in prompts], bass.SpecConfig(options.draft_len),
         max_new_tokens=options.max_new_tokens, sampling=bass.Sampling(options.temperature),
     )  # fmt: skip
     kept = {name: getattr(options, name) for name in ("quantize", "cache_dtype", "quantize_draft")}

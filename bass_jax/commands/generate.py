@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from bass_jax.commands.pairs import add_model_arguments, load_models
-from bass_jax.commands.prompts import read_prompts
+from bass_jax.commands.prompts import add_prompt_arguments, prompts_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,9 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     source = parser.add_argument_group("prompts")
     source.add_argument("--file", type=Path, help="text with one prompt per line, or a .jsonl(.gz) data set")
-    source.add_argument("--field", default="prompt", help="key of the prompt in a JSONL line (default: %(default)s)")
-    source.add_argument("--limit", type=int, help="take only the first so many prompts")
-    source.add_argument("--template", default="{prompt}", help=r"what is asked around {prompt}; \n is a new line")
+    add_prompt_arguments(source)
     source.add_argument("--raw", action="store_true", help="continue the text itself: no chat template")
     batch = parser.add_argument_group("batch")
     batch.add_argument("--batch", type=int, help="prompts decoded together (default: all, at most 64 rows)")
@@ -82,8 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Decodes and prints; returns the exit code."""
     _check(options)
-    template = options.template.replace("\\n", "\n")
-    prompts = read_prompts(options.prompts, options.file, options.field, template)[: options.limit]
+    prompts = prompts_of(options, options.file, options.prompts)
 
     from rich.console import Console
 
@@ -112,8 +109,8 @@ def run(options: argparse.Namespace) -> int:
     pair, tokenizer = load_models(options, options.pair, options.draft)
     if tokenizer is None:
         raise ValueError(f"--pair {options.pair}: random weights have no texts; see bass-jax bench")
-    is_chat = not options.raw and tokenizer.has_chat_template
-    encoded = [tokenizer.encode_chat(prompt) if is_chat else tokenizer.encode(prompt) for prompt in prompts]
+    encode = tokenizer.encode if options.raw else tokenizer.encode_prompt
+    encoded = [encode(prompt) for prompt in prompts]
 
     notes = Console(stderr=True)
     with _opened(options.output) as sink:
@@ -243,7 +240,7 @@ def _opened(path: Path | None) -> Iterator[IO[str] | None]:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name in ("batch", "samples", "max_new_tokens", "limit"):
+    for name in ("batch", "samples", "max_new_tokens"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value}: expected at least 1")

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bass_jax.commands.prompts import read_prompts
+from bass_jax.commands.prompts import add_prompt_arguments, prompts_of
 
 EXAMPLES = r"""examples:
   bass-jax profile checkpoints/quickstart --prompts configs/demo_prompts.txt
@@ -18,9 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft", help="model (the pair's own), ngram, or a path (default: the pair's)")
     source = parser.add_argument_group("prompts, for the acceptance")
     source.add_argument("--prompts", type=Path, default=Path("configs/demo_prompts.txt"), help="as generate's --file")
-    source.add_argument("--field", default="prompt", help="key of the prompt in a JSONL line (default: %(default)s)")
-    source.add_argument("--limit", type=int, default=16, help="take only so many (default: %(default)s)")
-    source.add_argument("--template", default="{prompt}", help=r"what is asked around {prompt}; \n is a new line")
+    add_prompt_arguments(source, limit=16)
     source.add_argument("--max-new-tokens", type=int, default=64, help="limit per answer (default: %(default)s)")
     grid = parser.add_argument_group("what is timed")
     grid.add_argument("--batches", default="1,2,4,8,16", help="rows (default: %(default)s)")
@@ -39,8 +37,7 @@ def run(options: argparse.Namespace) -> int:
         parse_numbers(getattr(options, name), f"--{name.replace('_', '-')}")
         for name in ("batches", "draft_lens", "contexts")
     )
-    template = options.template.replace("\\n", "\n")
-    prompts = read_prompts((), options.prompts, options.field, template)[: options.limit]
+    prompts = prompts_of(options, options.prompts)
 
     from rich.console import Console
 
@@ -48,9 +45,7 @@ def run(options: argparse.Namespace) -> int:
     from bass_jax.profiler import measure_profile
 
     pair, tokenizer = bass.load_pair(options.pair, drafter=options.draft)
-    encoded = [
-        tokenizer.encode_chat(prompt) if tokenizer.has_chat_template else tokenizer.encode(prompt) for prompt in prompts
-    ]
+    encoded = [tokenizer.encode_prompt(prompt) for prompt in prompts]
     notes = Console(stderr=True)
     with notes.status("profiling") as status:
         profile = measure_profile(

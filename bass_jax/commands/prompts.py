@@ -1,10 +1,31 @@
 """Prompts from arguments, a text file, standard input or a JSONL data set."""
 
+import argparse
 import gzip
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+
+def add_prompt_arguments(parser: argparse._ActionsContainer, limit: int | None = None) -> None:
+    """Declares the options that `prompts_of` reads; `limit` is the default of ``--limit``."""
+    parser.add_argument("--field", default="prompt", help="key of the prompt in a JSONL line (default: %(default)s)")
+    shown = "all" if limit is None else "%(default)s"
+    parser.add_argument("--limit", type=int, default=limit, help=f"take only the first so many (default: {shown})")
+    parser.add_argument("--template", default="{prompt}", help=r"what is asked around {prompt}; \n is a new line")
+
+
+def prompts_of(options: argparse.Namespace, file: Path | None, arguments: Sequence[str] = ()) -> list[str]:
+    """Collects the prompts as the options of `add_prompt_arguments` say; see `read_prompts`.
+
+    Raises:
+        ValueError: as `read_prompts`, or if ``--limit`` leaves none.
+    """
+    if options.limit is not None and options.limit < 1:
+        raise ValueError(f"--limit {options.limit}: expected at least 1")
+    prompts = read_prompts(arguments, file, options.field, options.template.replace("\\n", "\n"))
+    return prompts[: options.limit]
 
 
 def read_prompts(arguments: Sequence[str], file: Path | None, field: str, template: str) -> list[str]:

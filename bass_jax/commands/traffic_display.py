@@ -4,12 +4,12 @@ from collections import deque
 from collections.abc import Sequence
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from bass_jax.commands.live import LiveView
 from bass_jax.serving import Loop
 from bass_jax.serving.loop import Counts
 from bass_jax.traffic.experiment import Result, over_fixed, over_static
@@ -18,7 +18,7 @@ RECENT = 64
 """Steps over which rates are shown."""
 
 
-class EngineView:
+class EngineView(LiveView):
     """Slots, queue, tokens per second, acceptance and draft length, redrawn while an engine runs.
 
     Give it to an engine or a loop as `on_step`.
@@ -29,16 +29,7 @@ class EngineView:
         self._title = ""
         self._loop: Loop | None = None
         self._recent: deque[tuple[float, Counts]] = deque(maxlen=RECENT)
-        self._live = Live(self, console=console, refresh_per_second=8, transient=True) if is_shown else None
-
-    def __enter__(self) -> "EngineView":
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *exception) -> None:
-        if self._live is not None:
-            self._live.stop()
+        super().__init__(console, is_shown=is_shown)
 
     def begin(self, title: str) -> None:
         """Names the run that comes next."""

@@ -141,7 +141,7 @@ def combined_drafter(network: ModelDrafter | None, store: StoreDrafter | None = 
     """Combines prompt lookup with what there is.
 
     A long match first; the network where it is sure enough; then whatever matched at all, and the store. Without a
-    network every match comes first. Which order is best was measured on held-out answers: docs/draft_training.md.
+    network every match comes first. Which order is best was measured on held-out answers: docs/drafters.md.
 
     Args:
         network: a draft that reads tokens alone, or the target's features; None for none.

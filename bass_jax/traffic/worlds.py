@@ -171,10 +171,8 @@ class RealWorld:
         assert real is not None, "an experiment in real time"
         self._config, self.unit_seconds = config, 1.0
         self.pair: Pair = load_pair(real.path)[0]
-        tokenizer = self.pair.tokenizer
-        encode = tokenizer.encode_chat if tokenizer.has_chat_template else tokenizer.encode
         most = config.requests.prompt_tokens[1]
-        self._prompts = [encode(text)[:most] for text in texts]
+        self._prompts = [self.pair.tokenizer.encode_prompt(text)[:most] for text in texts]
         self._on_note = on_note
         self._context = config.engine.capacity / 2
 
