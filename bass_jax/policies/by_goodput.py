@@ -42,9 +42,10 @@ class Goodput:
     Where rows are replaced as they end (``objective="rate"``) it is the tokens per second of all.
 
     Without drafts nothing is learnt. So time is saved up, `probe_share` of it, and once it pays for a step of the
-    best length with all the drafter has to catch up with, that step is taken. Where reading the committed tokens alone
-    takes a drafter more than that share, there are no probes. What catching up costs is spread over the steps that are
-    still to come.
+    best length with all the drafter has to catch up with, that step is taken. The first one is lent where the whole
+    batch can pay it back. A probe's price is what it puts the batch's end off by: tokens of rows that are not the
+    slowest pay for nothing. Where reading the committed tokens alone takes a drafter more than that share, there are no
+    probes. What catching up costs is spread over the steps that are still to come.
 
     Attributes:
         cost: of the pair on this device.
@@ -102,12 +103,15 @@ class Goodput:
         drafts = candidates > 0
         best = jnp.argmin(jnp.where(drafts, seconds_to_end, jnp.inf))
         without = jnp.where(drafts, jnp.inf, seconds_to_end).min()  # inf, if 0 is not among the lengths
-        does_pay = seconds_to_end[best] * jnp.where(jnp.isfinite(without), 1 + self.margin, 1.0) < without
-        # A probe costs what its step takes beyond the time in which its tokens would have come anyway.
+        cautious = jnp.where(jnp.isfinite(without), 1 + self.margin, 1.0)
+        does_pay = cautious * seconds_to_end[best] < without
+        # A probe costs what its step takes beyond the time by which it brings the end nearer: where drafting does not
+        # pay, never less than nothing.
         regular = jnp.where(drafts, -jnp.inf, steady).max()
-        gained = jnp.where(running, emitted[:, best], 0.0).sum() / num_running
-        probe = (steady + catch_up)[best] - gained * regular
-        is_probe = ~does_pay & (state.budget >= probe)
+        probe = cautious * (steady + catch_up)[best] - without / num_steps[best]
+        # What is learnt first serves longest: the first probe is lent.
+        is_lent = ~stats.is_active.any() & (probe <= self.probe_share * without)
+        is_probe = ~does_pay & (is_lent | (state.budget >= probe))
         draft_len = jnp.where(does_pay | is_probe, candidates[best], candidates[0])
         budget = jnp.where(is_probe, 0.0, state.budget + self.probe_share * jnp.maximum(regular, 0.0))
         budget = jnp.where(does_pay, 0.0, budget).astype(jnp.float32)

@@ -101,8 +101,8 @@ def test_a_lengths_mean_is_that_of_the_steps_that_it_leads_to():
 
 
 def test_goodput_turns_speculation_off_where_it_does_not_pay():
-    assert first(policies.goodput(profile=made_up(0.9)), 1) == 0
-    assert first(policies.goodput(profile=made_up(0.1)), 1) > 0
+    assert first(policies.goodput(profile=made_up(0.9), probe_share=0.0), 1) == 0
+    assert first(policies.goodput(profile=made_up(0.1), probe_share=0.0), 1) > 0
     # Algorithm 1 knows no costs.
     assert first(policies.bass_heuristic(), 1) == 7
 
@@ -143,6 +143,38 @@ def test_goodput_probes_and_comes_back():
     assert 1 <= num_probes <= 0.03 * 1000 / 0.34
     back, _ = drive(policy, 2, 1.0, 4000, state=state)
     assert min(back[-10:]) > 0
+
+
+def test_the_first_probe_is_lent_where_the_batch_can_pay_it_back():
+    policy = policies.goodput(profile=made_up(0.9))
+    assert first(policy, 1) > 0
+    assert first(policy, 1, room=16) == 0
+
+
+def test_a_probe_is_paid_with_the_batchs_end():
+    """Fifteen rows accept every draft and one none: many tokens per second, and not one step less to the end."""
+    profile = made_up(0.1, rates=(0.8,))
+    dear = dataclasses.replace(profile.table, first_draft=profile.table.first_draft + 2e-4)
+    policy = policies.goodput(cost=dear, rates=(0.8,), lengths=(0, 1), margin=0.0)
+    update = jax.jit(policy.update)
+    room = np.full(16, 256)
+    before = stats(16, room=256)
+    state, plan = update(policy.init(16), before)
+    num_drafting = num_steps = 0
+    while room.any():
+        drafted = int(plan.draft_lens.max())
+        accepted = np.where((np.arange(16) > 0) & (room > 1), drafted, 0)
+        is_active, emitted = room > 0, np.where(room > 0, accepted + 1, 0)
+        room = room - emitted
+        num_steps, num_drafting = num_steps + 1, num_drafting + (drafted > 0)
+        state, plan = update(state, before._replace(
+            is_active=jnp.asarray(is_active), is_running=jnp.asarray(room > 0), room=jnp.asarray(room),
+            num_drafted=jnp.where(is_active, drafted, 0), num_accepted=jnp.asarray(accepted),
+            num_emitted=jnp.asarray(emitted),
+        ))  # fmt: skip
+    assert num_steps == 256  # the slow row's
+    # Until it is known that one row is slow it may draft; then for a probe or two.
+    assert 1 <= num_drafting <= 32
 
 
 def test_goodput_plans_for_what_a_row_may_still_emit():
