@@ -6,7 +6,9 @@ r"""Draft-length policies against fixed lengths and regular decoding, over the b
 First the pair is profiled (costs, and acceptance on prompts of its own); then, greedily, batches of other prompts are
 decoded by every way in turn, `--repeats` times: all ways of a cell share its minutes. A survey of the same prompts is
 simulated with the profile's costs, and its tokens per target pass and seconds are held against what was measured.
-Compilation and prefill are outside the times. Writes OUTPUT.json after every cell, then OUTPUT.md and OUTPUT.png; about
+Compilation and prefill are outside the times. A step does the same work in every repeat, so its time is its median over
+the repeats, and a way's seconds are the sum of those: a burst of something else on the machine costs a step and not a
+run. Writes OUTPUT.json after every cell, then OUTPUT.md and OUTPUT.png; about
 a quarter of an hour on two cores.
 """
 
@@ -24,6 +26,7 @@ from prompts import encode_prompts, prompt_parser
 
 import bass_jax as bass
 from bass_jax import policies
+from bass_jax.costmodel import read_profile
 from bass_jax.generate import Run, begin_trace
 from bass_jax.policies.pacer import Pacer
 from bass_jax.profiler import measure_profile
@@ -41,7 +44,8 @@ def main() -> None:
     parser.add_argument("--batches", default="1,2,4,8,16")
     parser.add_argument("--num-prompts", type=int, default=16, help="of the largest batch; fewer for small ones")
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--profile", type=Path, help="of this pair on this machine, instead of measuring one now")
     parser.add_argument("--bandit", action="store_true", help="measure it too; the simulator has no clock for it")
     parser.add_argument("--output", type=Path, default=Path("policies"))
     options = parser.parse_args()
@@ -57,10 +61,13 @@ def main() -> None:
     batches = [int(batch) for batch in options.batches.split(",")]
 
     start = time.perf_counter()
-    profile = measure_profile(
-        pair, profiled, bass.SpecConfig(8), name=options.pair, max_new_tokens=64, batches=batches,
-        draft_lens=(*LENGTHS, 8), contexts=(216,), on_cell=lambda cell: print(f"profile: {cell}", flush=True),
-    )  # fmt: skip
+    if options.profile is not None:
+        profile = read_profile(options.profile)
+    else:
+        profile = measure_profile(
+            pair, profiled, bass.SpecConfig(8), name=options.pair, max_new_tokens=64, batches=batches,
+            draft_lens=(*LENGTHS, 8), contexts=(216,), on_cell=lambda cell: print(f"profile: {cell}", flush=True),
+        )  # fmt: skip
     profile.write(options.output.with_suffix(".profile.json"))
     replay, survey_seconds = survey(options, pair, decoded)
     ways = {
@@ -109,11 +116,12 @@ def survey(options, pair, rows):
 def measure(options, pair, ways, rows, batch, replay, profile) -> list[dict]:
     """One cell per way: medians over the repeats, the ways in turn, and each simulated."""
     seconds = {name: [] for name in ways}
+    steps: dict[str, list[list[float]]] = {name: [] for name in ways}
     runs = {name: [] for name in ways}
     texts: dict[str, list] = {name: [] for name in ways}
     for repeat in range(-1, options.repeats):  # the first compiles, and warms
         for name, policy in ways.items():
-            total = 0.0
+            times: list[float] = []
             for start in range(0, len(rows), batch):
                 if repeat < 0 and start:
                     break
@@ -121,19 +129,22 @@ def measure(options, pair, ways, rows, batch, replay, profile) -> list[dict]:
                     pair, rows[start : start + batch], bass.SpecConfig(4), policy=policy,
                     max_new_tokens=options.max_new_tokens, warm_up=False,
                 )  # fmt: skip
-                total += run.timings.decode
+                times += run.timings.steps
                 if repeat == 0:
                     runs[name].append(run)
                     texts[name] += [row.tolist() for row in run.tokens]
             if repeat >= 0:
-                seconds[name].append(total)
+                seconds[name].append(sum(times))
+                steps[name].append(times)
     update = update_seconds(pair, ways["goodput"], rows[:batch])
     batches = compose(len(rows), batch)
     simulated = {name: simulate(replay, policy, profile.table, batches) for name, policy in ways.items()}
     oracle = regret(replay, {}, profile.table, batches, range(9))["oracle"][0]
     cells = []
     for name in ways:
-        median = statistics.median(seconds[name])
+        # The bandit's steps are others every time.
+        alike = len({len(times) for times in steps[name]}) == 1
+        median = float(np.median(steps[name], axis=0).sum()) if alike else statistics.median(seconds[name])
         num_emitted = sum(run.summary.num_emitted for run in runs[name])
         num_passes = sum(run.summary.num_row_steps for run in runs[name])
         one = simulated[name]
@@ -148,7 +159,7 @@ def measure(options, pair, ways, rows, batch, replay, profile) -> list[dict]:
             "oracle_seconds": round(float(oracle.seconds.sum()), 4),
             "update_share": round(update / (median / sum(len(run.infos) for run in runs[name])), 5),
         })  # fmt: skip
-    return cells
+    return [cell | {"ratio_to_regular": round(cells[0]["seconds"] / cell["seconds"], 4)} for cell in cells]
 
 
 def update_seconds(pair, policy, rows) -> float:
@@ -175,7 +186,7 @@ def tables(record) -> str:
     by = {(cell["batch"], cell["way"]): cell for cell in cells}
 
     def ratio(batch, way):
-        return statistics.median(by[batch, way]["ratios_to_regular"])
+        return by[batch, way]["ratio_to_regular"]
 
     lines = ["| batch | " + " | ".join(ways) + " |", "|---" * (len(ways) + 1) + "|"]
     for batch in batches:
@@ -219,7 +230,7 @@ def plot(record, path: Path) -> None:
     axes = figure.subplots()
     for way in dict.fromkeys(cell["way"] for cell in record["cells"]):
         mine = [cell for cell in record["cells"] if cell["way"] == way]
-        speed = [statistics.median(cell["ratios_to_regular"]) for cell in mine]
+        speed = [cell["ratio_to_regular"] for cell in mine]
         style = "-o" if way in ("goodput", "bass_heuristic") else "--."
         axes.plot([cell["batch"] for cell in mine], speed, style, label=way)
     axes.set_xscale("log", base=2)
