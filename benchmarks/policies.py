@@ -234,6 +234,8 @@ def plot(record, path: Path) -> None:
         style = "-o" if way in ("goodput", "bass_heuristic") else "--."
         axes.plot([cell["batch"] for cell in mine], speed, style, label=way)
     axes.set_xscale("log", base=2)
+    batches = sorted({cell["batch"] for cell in record["cells"]})
+    axes.set_xticks(batches, [str(batch) for batch in batches])
     axes.set(xlabel="batch", ylabel="tokens/s over regular decoding", title=f"{record['device']}, {record['date']}")
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=120)
