@@ -16,7 +16,7 @@ class PairConfig:
 
     Attributes:
         path: of a pair or a target, as `bass_jax.load_pair` takes it; its draft is the drafter unless `draft` names
-            another: ``"ngram"``, or the path of one.
+            another: ``"ngram"``, ``"store"``, ``"combined"``, or the path of one.
         target: instead of a path, a name of `bass_jax.models.PRESETS`: random weights of that shape, for speed alone.
             `draft` is then a preset too, or None for ``"ngram"``.
         draft: see above.
@@ -93,7 +93,7 @@ class ModeConfig:
         policy: chooses them instead: ``"bass_heuristic"``, ``"goodput"``, ``"module:name"``.
         profile: file of ``bass-jax profile``, for policies that need one.
         acceptance: rule; ``"synthetic(0.8)"`` forces acceptance, for speed studies.
-        draft: another drafter than the pair's: ``"ngram"``, a path; for random weights a preset.
+        draft: another drafter than the pair's, named like that; for random weights a preset.
         attention: ``"ragged"``, ``"pad"``, ``"split"`` or ``"xla"``; default the models' own.
         quantize: of the target, instead of the pair's; a target of its own then, whose law is another.
         num_samples: of each problem; default the experiment's.
