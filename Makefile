@@ -69,7 +69,7 @@ notebooks: install
 	PYTHONWARNINGS=ignore $(RUN)/jupyter-execute --inplace notebooks/*.ipynb
 
 test: install $(GPU_COMPILE)/.installed peers
-	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE) $(RUN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE) $(RUN)/python -m pytest -n 2 --dist loadfile -m "not slow" --durations 15
 
 test-slow: install $(GPU_COMPILE)/.installed peers
 	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE) $(RUN)/python -m pytest -n 2 --dist loadfile -m slow
