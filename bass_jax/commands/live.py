@@ -1,7 +1,6 @@
 """What a command redraws on the terminal while it works."""
 
 import abc
-from typing import Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -14,7 +13,7 @@ class LiveView(abc.ABC):
         """Args: console: terminal to draw on; is_shown: False draws nothing."""
         self._live = Live(self, console=console, refresh_per_second=8, transient=True) if is_shown else None
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         if self._live is not None:
             self._live.start()
         return self
