@@ -47,6 +47,7 @@ def measure_costs(
     draft_lens: Sequence[int] = (0, 1, 2, 4, 8),
     contexts: Sequence[int] = (216,),
     sampling: Sampling | None = None,
+    num_sweeps: int = NUM_SWEEPS,
     on_cell: Callable[[str], None] = lambda cell: None,
 ) -> TableModel:
     """Times the very executables that a run steps with, and rounds of drafting by themselves.
@@ -61,6 +62,7 @@ def measure_costs(
         draft_lens: buckets; 0 is a regular step.
         contexts: committed tokens per row.
         sampling: default greedy.
+        num_sweeps: over the whole grid, at least 1; the median counts.
         on_cell: told what is measured next.
 
     Raises:
@@ -74,12 +76,12 @@ def measure_costs(
     if spec.acceptance == "token" and sampling.is_greedy:
         spec = dataclasses.replace(spec, acceptance="greedy")
     specs = {draft_len: bucket_spec(spec, draft_len) for draft_len in draft_lens}
-    drafts = np.zeros((NUM_SWEEPS, 3, len(batches), len(contexts)))
-    steps = np.zeros((NUM_SWEEPS, len(batches), len(draft_lens), len(contexts)))
+    drafts = np.zeros((num_sweeps, 3, len(batches), len(contexts)))
+    steps = np.zeros((num_sweeps, len(batches), len(draft_lens), len(contexts)))
     for sweep, (i, batch), (k, context) in itertools.product(
-        range(NUM_SWEEPS), enumerate(batches), enumerate(contexts)
+        range(num_sweeps), enumerate(batches), enumerate(contexts)
     ):
-        where = f"sweep {sweep + 1} of {NUM_SWEEPS}, batch {batch}, context {context}"
+        where = f"sweep {sweep + 1} of {num_sweeps}, batch {batch}, context {context}"
         make = functools.partial(timed_state, pair, spec, sampling, batch, context)
         on_cell(f"{where}: drafts")
         drafts[sweep, :, i, k] = _draft_seconds(pair, spec, make())
