@@ -66,8 +66,10 @@ def measure_costs(
         on_cell: told what is measured next.
 
     Raises:
-        ValueError: if a grid is empty or not ascending.
+        ValueError: if a grid is empty or not ascending, or there is no sweep.
     """
+    if num_sweeps < 1:
+        raise ValueError(f"num_sweeps={num_sweeps}: expected at least 1")
     grids = {"batches": batches, "draft_lens": draft_lens, "contexts": contexts}
     for name, grid in grids.items():
         if not grid or list(grid) != sorted(set(grid)):

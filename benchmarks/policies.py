@@ -8,8 +8,8 @@ decoded by every way in turn, `--repeats` times: all ways of a cell share its mi
 simulated with the profile's costs, and its tokens per target pass and seconds are held against what was measured.
 Compilation and prefill are outside the times. A step does the same work in every repeat, so its time is its median over
 the repeats, and a way's seconds are the sum of those: a burst of something else on the machine costs a step and not a
-run. Writes OUTPUT.json after every cell, then OUTPUT.md and OUTPUT.png; about
-a quarter of an hour on two cores.
+run. Writes OUTPUT.json after every cell, then OUTPUT.md and OUTPUT.png; twenty minutes on two cores, and twice that on
+slow ones.
 """
 
 import datetime

@@ -20,5 +20,5 @@ def prompt_parser(description: str | None) -> argparse.ArgumentParser:
 
 def encode_prompts(options: argparse.Namespace, tokenizer) -> list[np.ndarray]:
     """Reads the prompts and puts each into the chat template."""
-    texts = read_prompts((), options.file, options.field, options.template.replace("\\n", "\n"))
+    texts = read_prompts((), options.file, options.field, options.template)
     return [tokenizer.encode_chat(text) for text in texts]

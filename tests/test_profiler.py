@@ -83,6 +83,8 @@ def test_grids_that_cannot_be_are_refused(measured):
     pair, *_ = measured
     with pytest.raises(ValueError, match="batches="):
         profiler.measure_costs(pair, bass.SpecConfig(2), batches=(4, 1))
+    with pytest.raises(ValueError, match="num_sweeps=0"):
+        profiler.measure_costs(pair, bass.SpecConfig(2), num_sweeps=0)
     with pytest.raises(ValueError, match="prompts"):
         profiler.measure_acceptance(pair, [], bass.SpecConfig(2))
 

@@ -24,8 +24,7 @@ def prompts_of(options: argparse.Namespace, file: Path | None, arguments: Sequen
     """
     if options.limit is not None and options.limit < 1:
         raise ValueError(f"--limit {options.limit}: expected at least 1")
-    prompts = read_prompts(arguments, file, options.field, options.template.replace("\\n", "\n"))
-    return prompts[: options.limit]
+    return read_prompts(arguments, file, options.field, options.template)[: options.limit]
 
 
 def read_prompts(arguments: Sequence[str], file: Path | None, field: str, template: str) -> list[str]:
@@ -35,7 +34,7 @@ def read_prompts(arguments: Sequence[str], file: Path | None, field: str, templa
         arguments: prompts themselves; ``"-"`` reads standard input, one prompt per line.
         file: ``.jsonl`` or ``.jsonl.gz`` with the prompt under `field`, else a text file with one per line.
         field: key of the prompt in a JSONL line; a list's first element is taken (``turns``).
-        template: what is asked, with ``{prompt}`` where the prompt goes.
+        template: what is asked, with ``{prompt}`` where the prompt goes; a backslash and an n in it are a new line.
 
     Raises:
         ValueError: naming file and line, if there are no prompts or one cannot be read.
@@ -53,6 +52,7 @@ def read_prompts(arguments: Sequence[str], file: Path | None, field: str, templa
     for index, prompt in enumerate(prompts):
         if not prompt.strip():
             raise ValueError(f"prompt {index} is empty")
+    template = template.replace("\\n", "\n")
     return [template.replace("{prompt}", prompt) for prompt in prompts]
 
 

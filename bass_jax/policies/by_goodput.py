@@ -41,11 +41,12 @@ class Goodput:
     row's token limit: normal, with the variance of the counts and of the row's own acceptance, which is learnt too.
     Where rows are replaced as they end (``objective="rate"``) it is the tokens per second of all.
 
-    Without drafts nothing is learnt. So time is saved up, `probe_share` of it, and once it pays for a step of the
-    best length with all the drafter has to catch up with, that step is taken. The first one is lent where the whole
-    batch can pay it back. A probe's price is what it puts the batch's end off by: tokens of rows that are not the
-    slowest pay for nothing. Where reading the committed tokens alone takes a drafter more than that share, there are no
-    probes. What catching up costs is spread over the steps that are still to come.
+    Without drafts nothing is learnt. So time is saved up, `probe_share` of it, and once it pays for a step of the best
+    length with all the drafter has to catch up with, that step is taken. The first step may be one beyond that share,
+    where it costs no more than `probe_share` of the batch's time. A probe's price is what it puts the batch's end off
+    by: tokens of rows that are not the slowest pay for nothing. Where reading the committed tokens alone takes a
+    drafter more than that share, there are no probes. What catching up costs is spread over the steps that are still to
+    come.
 
     Attributes:
         cost: of the pair on this device.
@@ -82,8 +83,7 @@ class Goodput:
         """Counts the step's drafts and takes the best length."""
         state = self._observed(state, stats)
         num_rows, running = stats.lengths.shape[0], stats.is_running
-        num_running = jnp.maximum(running.sum(), 1)
-        context = jnp.where(running, stats.lengths, 0).sum() / num_running
+        context = jnp.where(running, stats.lengths, 0).sum() / jnp.maximum(running.sum(), 1)
         candidates = jnp.asarray(self.lengths, jnp.int32)
 
         emitted, variance = self._counts(state, stats)  # [B, lengths]
@@ -109,9 +109,9 @@ class Goodput:
         # pay, never less than nothing.
         regular = jnp.where(drafts, -jnp.inf, steady).max()
         probe = cautious * (steady + catch_up)[best] - without / num_steps[best]
-        # What is learnt first serves longest: the first probe is lent.
-        is_lent = ~stats.is_active.any() & (probe <= self.probe_share * without)
-        is_probe = ~does_pay & (is_lent | (state.budget >= probe))
+        # What is learnt first serves longest: nothing need be saved for a probe in the first step.
+        is_first = ~stats.is_active.any() & (probe <= self.probe_share * without)
+        is_probe = ~does_pay & (is_first | (state.budget >= probe))
         draft_len = jnp.where(does_pay | is_probe, candidates[best], candidates[0])
         budget = jnp.where(is_probe, 0.0, state.budget + self.probe_share * jnp.maximum(regular, 0.0))
         budget = jnp.where(does_pay, 0.0, budget).astype(jnp.float32)

@@ -77,7 +77,7 @@ def main() -> None:
             rounds = [compare(options, record, model, regular, batches, pair, "decode") for _ in range(options.rounds)]
             record["regular"] = report_regular(sizes, rounds)
         if speculative:
-            prompts = read_prompts((), options.file, options.field, options.template.replace("\\n", "\n"))
+            prompts = read_prompts((), options.file, options.field, options.template)
             rows = [[tokenizer.encode_chat(prompt).tolist()] for prompt in prompts[: options.num_prompts]]
             rounds = [
                 compare(options, record, model, speculative, rows, pair, "speculate") for _ in range(options.rounds)

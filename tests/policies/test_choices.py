@@ -145,7 +145,7 @@ def test_goodput_probes_and_comes_back():
     assert min(back[-10:]) > 0
 
 
-def test_the_first_probe_is_lent_where_the_batch_can_pay_it_back():
+def test_the_first_step_is_a_probe_where_the_batch_is_long_enough():
     policy = policies.goodput(profile=made_up(0.9))
     assert first(policy, 1) > 0
     assert first(policy, 1, room=16) == 0
