@@ -41,12 +41,12 @@ class Goodput:
     row's token limit: normal, with the variance of the counts and of the row's own acceptance, which is learnt too.
     Where rows are replaced as they end (``objective="rate"``) it is the tokens per second of all.
 
-    Without drafts nothing is learnt. So time is saved up, `probe_share` of it, and once it pays for a step of the best
-    length with all the drafter has to catch up with, that step is taken. The first step may be one beyond that share,
-    where it costs no more than `probe_share` of the batch's time. A probe's price is what it puts the batch's end off
-    by: tokens of rows that are not the slowest pay for nothing. Where reading the committed tokens alone takes a
-    drafter more than that share, there are no probes. What catching up costs is spread over the steps that are still to
-    come.
+    Without drafts nothing is learnt. So `probe_share` of the time may be spent on probes, steps that draft where it does
+    not pay: half of it, by the time that the batch would take without drafts, is lent at the start, and half is saved
+    up. A probe takes the best length and reads all the drafter has to catch up with. Its price is what it puts the
+    batch's end off by: tokens of rows that are not the slowest pay for nothing. Once reading the committed tokens alone
+    takes a drafter more than is saved meanwhile, there are no more probes. What catching up costs is spread over the
+    steps that are still to come.
 
     Attributes:
         cost: of the pair on this device.
@@ -109,12 +109,13 @@ class Goodput:
         # pay, never less than nothing.
         regular = jnp.where(drafts, -jnp.inf, steady).max()
         probe = cautious * (steady + catch_up)[best] - without / num_steps[best]
-        # What is learnt first serves longest: nothing need be saved for a probe in the first step.
-        is_first = ~stats.is_active.any() & (probe <= self.probe_share * without)
-        is_probe = ~does_pay & (is_first | (state.budget >= probe))
+        # What is learnt first serves longest: half of what may be spent is lent at the start, half is saved up.
+        lent = jnp.where(jnp.isfinite(without), without, 0.0)
+        saved = jnp.where(does_pay, 0.0, jnp.maximum(regular, 0.0))
+        budget = state.budget + self.probe_share / 2 * jnp.where(stats.is_active.any(), saved, lent)
+        is_probe = ~does_pay & (budget >= probe)
         draft_len = jnp.where(does_pay | is_probe, candidates[best], candidates[0])
-        budget = jnp.where(is_probe, 0.0, state.budget + self.probe_share * jnp.maximum(regular, 0.0))
-        budget = jnp.where(does_pay, 0.0, budget).astype(jnp.float32)
+        budget = (budget - jnp.where(is_probe, jnp.maximum(probe, 0.0), 0.0)).astype(jnp.float32)
         return state._replace(budget=budget), all_rows(stats, draft_len)
 
     def rates(self, state: GoodputState) -> Array:

@@ -108,14 +108,14 @@ def test_goodput_turns_speculation_off_where_it_does_not_pay():
 
 
 def drive(policy, num_rows, rate, num_steps, seed=0, state=None):
-    """Steps whose drafts are accepted with probability `rate`; returns the lengths."""
+    """Steps whose drafts are accepted with probability `rate`, or one for each step; returns the lengths."""
     random, lengths = np.random.default_rng(seed), []
     update = jax.jit(policy.update)
     state, plan = update(policy.init(num_rows) if state is None else state, stats(num_rows))
-    for _ in range(num_steps):
+    for now in np.broadcast_to(rate, num_steps):
         drafted = int(plan.draft_lens[0])
         lengths.append(drafted)
-        misses = np.flatnonzero(random.random(drafted) > rate)
+        misses = np.flatnonzero(random.random(drafted) > now)
         accepted = int(misses[0]) if len(misses) else drafted
         state, plan = update(state, stats(num_rows, accepted=accepted, drafted=drafted))
     return lengths, state
@@ -145,10 +145,15 @@ def test_goodput_probes_and_comes_back():
     assert min(back[-10:]) > 0
 
 
-def test_the_first_step_is_a_probe_where_the_batch_is_long_enough():
+def test_probes_are_lent_where_the_batch_is_long_enough():
+    """A hundredth of 512 steps pays for a first probe, and a bad start is not the end of drafting where it pays."""
     policy = policies.goodput(profile=made_up(0.9))
-    assert first(policy, 1) > 0
+    assert first(policy, 1, room=512) > 0
     assert first(policy, 1, room=16) == 0
+    # One step without an accepted draft turns it off; all drafts after it would be accepted.
+    policy = policies.goodput(profile=made_up(0.05, rates=(0.6,) * 8))
+    lengths, _ = drive(policy, 8, np.r_[0.0, np.ones(59)], 60)
+    assert min(lengths[-10:]) > 0
 
 
 def test_a_probe_is_paid_with_the_batchs_end():
