@@ -53,6 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
     import bass_jax as bass
     from bass_jax.bench import run_bench
+    from bass_jax.commands.output import output_console
     from bass_jax.costmodel import measure_device
     from bass_jax.startup import use_compilation_cache
 
@@ -81,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
         "acceptance": list(rates), "is_acceptance_synthetic": options.acceptance is not None,
         "are_weights_random": tokenizer is None, "cells": [cell.as_record() for cell in cells],
     }  # fmt: skip
-    _report(Console(), record, cells)
+    _report(output_console(), record, cells)
     if options.output is not None:
         try:
             options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -39,11 +39,10 @@ def run(options: argparse.Namespace) -> int:
         max_entries=options.max_entries,
     )  # fmt: skip
     if built.agreements:
-        from rich.console import Console
-
         from bass_jax.commands.distill import agreement_table
+        from bass_jax.commands.output import output_console
 
-        Console().print(agreement_table(built.agreements))
+        output_console().print(agreement_table(built.agreements))
     size = options.output.stat().st_size / 1e6
     print(f"{built.num_entries:,} contexts of {built.num_tokens:,} tokens, {size:.1f} MB: {options.output}")
     return 0

@@ -15,13 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints what differs; returns the exit code."""
-    from rich.console import Console
     from rich.table import Table
 
+    from bass_jax.commands.output import output_console
     from bass_jax.experiments.comparison import compare_runs
 
     found = compare_runs(options.first, options.second)
-    out = Console()
+    out = output_console()
     settings = Table(title="configurations")
     for name in ("key", str(options.first), str(options.second)):
         settings.add_column(name)

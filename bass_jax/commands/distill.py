@@ -40,9 +40,9 @@ def run(options: argparse.Namespace) -> int:
 
     distilled = run_distill(options.config, overrides, stages=tuple(options.stages), show_progress=not options.quiet)
     if distilled.agreements:
-        from rich.console import Console
+        from bass_jax.commands.output import output_console
 
-        Console().print(agreement_table(distilled.agreements))
+        output_console().print(agreement_table(distilled.agreements))
     print(distilled.directory)
     if options.plot is not None:
         from bass_jax.commands.distill_plot import plot_training

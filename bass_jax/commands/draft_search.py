@@ -37,6 +37,7 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
+    from bass_jax.commands.output import output_console
     from bass_jax.training.config import load_config
     from bass_jax.training.data import corpus_rows
     from bass_jax.training.search import search_drafts
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
             f"{1e3 * point.pass_seconds:.2f}",
             *(f"{point.speedups[batch]:.2f} ({point.draft_lens[batch]})" for batch in batches),
         )  # fmt: skip
-    Console().print(table)
+    output_console().print(table)
     print("predicted speed-up over regular decoding (at the best draft length), from the cost model, not measured")
     return 0
 

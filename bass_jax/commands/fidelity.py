@@ -36,10 +36,10 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("expected --quantize, --cache-dtype or --quantize-draft: nothing else differs from the pair")
     prompts = prompts_of(options, options.prompts)
 
-    from rich.console import Console
     from rich.table import Table
 
     import bass_jax as bass
+    from bass_jax.commands.output import output_console
     from bass_jax.fidelity import measure_fidelity
 
     other, tokenizer = load_models(options, options.pair, options.draft)
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     table.add_row("acceptance rate", *(f"{one.acceptance_rate:.3f}" for one in (found.reference, found.other)))
     if found.overlaps is not None:
         table.add_row("acceptance at temperature 1, same positions", *(f"{rate:.4f}" for rate in found.overlaps))
-    out = Console()
+    out = output_console()
     out.print(table)
     out.print(
         f"{found.num_tokens} positions of {len(prompts)} prompts: divergence {found.mean_kl:.2e} nats in the mean, "

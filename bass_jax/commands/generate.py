@@ -85,6 +85,7 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     import bass_jax as bass
+    from bass_jax.commands.output import output_console
     from bass_jax.policies import find_policy
     from bass_jax.sampling import find_rule
     from bass_jax.startup import use_compilation_cache
@@ -121,7 +122,7 @@ def run(options: argparse.Namespace) -> int:
     if not runs[0][1]:
         notes.print(f"{options.trace} holds all batches already: nothing was decoded.")
         return 0
-    _report(options, Console(), prompts, runs, is_lossless=rule.lossless, is_greedy=sampling.is_greedy)
+    _report(options, output_console(), prompts, runs, is_lossless=rule.lossless, is_greedy=sampling.is_greedy)
     return 0
 
 

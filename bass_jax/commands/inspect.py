@@ -20,16 +20,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints; returns the exit code: 1 if the draft cannot propose for the target."""
-    from rich.console import Console
     from rich.table import Table
 
     from bass_jax.checkpoint import inspect_checkpoint, inspect_preset, why_not_a_pair
+    from bass_jax.commands.output import output_console
     from bass_jax.models import PRESETS
 
     def inspect(path: str):
         return inspect_preset(path) if path in PRESETS and not Path(path).exists() else inspect_checkpoint(path)
 
-    console = Console()
+    console = output_console()
     if options.path == "presets":
         console.print(_list_presets([inspect_preset(name) for name in PRESETS]))
         return 0

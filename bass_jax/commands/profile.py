@@ -42,6 +42,7 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     import bass_jax as bass
+    from bass_jax.commands.output import output_console
     from bass_jax.profiler import measure_profile
 
     pair, tokenizer = bass.load_pair(options.pair, drafter=options.draft)
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         profile.write(options.output)
     except OSError as error:
         raise ValueError(f"--output {options.output}: cannot be written: {error.strerror}") from None
-    _report(Console(), profile)
+    _report(output_console(), profile)
     print(f"written: {options.output}")
     if options.plot is not None:
         from bass_jax.commands.profile_plot import plot_profile

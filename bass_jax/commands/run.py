@@ -89,9 +89,9 @@ def _is_last() -> bool:
 
 
 def _print_table(directory: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from bass_jax.commands.output import output_console
     from bass_jax.experiments.directory import read_run
     from bass_jax.experiments.results import analyse
 
@@ -113,7 +113,7 @@ def _print_table(directory: Path) -> None:
     table.add_section()
     for name in dict.fromkeys(name for one in variants for name in one.scores):
         table.add_row(name, *(f"{one.scores[name].value:.1%}" if name in one.scores else "–" for one in variants))
-    out = Console()
+    out = output_console()
     out.print(table)
     for label, (num, total) in result.num_identical.items():
         out.print(f"{label}: {num} of {total} greedy samples are those of regular decoding.", highlight=False)

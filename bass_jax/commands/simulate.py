@@ -32,9 +32,9 @@ def run(options: argparse.Namespace) -> int:
     """Replays and prints; returns the exit code."""
     import time
 
-    from rich.console import Console
     from rich.table import Table
 
+    from bass_jax.commands.output import output_console
     from bass_jax.policies import Policy, find_policy, fixed
     from bass_jax.replay import make_replay
     from bass_jax.simulator import compose, regret
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     given["batch_table"] = given["goodput"]
     for name in options.policy or DEFAULT_POLICIES:
         named[name] = find_policy(name, **given.get(name.partition("(")[0], {}))
-    out = Console()
+    out = output_console()
     start, num_batches = time.perf_counter(), 0
     for batch in batches:
         rows = compose(len(replay.num_tokens), batch, options.random, options.seed)

@@ -30,13 +30,14 @@ def run(options: argparse.Namespace) -> int:
     """Runs an experiment or a check; returns the exit code."""
     from rich.console import Console
 
-    from bass_jax.commands.traffic_display import EngineView, print_comparisons, results_table
+    from bass_jax.commands.output import output_console
+    from bass_jax.commands.traffic_display import EngineView, print_comparisons, results_tables
     from bass_jax.traffic.config import load_config
     from bass_jax.traffic.experiment import RESULTS, run_experiment
     from bass_jax.traffic.worlds import SimulatedWorld
 
     config = load_config(options.config)
-    notes, out = Console(stderr=True), Console()
+    notes, out = Console(stderr=True), output_console()
     if options.agreement or options.overhead is not None or options.soak is not None:
         from bass_jax.commands import traffic_checks
 
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         )
     clock = "simulated time" if config.real is None else "real time"
     for traffic in config.traffic:
-        out.print(results_table(results, traffic.name))
+        out.print(*results_tables(results, traffic.name), sep="\n")
     print_comparisons(out, results)
     unit = f"; one unit of time is {world.unit_seconds:.3f} s" if config.unit == "service" else ""
     num = len({result.summary.num_requests for result in results})

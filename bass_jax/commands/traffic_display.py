@@ -67,26 +67,33 @@ class EngineView(LiveView):
         return Panel(Group(slots, Text(waits), Text(memory), Text(speed)), title=self._title)
 
 
-def results_table(results: Sequence[Result], traffic: str) -> Table:
-    """One pattern: a row per policy and way of batching."""
-    table = Table(title=traffic)
-    columns = ("batching", "policy", "latency mean", "p50", "p90", "p99", "queue mean", "first token", "PTL ms",
-               "tokens/s", "goodput", "rows", "drafts", "accepted")  # fmt: skip
-    for index, name in enumerate(columns):
-        table.add_column(name, justify="left" if index < 2 else "right", no_wrap=True)
+def results_tables(results: Sequence[Result], traffic: str) -> tuple[Table, Table]:
+    """One pattern: times and rates, a row per policy and way of batching."""
+    times = Table(title=f"{traffic}: seconds of a request")
+    rates = Table(title=f"{traffic}: steps and rates")
+    for table, columns in (
+        (times, ("mean", "p50", "p90", "p99", "queue", "first token", "PTL ms")),
+        (rates, ("tokens/s", "goodput", "rows", "drafts", "accepted")),
+    ):
+        table.add_column("batching", no_wrap=True)
+        table.add_column("policy", overflow="fold")
+        for name in columns:
+            table.add_column(name, justify="right", min_width=5)
     for one in results:
         if one.traffic != traffic:
             continue
         summary = one.summary
         latency = summary.latency
         cells = (latency.mean, latency.p50, latency.p90, latency.p99, summary.queueing.mean, summary.first_token.mean)
-        table.add_row(
-            one.batching, one.policy, *(f"{value:.2f}" for value in cells), f"{1e3 * summary.per_token.mean:.1f}",
-            f"{summary.tokens_per_second:.0f}", f"{summary.goodput:.2f}", f"{summary.mean_rows:.1f}",
-            f"{summary.mean_draft_len:.1f}",
+        times.add_row(
+            one.batching, one.policy, *(f"{value:.2f}" for value in cells), f"{1e3 * summary.per_token.mean:.1f}"
+        )
+        rates.add_row(
+            one.batching, one.policy, f"{summary.tokens_per_second:.0f}", f"{summary.goodput:.2f}",
+            f"{summary.mean_rows:.1f}", f"{summary.mean_draft_len:.1f}",
             f"{summary.acceptance_rate:.0%}" if summary.acceptance_rate == summary.acceptance_rate else "–",
         )  # fmt: skip
-    return table
+    return times, rates
 
 
 def print_comparisons(out: Console, results: Sequence[Result]) -> None:

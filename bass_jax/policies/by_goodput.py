@@ -41,12 +41,12 @@ class Goodput:
     row's token limit: normal, with the variance of the counts and of the row's own acceptance, which is learnt too.
     Where rows are replaced as they end (``objective="rate"``) it is the tokens per second of all.
 
-    Without drafts nothing is learnt. So `probe_share` of the time may be spent on probes, steps that draft where it does
-    not pay: half of it, by the time that the batch would take without drafts, is lent at the start, and half is saved
-    up. A probe takes the best length and reads all the drafter has to catch up with. Its price is what it puts the
-    batch's end off by: tokens of rows that are not the slowest pay for nothing. Once reading the committed tokens alone
-    takes a drafter more than is saved meanwhile, there are no more probes. What catching up costs is spread over the
-    steps that are still to come.
+    Without drafts nothing is learnt. So `probe_share` of the time may go to probes: steps that draft where it does not
+    pay. Half of it, counted from the time that the batch would take without drafts, is lent at the start, and half is
+    saved up. A probe takes the best length and reads all the drafter has to catch up with. Its price is what it puts
+    the batch's end off by: tokens of rows that are not the slowest pay for nothing. Once reading the committed tokens
+    alone takes a drafter more than is saved meanwhile, there are no more probes. What catching up costs is spread over
+    the steps that are still to come.
 
     Attributes:
         cost: of the pair on this device.
