@@ -10,6 +10,7 @@ from bass_jax.drafters import NgramDrafter
 from bass_jax.drafters.template import RepeatDrafter
 from bass_jax.sampling import GREEDY, MULTI_DRAFT, Law, RuleKeys
 from tests import tiny
+from tests.marks import mostly_slow
 
 LIMITS = (40, 37, 40)
 
@@ -35,8 +36,16 @@ def regular(target):
     return bass.generate(pair, tiny.PROMPTS, step="decode", max_new_tokens=LIMITS).tokens
 
 
-@pytest.mark.parametrize("rule", ["greedy", "multi_draft"])
-@pytest.mark.parametrize("drafter, num_chains", [("often right", 3), ("trimmed", 8), ("ngram", 2), ("table", 2)])
+CHAINS = (("often right", 3), ("trimmed", 8), ("ngram", 2), ("table", 2))
+
+
+@pytest.mark.parametrize(
+    "rule, drafter, num_chains",
+    mostly_slow(
+        [(rule, *drafter) for drafter in CHAINS for rule in ("greedy", "multi_draft")],
+        lambda case: case[1] == "ngram" or case[:2] in (("multi_draft", "often right"), ("greedy", "table")),
+    ),
+)
 def test_greedy_speculation_by_chains_is_regular_decoding(target, drafters, regular, rule, drafter, num_chains):
     """Breaking it: the cache holds the chain that was written last, not the one that was accepted."""
     pair, spec = bass.Pair(target, drafters[drafter]), bass.SpecConfig(4, rule, num_chains=num_chains)
@@ -50,6 +59,7 @@ def test_greedy_speculation_by_chains_is_regular_decoding(target, drafters, regu
         np.testing.assert_array_equal(bass.output_tokens(state, row), expected)
 
 
+@pytest.mark.slow
 def test_chains_take_fewer_steps(target, drafters, regular):
     pair = bass.Pair(target, drafters["often right"])
     one, three = (
@@ -78,7 +88,7 @@ def test_both_caches_stay_true(target, drafters):
                 (state.target_cache, fresh.target_cache, num_target),
                 (state.drafter.cache, fresh.drafter.cache, num_draft),
             ]:
-                for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+                for one, other in zip(*map(jax.tree.leaves, jax.device_get((found, expected))), strict=True):
                     np.testing.assert_allclose(one[row, :, :num], other[row, :, :num], atol=1e-4)
 
 

@@ -16,6 +16,7 @@ from bass_jax.sampling import registered_rules
 from bass_jax.sampling.keys import Role
 from bass_jax.verify import SETTINGS, tiny_target, verify_lossless
 from tests import faults, tiny
+from tests.marks import mostly_slow
 
 VOCAB = 5
 THRESHOLD = 1e-3 / 128
@@ -42,29 +43,37 @@ DRAFTERS = {
     "store": tiny.store_drafter(VOCAB),
     "table": tiny.table_drafter(VOCAB),
 }
-QUICK = ("model", "ngram", "table")
-"""Under every rule in the quick tests; the others under the token rule."""
+ALL = [(*rule, drafter) for rule in RULES for drafter in ("model", "ngram", "table")]
+QUICK = {(*rule, "table") for rule in RULES} | {
+    ("token", 1, "model"),
+    ("block", 1, "model"),
+    ("shared_noise", 1, "ngram"),
+}
+"""Every rule, and every drafter under some."""
 
 WITH_CHAINS = ("model", "ngram", "table")
 """Drafters that propose several chains."""
 
 PADDED = {size: tiny.model_drafter(tiny.repadded(tiny.perturbed(tiny_target(), 0.15), size), VOCAB) for size in (3, 9)}
+REJECT_ALL = "bass_jax.sampling.template:REJECT_ALL"
 STEPS = (bass.decode_step, bass.speculate_step)
 
 
-@pytest.mark.parametrize("drafter", QUICK)
-@pytest.mark.parametrize("rule, num_chains", RULES)
+@pytest.mark.parametrize("rule, num_chains, drafter", mostly_slow(ALL, lambda case: case in QUICK))
 def test_every_lossless_rule_keeps_the_targets_law(rule, num_chains, drafter):
     assert verify_lossless(DRAFTERS[drafter], rule, draft_len=3, num_chains=num_chains).p_value > THRESHOLD
 
 
 @pytest.mark.parametrize(
     "rule, num_chains, drafter, draft_len",
-    [
-        ("token", 1, "combined", 3), ("token", 1, "hidden", 3), ("token", 1, "store", 3), ("block", 1, "combined", 2),
-        ("token", 1, "model", 0), ("token", 1, "model", 1), ("token", 1, "model", 5), ("token", 1, "ngram", 5),
-        ("multi_draft", 3, "table", 2), ("bass_jax.sampling.template:REJECT_ALL", 1, "table", 3),
-    ],
+    mostly_slow(
+        [
+            ("token", 1, "combined", 3), ("token", 1, "hidden", 3), ("token", 1, "store", 3),
+            ("block", 1, "combined", 2), ("token", 1, "model", 0), ("token", 1, "model", 1), ("token", 1, "model", 5),
+            ("token", 1, "ngram", 5), ("multi_draft", 3, "table", 2), (REJECT_ALL, 1, "table", 3),
+        ],
+        lambda case: case[2:] in (("combined", 3), ("hidden", 3), ("model", 0), ("ngram", 5), ("table", 3)),
+    ),
 )  # fmt: skip
 def test_other_lengths_and_rules_keep_it_too(rule, num_chains, drafter, draft_len):
     report = verify_lossless(DRAFTERS[drafter], rule, draft_len=draft_len, num_chains=num_chains)
@@ -82,7 +91,7 @@ def test_every_lossless_rule_everywhere(rule, num_chains, drafter, draft_len):
     assert report.p_value > THRESHOLD
 
 
-@pytest.mark.parametrize("rule, num_chains", [("token", 1), ("multi_draft", 2)])
+@pytest.mark.parametrize("rule, num_chains", mostly_slow([("token", 1), ("multi_draft", 2)], lambda case: case[1] == 1))
 def test_rows_that_end_and_may_not_end_yet_keep_it(rule, num_chains):
     """Stop tokens inside a window, banned until a row has emitted enough."""
     settings = ({"temperature": 1.0}, *({"temperature": 1.0, "min_new_tokens": num} for num in (1, 2, 4)))
@@ -98,7 +107,9 @@ def no_repeat(logits, tokens, position):
     return logits - 1.5 * (jnp.arange(VOCAB) % 2) * (position % 2)
 
 
-@pytest.mark.parametrize("rule, num_chains", [("token", 1), ("block", 1), ("multi_draft", 2)])
+@pytest.mark.parametrize(
+    "rule, num_chains", mostly_slow([("token", 1), ("block", 1), ("multi_draft", 2)], lambda case: case[0] == "token")
+)
 def test_a_users_processor_keeps_it(rule, num_chains):
     report = verify_lossless(
         DRAFTERS["model"], rule, num_chains=num_chains, logits_processors=(no_repeat,), num_samples=120_000
@@ -106,7 +117,7 @@ def test_a_users_processor_keeps_it(rule, num_chains):
     assert report.p_value > THRESHOLD
 
 
-@pytest.mark.parametrize("size", PADDED)
+@pytest.mark.parametrize("size", mostly_slow(PADDED, lambda size: size == 3))
 def test_a_draft_with_another_vocabulary_keeps_the_targets_law(size):
     """Broken by a law that counts what the target lacks, or by a noise vector of the draft's width."""
     assert verify_lossless(PADDED[size], "token", draft_len=3, **FEWER).p_value > THRESHOLD

@@ -58,6 +58,7 @@ def test_the_shipped_draft_is_worth_drafting_with(pairs, encoded):
     assert run.summary.block_efficiency > 1.4
 
 
+@pytest.mark.slow
 def test_sampled_rows_depend_on_their_seed_alone(pairs, encoded):
     sampling = bass.Sampling(temperature=0.8, top_p=0.95)
     options = {"sampling": sampling, "max_new_tokens": 16}

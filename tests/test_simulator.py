@@ -50,7 +50,7 @@ def replay(pair, tmp_path_factory):
     return record(tmp_path_factory.mktemp("traces") / "survey.jsonl", pair, bass.SpecConfig(8), "survey")
 
 
-QUICK = ("bass_heuristic", "goodput that probes", "confidence")
+QUICK = ("goodput that probes",)
 
 
 @pytest.mark.parametrize(

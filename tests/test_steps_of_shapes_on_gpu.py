@@ -15,6 +15,7 @@ from bass_jax.models.sharding import param_shardings
 from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS, is_one_graph
 from tests.abstract import abstract_pair, abstract_state, num_bytes, of_depth
 from tests.gpu_compile import compile_with_thunks_for, needs_gpu_compiler
+from tests.marks import mostly_slow
 
 pytestmark = needs_gpu_compiler
 CAPACITY = 2048
@@ -118,7 +119,7 @@ def test_int8_weights_are_half_of_bfloat16s():
     assert num_bytes(models[1].params) < 0.51 * num_bytes(models[0].params)
 
 
-@pytest.mark.parametrize("num_devices", [2, 4])
+@pytest.mark.parametrize("num_devices", mostly_slow([2, 4], lambda num: num == 4))
 def test_weights_stay_where_they_are_on_several_devices(num_devices):
     """What devices tell each other is of the size of activations and logits, never of a weight or a cache."""
     pair, state, executable, _ = compiled("1b", 8, 4, "H200", layers=(2, 1), num_devices=num_devices)

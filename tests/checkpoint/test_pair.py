@@ -80,7 +80,7 @@ def test_allows_vocabularies_padded_differently(pair):
     assert load_target_and_draft(pair)[1].config.vocab_size == VOCAB + 8
 
 
-@pytest.mark.parametrize("size", [VOCAB + 8, VOCAB - 5])
+@pytest.mark.parametrize("size", [VOCAB + 8, pytest.param(VOCAB - 5, marks=pytest.mark.slow)])
 def test_a_draft_padded_differently_speculates_exactly(pair, size):
     """Qwen's members have 151936 and 152064 columns for one tokenizer."""
     draft = random_model(small_config(vocab_size=size), 3)

@@ -6,7 +6,8 @@ import pytest
 
 import bass_jax as bass
 from bass_jax.checkpoint import load_model, save_hugging_face
-from tests.models.cases import CONFIGS, NUM_NEW, PICKLED, cases
+from tests.marks import mostly_slow
+from tests.models.cases import CONFIGS, NUM_NEW, PICKLED, QUICK, cases
 from tests.models.conftest import run_reference
 from tests.models.passes import read_texts, relative_error
 
@@ -16,7 +17,9 @@ TOLERANCE = 2e-5
 """Two float32 passes of up to 30 layers that add in different orders; a fault is above 1e-2."""
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case["name"])
+@pytest.mark.parametrize(
+    "case", mostly_slow(cases(), lambda case: case["name"] in QUICK), ids=lambda case: case["name"]
+)
 def test_random_models_score_and_continue_as_in_transformers(case, reference):
     """Teacher-forced: where every logit agrees and every maximum is the same, so is the greedy continuation."""
     expected = np.load(reference / f"{case['name']}.npz")

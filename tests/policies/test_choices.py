@@ -28,8 +28,15 @@ def stats(num_rows, *, accepted=None, drafted=None, seconds=float("nan"), room=5
     )  # fmt: skip
 
 
+@jax.jit
+def update(policy, state, seen):
+    """Compiled once for policies of one kind, whatever their numbers."""
+    return policy.update(state, seen)
+
+
 def first(policy, num_rows, **options):
-    return int(policy.update(policy.init(num_rows), stats(num_rows, **options))[1].draft_lens[0])
+    _, plan = update(policy, policy.init(num_rows), stats(num_rows, **options))
+    return int(plan.draft_lens[0])
 
 
 def by_hand(profile, num_rows, lengths):
@@ -110,14 +117,13 @@ def test_goodput_turns_speculation_off_where_it_does_not_pay():
 def drive(policy, num_rows, rate, num_steps, seed=0, state=None):
     """Steps whose drafts are accepted with probability `rate`, or one for each step; returns the lengths."""
     random, lengths = np.random.default_rng(seed), []
-    update = jax.jit(policy.update)
-    state, plan = update(policy.init(num_rows) if state is None else state, stats(num_rows))
+    state, plan = update(policy, policy.init(num_rows) if state is None else state, stats(num_rows))
     for now in np.broadcast_to(rate, num_steps):
         drafted = int(plan.draft_lens[0])
         lengths.append(drafted)
         misses = np.flatnonzero(random.random(drafted) > now)
         accepted = int(misses[0]) if len(misses) else drafted
-        state, plan = update(state, stats(num_rows, accepted=accepted, drafted=drafted))
+        state, plan = update(policy, state, stats(num_rows, accepted=accepted, drafted=drafted))
     return lengths, state
 
 
@@ -161,10 +167,9 @@ def test_a_probe_is_paid_with_the_batchs_end():
     profile = made_up(0.1, rates=(0.8,))
     dear = dataclasses.replace(profile.table, first_draft=profile.table.first_draft + 2e-4)
     policy = policies.goodput(cost=dear, rates=(0.8,), lengths=(0, 1), margin=0.0)
-    update = jax.jit(policy.update)
     room = np.full(16, 256)
     before = stats(16, room=256)
-    state, plan = update(policy.init(16), before)
+    state, plan = update(policy, policy.init(16), before)
     num_drafting = num_steps = 0
     while room.any():
         drafted = int(plan.draft_lens.max())
@@ -172,7 +177,7 @@ def test_a_probe_is_paid_with_the_batchs_end():
         is_active, emitted = room > 0, np.where(room > 0, accepted + 1, 0)
         room = room - emitted
         num_steps, num_drafting = num_steps + 1, num_drafting + (drafted > 0)
-        state, plan = update(state, before._replace(
+        state, plan = update(policy, state, before._replace(
             is_active=jnp.asarray(is_active), is_running=jnp.asarray(room > 0), room=jnp.asarray(room),
             num_drafted=jnp.where(is_active, drafted, 0), num_accepted=jnp.asarray(accepted),
             num_emitted=jnp.asarray(emitted),

@@ -70,6 +70,7 @@ def test_three_stages_and_a_second_run(config_path):
     assert second.agreements == first.agreements
 
 
+@pytest.mark.slow
 def test_more_of_the_same_corpus_and_another_recipe(config_path):
     run_distill(config_path, {"training.num_steps": 2}, show_progress=False)
     run_distill(config_path, {"rollout.num_tokens": 200}, show_progress=False)

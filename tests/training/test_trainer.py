@@ -16,6 +16,7 @@ from bass_jax.training.on_policy import OnPolicy
 from bass_jax.training.optimizer import make_optimizer
 from bass_jax.training.snapshots import Place
 from bass_jax.training.vocabulary import output_columns
+from tests.marks import mostly_slow
 from tests.training.conftest import VOCAB, next_token, synthetic_rollouts
 
 
@@ -69,6 +70,7 @@ def test_killed_run_resumes_to_the_bit(make_config, make_rows, make_draft):
     assert [line["loss"] for line in lines] == [line["loss"] for line in _lines(other) if "loss" in line]
 
 
+@pytest.mark.slow
 def test_corpus_that_grows_is_read_from_the_next_epoch_on(make_config, make_rows, make_draft):
     config = make_config(draft={"output_vocab_size": VOCAB})
     rollouts = synthetic_rollouts(150)
@@ -130,7 +132,9 @@ def test_loss_that_is_no_number_stops_and_keeps_the_last_snapshot(make_config, m
     trainer.train(config, rows, make_draft(config))
 
 
-@pytest.mark.parametrize("shards", [{"data_shards": 4}, {"data_shards": 2, "param_shards": 2}])
+@pytest.mark.parametrize(
+    "shards", mostly_slow([{"data_shards": 4}, {"data_shards": 2, "param_shards": 2}], lambda shards: len(shards) == 2)
+)
 def test_four_devices_train_as_one_does(make_config, make_rows, make_draft, shards):
     """50 steps; sums over shards round otherwise, by some eps of the parameters' size per step."""
     shape = {"output_vocab_size": VOCAB, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
@@ -155,6 +159,7 @@ def test_too_few_devices_are_named(make_config, make_rows, make_draft):
         trainer.train(config, make_rows(synthetic_rollouts(10)), make_draft(config))
 
 
+@pytest.mark.slow
 def test_accumulated_batches_are_one_step(make_config, make_rows, make_draft):
     """Two passes over half the rows move the parameters as the mean of both gradients does; a kill falls on a step."""
     options = {"num_steps": 6, "accumulate": 2, "save_every": 2, "log_every": 2}
