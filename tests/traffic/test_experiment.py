@@ -1,6 +1,7 @@
 """The experiment from its configuration to its tables, and what it must show."""
 
 import dataclasses
+import io
 import json
 import subprocess
 import sys
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from bass_jax import cli
+from bass_jax.commands.traffic_display import results_tables
 from bass_jax.serving import EngineConfig, Ticket
 from bass_jax.serving.loop import Counts
 from bass_jax.traffic.config import ExperimentConfig, Requests, SimulatedDevice, Traffic, load_config
@@ -55,6 +58,16 @@ def test_every_run_serves_every_request(results):
         assert len({one.summary.num_tokens for one in found if one.traffic == pattern}) == 1
     lines = [json.loads(line) for line in (Path(config.output_dir) / "results.jsonl").read_text().splitlines()]
     assert len(lines) == len(found)
+
+
+def test_tables_fit_a_narrow_terminal(results):
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(*results_tables(results[1], "heavy"), sep="\n")
+    text = console.export_text()
+    assert "…" not in text
+    for one in results[1]:
+        if one.traffic == "heavy":
+            assert f"{one.summary.latency.mean:.2f}" in text and f"{one.summary.tokens_per_second:.0f}" in text
 
 
 def test_an_interrupted_experiment_goes_on_where_it_was(results, tmp_path):
