@@ -92,7 +92,7 @@ def test_the_law_is_the_targets_whatever_the_policy(name):
     drafter = tiny.model_drafter(tiny.perturbed(tiny_target(), 0.15), 5)
     policy = POLICIES[name]
     if name == "goodput":  # where drafting pays in a batch of thousands too
-        policy = policies.goodput(profile=made_up(0.0, rates=(0.6, 0.5)), lengths=LENGTHS, prior_weight=4.0)
+        policy = policies.goodput(profile=made_up(0.0, rates=(0.6, 0.5)), lengths=LENGTHS, objective="rate")
     report = verify_lossless(drafter, draft_len=4, num_samples=60_000, policy=policy)
     assert report.p_value > 1e-3 / 64
     assert report.tokens_per_step > 1.01
