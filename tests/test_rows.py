@@ -18,6 +18,7 @@ SPEC = bass.SpecConfig(3)
 CHAINS = bass.SpecConfig(3, "multi_draft", num_chains=2)
 CASES = (
     ("model", "speculate", SPEC),
+    ("table", "speculate", SPEC),
     ("table", "decode", SPEC),
     ("model", "speculate", CHAINS),
 )

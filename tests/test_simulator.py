@@ -19,6 +19,7 @@ from bass_jax.simulator import compose, regret, simulate
 from bass_jax.traces import TraceWriter, read_trace
 from tests import tiny
 from tests.costmodel.profiles import made_up
+from tests.marks import mostly_slow
 
 PROFILE = made_up(0.12)
 POLICIES = {
@@ -50,12 +51,7 @@ def replay(pair, tmp_path_factory):
     return record(tmp_path_factory.mktemp("traces") / "survey.jsonl", pair, bass.SpecConfig(8), "survey")
 
 
-QUICK = ("goodput that probes",)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in POLICIES]
-)
+@pytest.mark.parametrize("name", mostly_slow(POLICIES, lambda name: name == "goodput that probes"))
 def test_the_decoders_counts_step_by_step(pair, replay, name):
     """Greedy decoding is deterministic, and so is its simulation: the same passes, drafts and acceptances."""
     policy = POLICIES[name]

@@ -15,6 +15,7 @@ from bass_jax.models import Model
 from tests.checkpoint.gguf_writer import write_gguf
 from tests.checkpoint.slow_bpe import byte_names
 from tests.checkpoint.small import VOCAB, random_model, small_config, small_tokenizer
+from tests.marks import mostly_slow
 
 DRAFT = small_config(is_tied=False, embedding_width=16, output_vocab_size=40, width=8)
 
@@ -80,7 +81,7 @@ def test_allows_vocabularies_padded_differently(pair):
     assert load_target_and_draft(pair)[1].config.vocab_size == VOCAB + 8
 
 
-@pytest.mark.parametrize("size", [VOCAB + 8, pytest.param(VOCAB - 5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", mostly_slow([VOCAB + 8, VOCAB - 5], lambda size: size > VOCAB))
 def test_a_draft_padded_differently_speculates_exactly(pair, size):
     """Qwen's members have 151936 and 152064 columns for one tokenizer."""
     draft = random_model(small_config(vocab_size=size), 3)

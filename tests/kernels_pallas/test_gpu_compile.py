@@ -144,8 +144,8 @@ def test_default_takes_the_best_kernel_of_the_card(device, kernel):
 
 def on_each_card(names, quick_on_a100):
     """Every name on an H200 and an A100; there, those that are not `quick_on_a100` are slow tests."""
-    a100 = (pytest.param(n, "A100", marks=[] if n in quick_on_a100 else pytest.mark.slow) for n in names)
-    return [*((name, "H200") for name in names), *a100]
+    cases = [(name, device) for device in ("H200", "A100") for name in names]
+    return mostly_slow(cases, lambda case: case[1] == "H200" or case[0] in quick_on_a100)
 
 
 @needs_gpu_compiler

@@ -13,6 +13,7 @@ import bass_jax as bass
 from bass_jax.checkpoint import load_model
 from bass_jax.drafters import ModelDrafter
 from bass_jax.models.families import FAMILIES
+from tests.marks import mostly_slow
 from tests.models.cases import CONFIGS, NUM_NEW, prompts
 
 pytestmark = pytest.mark.peer
@@ -37,7 +38,7 @@ def test_every_family_is_here():
     assert {CONFIGS[name]["model_type"] for name in OFTEN + SLOWLY} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("name", [*OFTEN, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOWLY)])
+@pytest.mark.parametrize("name", mostly_slow([*OFTEN, *SLOWLY], lambda name: name in OFTEN))
 def test_speculation_is_greedy_decoding(name, reference):
     expected = np.load(reference / f"{name}.npz")
     target = load_model(reference / name)

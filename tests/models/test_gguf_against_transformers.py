@@ -10,6 +10,7 @@ from bass_jax.checkpoint import load_model
 from tests.checkpoint.gguf_writer import write_gguf
 from tests.checkpoint.small import random_model, small_config
 from tests.checkpoint.test_gguf import CONFIGS
+from tests.marks import mostly_slow
 from tests.models.cases import prompts
 from tests.models.conftest import run_reference
 from tests.models.passes import read_texts, relative_error
@@ -39,13 +40,7 @@ def files(tmp_path_factory):
     return run_reference(directory, cases)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in ("qwen2", "gemma2") else pytest.mark.slow)  # Each compiles for seconds.
-        for name in CHANGES
-    ],
-)
+@pytest.mark.parametrize("name", mostly_slow(CHANGES, lambda name: name in ("qwen2", "gemma2")))
 def test_gguf_models_score_as_in_transformers(name, files):
     expected = np.load(files / f"{name}.npz")
     texts = prompts(list(CHANGES).index(name))

@@ -16,6 +16,7 @@ from bass_jax.generate import Run
 from bass_jax.verify import tiny_target, verify_lossless
 from tests import tiny
 from tests.costmodel.profiles import made_up
+from tests.marks import mostly_slow
 
 LENGTHS = (0, 1, 2, 4)
 POLICIES = {
@@ -30,10 +31,6 @@ POLICIES = {
     "template": policies.find_policy("bass_jax.policies.template:OneMore(max_len=4)"),
 }
 LIMITS = (40, 25, 33)
-
-
-def slow(name):
-    return pytest.param(name, marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +50,7 @@ QUICK = {("fixed", 0.0), ("goodput that probes", 0.0), ("confidence", 1.0), ("ba
 CASES = [(name, temperature) for name in POLICIES for temperature in (0.0, 1.0)]
 
 
-@pytest.mark.parametrize(
-    "name, temperature", [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.parametrize("name, temperature", mostly_slow(CASES, lambda case: case in QUICK))
 def test_the_tokens_are_those_of_regular_decoding(pair, name, temperature):
     """Greedy, and by the shared-noise rule sampled: the very tokens."""
     sampling = bass.Sampling(temperature=temperature) if temperature else None
@@ -70,7 +65,10 @@ def test_the_tokens_are_those_of_regular_decoding(pair, name, temperature):
         assert 0 in lengths
 
 
-@pytest.mark.parametrize("name", ["goodput that probes", slow("bass_heuristic"), slow("confidence")])
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(["goodput that probes", "bass_heuristic", "confidence"], lambda name: name == "goodput that probes"),
+)
 def test_the_device_loop_plans_what_the_host_plans(pair, name):
     """One code: step by step the same lengths and tokens."""
     sampling = bass.Sampling(temperature=1.0)
@@ -86,7 +84,9 @@ def test_the_device_loop_plans_what_the_host_plans(pair, name):
     assert repr(bass.summarize(infos)) == repr(host.summary)  # repr: NaN equals itself
 
 
-@pytest.mark.parametrize("name", ["goodput", slow("confidence"), slow("bass_heuristic"), slow("template")])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["goodput", "confidence", "bass_heuristic", "template"], lambda name: name == "goodput")
+)
 def test_the_law_is_the_targets_whatever_the_policy(name):
     """Lengths that follow from what was committed, accepted and believed, up to 4."""
     drafter = tiny.model_drafter(tiny.perturbed(tiny_target(), 0.15), 5)

@@ -182,11 +182,11 @@ def test_speculation_keeps_every_control_greedily():
     regular = bass.generate(bass.Pair(target, tiny.table_drafter()), tiny.PROMPTS, step="decode", **options)
     assert all(2 not in row for row in regular.tokens)
     assert 9 not in regular.tokens[0][:12] and 9 not in regular.tokens[2]
-    near, trimmed = tiny.model_drafter(tiny.perturbed(target, 0.1)), tiny.model_drafter(tiny.trimmed((1, 3, 5)))
-    for drafter, draft_len in ((near, 1), (near, 4), (trimmed, 4)):
-        run = bass.generate(bass.Pair(target, drafter), tiny.PROMPTS, bass.SpecConfig(draft_len), **options)
-        assert [row.tolist() for row in run.tokens] == [row.tolist() for row in regular.tokens]
-        assert run.finish_reasons == regular.finish_reasons
+    for drafter in (tiny.model_drafter(tiny.perturbed(target, 0.1)), tiny.model_drafter(tiny.trimmed((1, 3, 5)))):
+        for draft_len in (1, 4):
+            run = bass.generate(bass.Pair(target, drafter), tiny.PROMPTS, bass.SpecConfig(draft_len), **options)
+            assert [row.tolist() for row in run.tokens] == [row.tolist() for row in regular.tokens]
+    assert run.finish_reasons == regular.finish_reasons
 
 
 def test_a_draft_that_adjusts_too_is_always_right():
