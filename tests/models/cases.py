@@ -109,7 +109,7 @@ QUICK = {name for name in CONFIGS if "-" not in name} | {
     "llama-rope-llama3", "qwen2-rope-yarn-deepseek", "mistral-window-head-10", "gemma3-rope-mqa-softcap",
     "gpt2-untied-head-9-relu", "bigcode-mqa", "neox-sequential-tied", "opt-350m",
 }  # fmt: skip
-"""Every family, and every kind of layer once."""
+"""Every family, and some of what else a configuration can say; `make test-slow` has the rest."""
 
 PICKLED = ("llama-tied-mqa", "gpt2", "opt-350m")
 """Of these, torch writes what it pickles too."""
