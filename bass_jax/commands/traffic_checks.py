@@ -66,7 +66,13 @@ def _agreement(config: ExperimentConfig, world: RealWorld, view: EngineView, out
 
 def _overhead(config: ExperimentConfig, world: RealWorld, num_rows: int, out: Console) -> int:
     """Steps of a full batch in which nobody comes and nobody goes."""
-    engine_config = dataclasses.replace(config.engine, num_slots=num_rows, buckets=(batch_bucket(num_rows),))
+    engine_config = dataclasses.replace(
+        config.engine,
+        num_slots=num_rows,
+        buckets=(batch_bucket(num_rows),),
+        chunks_per_step=num_rows,
+        token_budget=None,
+    )
     engine = Engine(world.pair, SpecConfig(4, "greedy"), config=engine_config)
     found = measure_overhead(engine, num_rows, num_steps=24)
     holds = found.share < 0.03

@@ -123,20 +123,23 @@ def measure_overhead(engine: Engine, num_rows: int, num_steps: int) -> Overhead:
     if num_steps + 8 > room or num_rows > engine.config.num_slots:
         raise ValueError(f"num_rows={num_rows}, num_steps={num_steps}: expected {engine.config.num_slots}, {room - 8}")
     tickets = [engine.submit([1, 2], max_new_tokens=room, stop_tokens=(), seed=row) for row in range(num_rows)]
-    while engine.loop.scheduler.num_running < num_rows:
+    seconds: list[float] = []
+    try:
+        while engine.loop.scheduler.num_running < num_rows:
+            if any(ticket.finish_reason is not None for ticket in tickets):
+                raise ValueError(f"num_rows={num_rows}: expected a capacity that the first fills after the last begins")
+            engine.advance()
         engine.advance()
-    engine.advance()
-    seconds, host = [], engine.loop.host_seconds
-    for _ in range(num_steps):
-        if engine.loop.scheduler.num_running < num_rows:
-            break
-        start = time.perf_counter()
-        engine.advance()
-        seconds.append(time.perf_counter() - start)
-    spent = engine.loop.host_seconds - host
-    for ticket in tickets:
-        ticket.cancel()
-    engine.run()
+        host = engine.loop.host_seconds
+        while len(seconds) < num_steps and engine.loop.scheduler.num_running == num_rows:
+            start = time.perf_counter()
+            engine.advance()
+            seconds.append(time.perf_counter() - start)
+        spent = engine.loop.host_seconds - host
+    finally:
+        for ticket in tickets:
+            ticket.cancel()
+        engine.run()
     if not seconds:
         raise ValueError(f"num_rows={num_rows}: expected rows that run for a step")
     return Overhead(num_rows, statistics.median(seconds), spent / len(seconds))

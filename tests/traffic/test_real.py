@@ -67,6 +67,15 @@ def test_the_schedulers_share_is_measured_and_the_engine_is_idle_again(engine):
         measure_overhead(engine, 4, num_steps=4)
 
 
+def test_rows_that_end_before_the_last_begins_are_refused(engine):
+    """One prompt is read between two steps: of sixteen rows of fourteen tokens, not all can run at once."""
+    config = EngineConfig(num_slots=16, capacity=16, buckets=(16,), chunk=8)
+    small = bass.Engine(engine.pair, bass.SpecConfig(4, "greedy"), config=config)
+    with pytest.raises(ValueError, match="num_rows=16: expected a capacity"):
+        measure_overhead(small, 16, num_steps=4)
+    assert small.loop.is_idle
+
+
 def test_memory_is_measured():
     """Mapped by itself: an allocator may hand out memory that a test before this one gave back."""
     before = traffic_checks._resident_bytes()
