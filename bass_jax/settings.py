@@ -18,6 +18,9 @@ def forbid_extra(*kinds: type) -> None:
 def read_settings[T](kind: type[T], path: Path, overrides: Mapping[str, Any] | None = None) -> T:
     """Reads a file.
 
+    With ``extends: OTHER`` at its top the file says only what differs from another one, found relative to it: sections
+    are merged, everything else is replaced.
+
     Args:
         kind: dataclass of the file's content.
         path: of the YAML file.
@@ -26,12 +29,7 @@ def read_settings[T](kind: type[T], path: Path, overrides: Mapping[str, Any] | N
     Raises:
         ValueError: one line naming the file and the dotted path of what is wrong.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a mapping")
+    content = _read(path, ())
     for dotted, value in (overrides or {}).items():
         *parents, last = dotted.split(".")
         place = content
@@ -41,6 +39,31 @@ def read_settings[T](kind: type[T], path: Path, overrides: Mapping[str, Any] | N
                 raise ValueError(f"{dotted}: {parent} is not a section")
         place[last] = value
     return parse_settings(kind, content, str(path))
+
+
+def _read(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
+    """Reads a file over those that it extends."""
+    if path.resolve() in extending:
+        raise ValueError(f"{path}: extends itself")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a mapping")
+    if (base := content.pop("extends", None)) is None:
+        return content
+    if not isinstance(base, str):
+        raise ValueError(f"{path}: extends: expected the path of another file")
+    return _merged(_read(path.parent / base, (*extending, path.resolve())), content)
+
+
+def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    both = {
+        name: _merged(base[name], value) if isinstance(value, dict) and isinstance(base.get(name), dict) else value
+        for name, value in own.items()
+    }
+    return base | both
 
 
 def parse_settings[T](kind: type[T], content: Mapping[str, Any], name: str) -> T:

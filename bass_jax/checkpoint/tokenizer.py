@@ -18,6 +18,9 @@ Message = Mapping[str, str]
 
 _PROBE = "Hello, world!  def f(x):\n\treturn x**2 + 1234567890  # naïve café, 東京 🙂\r\n'll IT'S"
 
+_MARK = "<<the message>>"
+"""A message that no template says by itself."""
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 """A directory with one of these has a tokenizer."""
 
@@ -73,6 +76,17 @@ class Tokenizer:
             message = [message]
         text = self.render_chat(message) + answer_start
         return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def encode_question_start(self) -> np.ndarray:
+        """Encodes a chat up to where the user's first message begins, ``[n]`` int32.
+
+        Raises:
+            ValueError: as `encode_chat`, and if the template has nothing before the message.
+        """
+        start, mark, _ = self.render_chat([{"role": "user", "content": _MARK}]).partition(_MARK)
+        if not mark or not start:
+            raise ValueError("encode_question_start: the chat template has nothing before the user's message")
+        return np.asarray(self._backend.encode(start, add_special_tokens=False).ids, np.int32)
 
     def encode_prompt(self, text: str) -> np.ndarray:
         """Encodes what a user asks: as a chat if there is a chat template, else as the text itself."""

@@ -18,6 +18,7 @@ EXAMPLES = """examples:
   bass-jax distill configs/distill/smollm2_quickstart.yaml --set prompts.data_dir=data
   bass-jax distill configs/distill/smollm2_quickstart.yaml --set training.num_steps=200 --set output_dir=runs/short
   bass-jax distill configs/distill/smollm2_quickstart.yaml --stages evaluate
+  bass-jax distill configs/distill/smollm2_corpus.yaml --stages corpus      # for several drafts
 an interrupted run goes on where it was: run the same command again"""
 
 
@@ -36,8 +37,11 @@ def run(options: argparse.Namespace) -> int:
     """Distils and prints where the draft lies and how often the target agrees with it; returns the exit code."""
     overrides = read_overrides(options.set, "--set ")
 
-    from bass_jax.training import run_distill
+    from bass_jax.training import run_corpus, run_distill
 
+    if tuple(options.stages) == ("corpus",):
+        print(run_corpus(options.config, overrides, show_progress=not options.quiet))
+        return 0
     distilled = run_distill(options.config, overrides, stages=tuple(options.stages), show_progress=not options.quiet)
     if distilled.agreements:
         from bass_jax.commands.output import output_console

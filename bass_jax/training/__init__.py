@@ -2,7 +2,7 @@
 
 from bass_jax.training.agreement import Agreement, accepted_runs, measure_agreement
 from bass_jax.training.config import DistillConfig, load_config
-from bass_jax.training.distill import Distilled, distill, export, new_draft, run_distill
+from bass_jax.training.distill import Distilled, distill, export, new_draft, run_corpus, run_distill
 from bass_jax.training.held_out import evaluate, write_held_out
 from bass_jax.training.speculation import Speculation, speculate_on
 from bass_jax.training.store import build_store, distill_store
@@ -25,6 +25,7 @@ __all__ = [
     "measure_agreement",
     "new_draft",
     "open_corpus",
+    "run_corpus",
     "run_distill",
     "speculate_on",
     "train",

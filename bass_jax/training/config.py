@@ -60,6 +60,7 @@ class DraftConfig:
         reads_hidden: the draft reads the target's final hidden state at the token before; the corpus keeps them then.
         target_layers: layers of the target that the draft starts from, in this order; everything above but
             `output_vocab_size` is then the target's.
+        start: checkpoint of a draft of this shape, for this target, to go on from; its output vocabulary is kept.
     """
 
     width: int = 256
@@ -71,6 +72,11 @@ class DraftConfig:
     output_vocab_size: int | None = 8192
     reads_hidden: bool = False
     target_layers: tuple[int, ...] = ()
+    start: str | None = None
+
+    def __post_init__(self):
+        if self.start is not None and self.target_layers:
+            raise ValueError(f"start={self.start!r}: expected no target_layers beside it")
 
 
 type Schedule = float | int | tuple[tuple[float | int, float | int], ...]
@@ -177,6 +183,7 @@ class TrainingConfig:
         on_policy_share: share of the batches whose answers the draft writes itself, for the target to score.
         data_shards: devices that a batch is split over.
         param_shards: devices that heads, mlp and vocabulary are split over, for each of those.
+        dtype: of the passes; parameters, their gradient's mean and the optimiser's state are float32.
     """
 
     num_steps: int = 2000
@@ -190,6 +197,7 @@ class TrainingConfig:
     on_policy_share: float = 0.0
     data_shards: int = 1
     param_shards: int = 1
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self):
         positive = (
@@ -224,6 +232,8 @@ class DistillConfig:
         training: for how long.
         seed: of everything that is drawn.
         draft_len: draft length of the reported block efficiency.
+        corpus_dir: where ``corpus/`` and ``questions/`` lie, if not in `output_dir`: several drafts can learn from one
+            corpus.
     """
 
     target: str
@@ -236,11 +246,18 @@ class DistillConfig:
     training: TrainingConfig = TrainingConfig()
     seed: int = 0
     draft_len: int = 4
+    corpus_dir: str | None = None
+
+    @property
+    def corpus_root(self) -> Path:
+        """`corpus_dir`, once it is settled."""
+        return Path(self.output_dir if self.corpus_dir is None else self.corpus_dir)
 
 
 forbid_extra(
-    recipe.JsonlSource, recipe.DocumentedCodeSource, recipe.PythonFunctionsSource, recipe.HeldOut,
-    recipe.PromptRecipe, RolloutConfig, DraftConfig, LossConfig, OptimizerConfig, TrainingConfig, DistillConfig,
+    recipe.JsonlSource, recipe.DocumentedCodeSource, recipe.PythonFunctionsSource, recipe.SelfAskedSource,
+    recipe.HeldOut, recipe.PromptRecipe, RolloutConfig, DraftConfig, LossConfig, OptimizerConfig, TrainingConfig,
+    DistillConfig,
 )  # fmt: skip
 
 

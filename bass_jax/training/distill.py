@@ -10,16 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.checkpoint import Tokenizer, save_model
+from bass_jax.checkpoint import Tokenizer, load_model, save_model
 from bass_jax.models import Model
 from bass_jax.training.agreement import Agreement
 from bass_jax.training.config import DistillConfig, load_config
 from bass_jax.training.corpus import write_whole
 from bass_jax.training.data import CorpusRows, corpus_rows
-from bass_jax.training.draft import init_draft
+from bass_jax.training.draft import draft_config, init_draft
 from bass_jax.training.held_out import evaluate, write_held_out
 from bass_jax.training.progress import DistillProgress
 from bass_jax.training.prompts import build_prompts
+from bass_jax.training.questions import questions_directory
 from bass_jax.training.trainer import train
 from bass_jax.training.vocabulary import choose_output_ids
 from bass_jax.training.write import load_target, write_corpus
@@ -53,7 +54,7 @@ def run_distill(
     Args:
         config_path: YAML; see `DistillConfig`.
         overrides: dotted path to value.
-        stages: which to run: the corpus may be written elsewhere, or still be growing.
+        stages: which to run: the corpus may be written elsewhere (see `run_corpus`), or still be growing.
         show_progress: draw a progress bar.
 
     Returns:
@@ -69,6 +70,19 @@ def run_distill(
         return distill(config, stages=stages, progress=progress)
 
 
+def run_corpus(
+    config_path: str | Path, overrides: Mapping[str, Any] | None = None, *, show_progress: bool = True
+) -> Path:
+    """Writes the corpus of a configuration file and nothing else; returns its directory.
+
+    Raises:
+        ValueError: as `run_distill`.
+    """
+    config = load_config(Path(config_path), overrides)
+    with DistillProgress(config, is_shown=show_progress) as progress:
+        return _written_corpus(config, progress)
+
+
 def distill(
     config: DistillConfig,
     *,
@@ -77,9 +91,7 @@ def distill(
 ) -> Distilled:
     """Writes the corpus, trains on it, exports the draft and measures it; see `run_distill`."""
     if "corpus" in stages:
-        model, tokenizer = load_target(config, config.rollout.dtype)
-        write_corpus(config, model, tokenizer, progress=progress and progress.wrote)
-        del model
+        _written_corpus(config, progress)
     target, tokenizer = load_target(config, "float32")
     rows = corpus_rows(config, tokenizer)
     draft = new_draft(config, rows, target, tokenizer)
@@ -98,14 +110,22 @@ def distill(
     return Distilled(draft, agreements, directory)
 
 
+def _written_corpus(config: DistillConfig, progress: DistillProgress | None) -> Path:
+    """The target in the rollout's dtype is dropped with the frame."""
+    model, tokenizer = load_target(config, config.rollout.dtype)
+    return write_corpus(config, model, tokenizer, progress=progress and progress.wrote).directory
+
+
 def new_draft(config: DistillConfig, rows: CorpusRows, target: Model, tokenizer: Tokenizer) -> Model:
-    """Makes the untrained draft of a configuration.
+    """Makes the draft that a configuration's training begins with.
 
     The output vocabulary is counted once per ``output_dir`` and kept, so that a corpus may grow.
 
     Raises:
-        ValueError: if the corpus is empty or holds held-out prompts.
+        ValueError: if the corpus is empty or holds held-out prompts, or `draft.start` has another shape.
     """
+    if config.draft.start is not None:
+        return _started(config, target)
     trained = rows.trained(rows.shards())
     path = Path(config.output_dir) / _OUTPUT_IDS
     size = config.draft.output_vocab_size
@@ -116,13 +136,25 @@ def new_draft(config: DistillConfig, rows: CorpusRows, target: Model, tokenizer:
         if len(output_ids) != size:
             raise ValueError(f"{path}: {len(output_ids)} tokens; draft.output_vocab_size is {size}")
     else:
+        prompts = build_prompts(config.prompts, config.seed, questions_directory(config)).prompts
         output_ids = choose_output_ids(
-            (row.response for row in trained),
-            (tokenizer.encode(prompt.text) for prompt in build_prompts(config.prompts, config.seed).prompts),
+            (row.response for row in trained), (tokenizer.encode(prompt.text) for prompt in prompts),
             vocab_size=target.config.vocab_size, size=size, always=_always(tokenizer),
         )  # fmt: skip
         np.save(path, output_ids)
     return init_draft(config.draft, target, output_ids, jax.random.key(config.seed))
+
+
+def _started(config: DistillConfig, target: Model) -> Model:
+    """Loads the draft that a training goes on from."""
+    path = str(config.draft.start)
+    draft = load_model(path, dtype="float32", embedding=jnp.asarray(target.params["embedding"], jnp.float32))
+    expected = draft_config(config.draft, target.config)
+    for field in dataclasses.fields(expected):
+        wanted, found = getattr(expected, field.name), getattr(draft.config, field.name)
+        if wanted != found:
+            raise ValueError(f"draft.start: {path}: {field.name}={found}: the configuration asks for {wanted}")
+    return draft
 
 
 def export(draft: Model, directory: Path, tokenizer: Tokenizer) -> None:

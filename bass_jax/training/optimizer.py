@@ -17,7 +17,7 @@ _OUTPUT_AXES = {
 
 def schedule(config: OptimizerConfig, peak: float, num_steps: int) -> optax.Schedule:
     """Learning rate of every step: a linear rise to `peak`, then the configured decay."""
-    warmup = min(config.warmup_steps, max(1, num_steps // 2))
+    warmup = min(config.warmup_steps, num_steps // 2)
     if config.schedule == "cosine":
         return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, num_steps, peak * config.final_share)
     decay = max(1, min(round(num_steps * config.decay_share), num_steps - warmup))

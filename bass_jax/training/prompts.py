@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from bass_jax.training.overlap import OverlapCheck
 from bass_jax.training.python_functions import documented_signature, python_functions
-from bass_jax.training.recipe import DocumentedCodeSource, HeldOut, JsonlSource, PromptRecipe
+from bass_jax.training.recipe import DocumentedCodeSource, HeldOut, JsonlSource, PromptRecipe, SelfAskedSource
 
 
 class Prompt(NamedTuple):
@@ -39,12 +39,13 @@ class PromptList(NamedTuple):
     num_excluded: dict[str, int]
 
 
-def build_prompts(recipe: PromptRecipe, seed: int) -> PromptList:
+def build_prompts(recipe: PromptRecipe, seed: int, questions: Path | None = None) -> PromptList:
     """Reads every source, leaves out what overlaps the held-out prompts, and interleaves.
 
     Args:
         recipe: the sources.
         seed: of the order and of the choice of templates.
+        questions: directory of what the target asked itself; see `write_questions`.
 
     Raises:
         ValueError: if a file is absent or unreadable, a field is missing, or nothing is left.
@@ -55,7 +56,7 @@ def build_prompts(recipe: PromptRecipe, seed: int) -> PromptList:
     excluded: dict[str, int] = {}
     for index, source in enumerate(recipe.sources):
         generator = random.Random(f"{seed} {source.name}")
-        contents = list(_contents(source, root))
+        contents = list(_contents(source, root, questions))
         kept = [content for content in contents if check.find(" ".join(_strings(content))) is None]
         excluded[source.name] = len(contents) - len(kept)
         generator.shuffle(kept)
@@ -133,9 +134,19 @@ def read_rows(
             yield row
 
 
-def _contents(source, root: Path) -> Iterator[dict[str, Any]]:
+def question_file(questions: Path, name: str) -> Path:
+    """Where the messages of a self-asked source lie, as JSON lines with ``prompt``."""
+    return questions / f"{name}.jsonl"
+
+
+def _contents(source, root: Path, questions: Path | None) -> Iterator[dict[str, Any]]:
     if isinstance(source, JsonlSource):
         yield from read_rows(root / source.file, source.where)
+    elif isinstance(source, SelfAskedSource):
+        if questions is None:
+            raise ValueError(f"{source.name}: expected a directory of what the target asked itself")
+        for row in read_rows(question_file(questions, source.name)):
+            yield {"prompt": row["prompt"]}
     elif isinstance(source, DocumentedCodeSource):
         for row in read_rows(root / source.file, source.where):
             if (prompt := _documented(row, source)) is not None:

@@ -105,7 +105,45 @@ class PythonFunctionsSource:
         _check_source(self)
 
 
-Source = Annotated[JsonlSource | DocumentedCodeSource | PythonFunctionsSource, Field(discriminator="kind")]
+@dataclasses.dataclass(frozen=True)
+class SelfAskedSource:
+    """Messages that the target writes itself, from where its chat template lets the user speak.
+
+    An instruction-tuned target then asks what it was tuned to answer (Magpie, Xu et al. 2024).
+
+    Attributes:
+        name: see `JsonlSource`, as `share`, `repeats` and `limit`.
+        num: messages to draw; those that are cut off, or said before, are dropped.
+        temperature: of the draws.
+        top: they are drawn among so many of the likeliest tokens.
+        max_new_tokens: a longer message is cut off.
+        templates: around ``{prompt}``, the message.
+        share: weight.
+        repeats: times that every message is used.
+        limit: messages at most.
+    """
+
+    name: str
+    num: int
+    kind: Literal["self_asked"] = "self_asked"
+    temperature: float | int = 1.0
+    top: int = 64
+    max_new_tokens: int = 128
+    templates: tuple[str, ...] = ("{prompt}",)
+    share: float | int = 1
+    repeats: int = 1
+    limit: int | None = None
+
+    def __post_init__(self):
+        _check_source(self)
+        for name in ("num", "temperature", "top", "max_new_tokens"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)}: expected a positive number")
+
+
+Source = Annotated[
+    JsonlSource | DocumentedCodeSource | PythonFunctionsSource | SelfAskedSource, Field(discriminator="kind")
+]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,8 @@ from bass_jax.models import Model
 from bass_jax.typing import Array, Float, Int, Key
 
 _BLOCK = 128
-_GRAIN = 64
-_CHUNK_GRAIN = 16
+_GRAIN = 128
+_CHUNK_GRAIN = 64
 _CHECK_EVERY = 8
 
 

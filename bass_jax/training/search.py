@@ -111,7 +111,7 @@ def draft_shape(like: DraftConfig, num_layers: int, width: int) -> DraftConfig:
         raise ValueError(f"{num_layers} layers of width {width}: expected at least 1, of at least {like.head_dim}")
     return dataclasses.replace(
         like, num_layers=num_layers, width=width, num_heads=num_heads,
-        num_kv_heads=num_heads // 2 if num_heads % 2 == 0 else num_heads, mlp_width=3 * width,
+        num_kv_heads=num_heads // 2 if num_heads % 2 == 0 else num_heads, mlp_width=3 * width, start=None,
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Trains a draft on a corpus: the state, one step, and the loop over epochs."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -84,6 +85,9 @@ def train(
         raise ValueError(f"{output / 'snapshots'}: no snapshot here: run the stage that trains first")
     like, state = state, jax.tree.map(jnp.array, state)  # Donated below: the caller keeps its own.
     columns = output_columns(proposed_ids(draft), draft.config.vocab_size)
+    # The passes' dtype is the training's; the draft that comes out stays float32.
+    passes = dataclasses.replace(draft.config, dtype=options.dtype)
+    read_embedding = embedding.astype(options.dtype)
     log = TrainLog(output / "metrics.jsonl", place.step, progress)
     own_answers = OnPolicy(config, draft, columns, target) if options.on_policy_share else None
 
@@ -99,7 +103,7 @@ def train(
             if own_answers is not None:
                 batch = own_answers.replace(batch, trained(state), reached)
             state, loss, parts = train_step(
-                draft.config, config.loss.unroll, optimizer, state, embedding, placement.place_batch(batch), weights
+                passes, config.loss.unroll, optimizer, state, read_embedding, placement.place_batch(batch), weights
             )
             log.add(reached.step if is_whole else reached.step + 1, loss, parts)
             if not is_whole:
@@ -150,7 +154,7 @@ def train_step(
 ) -> tuple[TrainState, Float[Array, ""], LossParts]:
     """One batch through the optimiser; `state` is donated.
 
-    Parameters stay float32; the pass runs in the draft's dtype.
+    Parameters stay float32; the pass runs in the configuration's dtype.
     """
 
     def loss_of(params):

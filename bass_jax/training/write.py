@@ -15,6 +15,7 @@ from bass_jax.models import Model
 from bass_jax.training.config import DistillConfig
 from bass_jax.training.corpus import Corpus
 from bass_jax.training.prompts import Prompt, build_prompts
+from bass_jax.training.questions import questions_directory, write_questions
 from bass_jax.training.rollout import roll_out, waves
 
 _WINDOW = 4
@@ -87,9 +88,10 @@ def write_corpus(
     wanted = config.rollout.num_tokens // worker[1]
     if num_tokens >= wanted:
         return corpus
+    write_questions(config, model, tokenizer)
     prompts = [
         (prompt, ids)
-        for prompt in build_prompts(config.prompts, config.seed).prompts
+        for prompt in build_prompts(config.prompts, config.seed, questions_directory(config)).prompts
         if len(ids := tokenizer.encode_chat(prompt.text)) <= config.prompts.max_prompt_tokens
     ]
     if not prompts:
@@ -133,7 +135,7 @@ def open_corpus(config: DistillConfig, *, is_new: bool = False) -> Corpus:
     recipe = dataclasses.asdict(config.prompts)
     del recipe["data_dir"], recipe["held_out"]
     description = {"target": config.target, "seed": config.seed, "prompts": recipe, "rollout": rollout}
-    return Corpus(Path(config.output_dir) / "corpus", description if is_new else None)
+    return Corpus(config.corpus_root / "corpus", description if is_new else None)
 
 
 def _temperatures(config: DistillConfig, rows: list[int]) -> list[float]:

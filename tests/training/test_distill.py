@@ -98,6 +98,27 @@ def test_a_store_and_a_search_from_the_same_corpus(config_path, capsys, monkeypa
     assert "--device tpu: expected one of" in capsys.readouterr().err
 
 
+def test_a_draft_goes_on_from_another_with_its_vocabulary(config_path):
+    """And learns from the corpus that the first run wrote."""
+    first = run_distill(config_path, {"training.num_steps": 2}, stages=("corpus", "train"), show_progress=False)
+    there = {"output_dir": str(config_path.parent / "on"), "corpus_dir": str(config_path.parent / "run")}
+    start = {"draft.start": str(first.directory), "training.dtype": "bfloat16"}
+    stages = ("corpus", "train")
+    # So low a rate leaves the draft where it starts.
+    still = {"optimizer.learning_rate": 1e-12, "training.num_steps": 1}
+    second = run_distill(config_path, there | start | still, stages=stages, show_progress=False)
+    assert not (config_path.parent / "on" / "corpus").exists()
+    np.testing.assert_array_equal(second.draft.output_ids, first.draft.output_ids)
+    for name, leaf in second.draft.params.items():
+        if name != "embedding":
+            stored = jax.tree.map(lambda x: np.asarray(x.astype("bfloat16"), np.float32), first.draft.params[name])
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9), leaf, stored)
+    assert jax.tree.leaves(second.draft.params)[0].dtype == np.float32
+    narrow = there | start | {"draft.mlp_width": 8}
+    with pytest.raises(ValueError, match=r"draft\.start: .*: mlp_width=16: the configuration asks for 8"):
+        run_distill(config_path, narrow, stages=("train",), show_progress=False)
+
+
 @pytest.mark.parametrize(
     "overrides, stages, message",
     [

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -30,9 +31,12 @@ def _assert_same(first, second):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_loss_falls_and_agreement_rises(make_config, make_rows, make_draft, kind):
-    config = make_config(optimizer={"kind": kind, "schedule": "wsd"}, draft={"output_vocab_size": VOCAB})
+@pytest.mark.parametrize("kind, dtype", [("adamw", "float32"), ("muon", "float32"), ("muon", "bfloat16")])
+def test_loss_falls_and_agreement_rises(make_config, make_rows, make_draft, kind, dtype):
+    """In either dtype of the passes; parameters stay float32, finer than bfloat16 could hold them."""
+    config = make_config(
+        optimizer={"kind": kind, "schedule": "wsd"}, draft={"output_vocab_size": VOCAB}, training={"dtype": dtype}
+    )
     rows = make_rows(synthetic_rollouts(200))
     untrained = make_draft(config)
     before = measure_agreement(untrained, synthetic_rollouts(20, seed=1), draft_len=4)
@@ -43,6 +47,9 @@ def test_loss_falls_and_agreement_rises(make_config, make_rows, make_draft, kind
     assert after.block_efficiency > 3 > before.block_efficiency
     losses = [line["loss"] for line in _lines(config) if "loss" in line]
     assert losses[-1] < 0.5 * losses[0]
+    head = trained.params["head"]
+    assert trained.config.dtype == "float32" and head.dtype == jnp.float32
+    assert (head != head.astype(jnp.bfloat16)).mean() > 0.5
 
 
 class _KilledError(Exception):
