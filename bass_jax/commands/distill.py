@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if distilled.agreements:
         from bass_jax.commands.output import output_console
 
-        output_console().print(agreement_table(distilled.agreements))
+        output_console().print(agreement_table(distilled.agreements, distilled.acceptances))
     print(distilled.directory)
     if options.plot is not None:
         from bass_jax.commands.distill_plot import plot_training
@@ -56,14 +56,19 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def agreement_table(agreements: "Mapping[str, Agreement]") -> "Table":
-    """Lays out agreement and block efficiency by domain."""
+def agreement_table(
+    agreements: "Mapping[str, Agreement]", acceptances: Mapping[str, Mapping[float, float]] | None = None
+) -> "Table":
+    """Lays out agreement and block efficiency by domain, and the acceptance of sampled answers."""
     from rich.table import Table
 
     table = Table(title="held-out prompts, temperature 0")
     names = next(iter(agreements.values()))._fields
-    for name in ("domain", *names):
+    temperatures = sorted({one for found in (acceptances or {}).values() for one in found})
+    for name in ("domain", *names, *(f"acceptance at {one:g}" for one in temperatures)):
         table.add_column(name.replace("_", " "), justify="right")
     for domain, agreement in agreements.items():
-        table.add_row(domain, *(f"{x:.3g}" if isinstance(x, float) else str(x) for x in agreement))
+        sampled = [(acceptances or {}).get(domain, {}).get(one) for one in temperatures]
+        cells = (*agreement, *sampled)
+        table.add_row(domain, *("" if x is None else f"{x:.3g}" if isinstance(x, float) else str(x) for x in cells))
     return table

@@ -113,8 +113,16 @@ def init_params(config: ModelConfig, key: Key[Array, ""]) -> Params:
 
 
 def abstract_params(config: ModelConfig) -> Params:
-    """Shapes and dtypes of the parameters, boxed with their logical axes; nothing is computed."""
-    return _traced_init(config, jax.random.key(0), lambda init: lambda key: jax.eval_shape(init, key))
+    """Shapes and dtypes of the parameters, boxed with their logical axes; nothing is computed.
+
+    Layers differ in their windows alone, so one is traced for all: of a deep model that is a second saved at its start.
+    """
+    windows = None if config.windowed_layers is None else config.windowed_layers[:1]
+    shallow = dataclasses.replace(config, num_layers=1, windowed_layers=windows)
+    found = dict(_traced_init(shallow, jax.random.key(0), lambda init: lambda key: jax.eval_shape(init, key)))
+    layer = found.pop("layer_0")
+    layers = {f"layer_{index}": jax.tree.map(lambda leaf: leaf, layer) for index in range(config.num_layers)}
+    return dict(sorted((found | layers).items()))
 
 
 def _traced_init(config, key, transform):

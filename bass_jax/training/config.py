@@ -232,8 +232,9 @@ class DistillConfig:
         training: for how long.
         seed: of everything that is drawn.
         draft_len: draft length of the reported block efficiency.
-        corpus_dir: where ``corpus/`` and ``questions/`` lie, if not in `output_dir`: several drafts can learn from one
-            corpus.
+        corpus_dir: where ``corpus/``, ``questions/`` and ``held_out/`` lie, if not in `output_dir`: several drafts can
+            learn from one corpus.
+        held_out_temperatures: at which the held-out prompts are answered too, for the acceptance of sampled answers.
     """
 
     target: str
@@ -247,6 +248,11 @@ class DistillConfig:
     seed: int = 0
     draft_len: int = 4
     corpus_dir: str | None = None
+    held_out_temperatures: tuple[float | int, ...] = ()
+
+    def __post_init__(self):
+        if any(not temperature > 0 for temperature in self.held_out_temperatures):
+            raise ValueError(f"held_out_temperatures={self.held_out_temperatures}: expected numbers above 0")
 
     @property
     def corpus_root(self) -> Path:

@@ -17,7 +17,7 @@ from bass_jax.training.config import DistillConfig, load_config
 from bass_jax.training.corpus import write_whole
 from bass_jax.training.data import CorpusRows, corpus_rows
 from bass_jax.training.draft import draft_config, init_draft
-from bass_jax.training.held_out import evaluate, write_held_out
+from bass_jax.training.held_out import evaluate, evaluate_sampled, write_held_out
 from bass_jax.training.progress import DistillProgress
 from bass_jax.training.prompts import build_prompts
 from bass_jax.training.questions import questions_directory
@@ -34,11 +34,13 @@ class Distilled(NamedTuple):
     Attributes:
         draft: with the target's embedding, float32.
         agreements: by held-out domain.
+        acceptances: of sampled answers, by held-out domain and temperature.
         directory: the draft's checkpoint.
     """
 
     draft: Model
     agreements: dict[str, Agreement]
+    acceptances: dict[str, dict[float, float]]
     directory: Path
 
 
@@ -101,13 +103,17 @@ def distill(
     )
     directory = Path(config.output_dir) / "draft"
     export(draft, directory, tokenizer)
-    agreements = {}
+    agreements, acceptances = {}, {}
     if "evaluate" in stages and config.prompts.held_out:
         held_out = write_held_out(config, target, tokenizer)
         agreements = evaluate(draft, held_out, config.draft_len)
-        report = {name: agreement._asdict() for name, agreement in agreements.items()}
+        acceptances = evaluate_sampled(draft, target, held_out)
+        report = {
+            name: agreement._asdict() | {"acceptance": acceptances.get(name, {})}
+            for name, agreement in agreements.items()
+        }
         write_whole(Path(config.output_dir) / "agreement.json", json.dumps(report, indent=1).encode())
-    return Distilled(draft, agreements, directory)
+    return Distilled(draft, agreements, acceptances, directory)
 
 
 def _written_corpus(config: DistillConfig, progress: DistillProgress | None) -> Path:

@@ -1,11 +1,10 @@
-"""The target's greedy outputs on held-out prompts, and what a draft is worth on each domain."""
-
-from pathlib import Path
+"""The target's answers to held-out prompts, and what a draft is worth on each domain."""
 
 import jax
 
 from bass_jax.checkpoint import Tokenizer
 from bass_jax.models import Model
+from bass_jax.training.acceptance import measure_acceptance
 from bass_jax.training.agreement import Agreement, measure_agreement
 from bass_jax.training.config import DistillConfig
 from bass_jax.training.corpus import Corpus
@@ -14,12 +13,15 @@ from bass_jax.training.rollout import Rollout, roll_out, waves
 
 _BATCH = 32
 
+HELD_OUT = "held_out"
+"""Directory of the answers, beside the corpus."""
+
 
 def write_held_out(config: DistillConfig, model: Model, tokenizer: Tokenizer) -> Corpus:
-    """Lets the target answer the held-out prompts at temperature 0, resumable between batches.
+    """Lets the target answer the held-out prompts, greedily and at the configured temperatures; resumable.
 
     Args:
-        config: names the prompts; ``output_dir`` receives ``held_out/``.
+        config: names the prompts; its corpus' directory receives ``held_out/``.
         model: the target, in the dtype that it will be used in.
         tokenizer: its tokenizer.
 
@@ -32,29 +34,51 @@ def write_held_out(config: DistillConfig, model: Model, tokenizer: Tokenizer) ->
         "max_new_tokens": config.rollout.max_new_tokens,
         "prompts": [list(prompt) for prompt in prompts],
     }
-    corpus = Corpus(Path(config.output_dir) / "held_out", description)
+    corpus = Corpus(config.corpus_root / HELD_OUT, description)
     encoded = [tokenizer.encode_chat(prompt.text) for prompt in prompts]
-    done = set(corpus.shards())
-    for wave, chosen in enumerate(waves([len(ids) for ids in encoded], _BATCH, len(encoded))):
-        if wave in done:
-            continue
-        rollouts = roll_out(
-            model,
-            [encoded[index] for index in chosen],
-            temperatures=[0.0] * len(chosen),
-            key=jax.random.key(0),
-            max_new_tokens=config.rollout.max_new_tokens,
-            stop_ids=tokenizer.stop_ids,
-            top=config.rollout.top,
-            keep_features=config.draft.reads_hidden,
-        )
-        corpus.write(wave, rollouts, [prompts[index].source for index in chosen])
+    done = {(_rounded(rollout.temperature), rollout.prompt.tobytes()) for rollout, _ in corpus.read()}
+    number = len(corpus.shards())
+    for temperature in (0.0, *config.held_out_temperatures):
+        for chosen in waves([len(ids) for ids in encoded], _BATCH, len(encoded)):
+            if all((_rounded(temperature), encoded[index].tobytes()) in done for index in chosen):
+                continue
+            rollouts = roll_out(
+                model,
+                [encoded[index] for index in chosen],
+                temperatures=[float(temperature)] * len(chosen),
+                key=jax.random.fold_in(jax.random.key(config.seed), number),
+                max_new_tokens=config.rollout.max_new_tokens,
+                stop_ids=tokenizer.stop_ids,
+                top=config.rollout.top,
+                keep_features=config.rollout.keep_features or config.draft.reads_hidden,
+            )
+            corpus.write(number, rollouts, [prompts[index].source for index in chosen])
+            number += 1
     return corpus
 
 
 def evaluate(draft: Model, held_out: Corpus, draft_len: int) -> dict[str, Agreement]:
-    """Measures a draft on every held-out domain, in the domains' order of appearance."""
-    domains: dict[str, list[Rollout]] = {}
+    """Measures a draft on the greedy answers of every held-out domain, in alphabetic order."""
+    return {name: measure_agreement(draft, rows, draft_len) for (name, _), rows in _groups(held_out, is_sampled=False)}
+
+
+def evaluate_sampled(draft: Model, target: Model, held_out: Corpus) -> dict[str, dict[float, float]]:
+    """Measures a draft's acceptance on the sampled answers of every held-out domain, by temperature."""
+    found: dict[str, dict[float, float]] = {}
+    for (name, temperature), rows in _groups(held_out, is_sampled=True):
+        found.setdefault(name, {})[temperature] = measure_acceptance(draft, target, rows)
+    return found
+
+
+def _groups(held_out: Corpus, *, is_sampled: bool) -> list[tuple[tuple[str, float], list[Rollout]]]:
+    """Rows by domain and temperature, in order."""
+    groups: dict[tuple[str, float], list[Rollout]] = {}
     for rollout, source in held_out.read():
-        domains.setdefault(source, []).append(rollout)
-    return {name: measure_agreement(draft, rows, draft_len) for name, rows in sorted(domains.items())}
+        if (rollout.temperature > 0) == is_sampled:
+            groups.setdefault((source, _rounded(rollout.temperature)), []).append(rollout)
+    return sorted(groups.items())
+
+
+def _rounded(temperature: float) -> float:
+    """As it was configured: shards hold float32."""
+    return round(float(temperature), 6)

@@ -13,6 +13,7 @@ from bass_jax.training.agreement import Agreement, agreement_of
 from bass_jax.training.config import DistillConfig
 from bass_jax.training.corpus import Corpus
 from bass_jax.training.data import corpus_rows
+from bass_jax.training.held_out import HELD_OUT
 from bass_jax.training.rollout import Rollout
 from bass_jax.training.write import target_path
 from bass_jax.typing import Float, Int, UInt
@@ -77,8 +78,10 @@ def distill_store(
     about = {"target": config.target, "num_rollouts": len(trained), "num_tokens": num_tokens}
     write_store(path, arrays._asdict(), **lengths, vocab_size=tokenizer.vocab_size, tokenizer=tokenizer, about=about)
     domains: dict[str, list[np.ndarray]] = {}
-    if (held_out := Path(config.output_dir) / "held_out").is_dir():
+    if (held_out := config.corpus_root / HELD_OUT).is_dir():
         for row, source in Corpus(held_out).read():
+            if row.temperature > 0:
+                continue
             sequence = np.concatenate([row.prompt, row.response])
             drafts, _ = foresee(arrays, sequence, len(row.prompt), **lengths)
             domains.setdefault(source, []).append(drafts == row.response)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 import bass_jax as bass
 from bass_jax.checkpoint import inspect_preset
 from bass_jax.checkpoint.trees import flatten
-from bass_jax.models import PRESETS, abstract_params, preset, random_model
+from bass_jax.models import PRESETS, abstract_params, init_params, preset, random_model
 from bass_jax.models.sharding import param_shardings
 from tests import tiny
 
@@ -53,6 +53,16 @@ NUM_PARAMETERS = {
 
 def count(config: bass.ModelConfig) -> int:
     return sum(math.prod(boxed.value.shape) for boxed in flatten(abstract_params(config)).values())
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "gemma-2-2b", "gpt2", "opt-350m", "codegen-350m", "qwen3-0.6b"])
+def test_the_layer_that_is_traced_stands_for_all(name):
+    """Shapes, dtypes and order of the parameters that a whole pass declares, with twelve layers for the order."""
+    config = shallow(preset(name), 12)
+    whole = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
+    expected = [(name, leaf.shape, leaf.dtype) for name, leaf in flatten(whole).items()]
+    found = [(name, boxed.value.shape, boxed.value.dtype) for name, boxed in flatten(abstract_params(config)).items()]
+    assert found == expected
 
 
 def shallow(config: bass.ModelConfig, num_layers: int) -> bass.ModelConfig:

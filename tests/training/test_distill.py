@@ -63,8 +63,15 @@ def test_three_stages_and_a_second_run(config_path):
     np.testing.assert_allclose(draft.params["head"], first.draft.params["head"], rtol=2**-8)
     np.testing.assert_array_equal(draft.output_ids, first.draft.output_ids)
 
-    # Nothing is left to do: the same draft comes out, and no shard is written again.
-    second = run_distill(config_path, show_progress=False)
+    # Nothing is left to do: the same draft comes out, and no shard is written again. Sampled answers join greedy ones.
+    answers = config_path.parent / "run" / "held_out"
+    assert first.acceptances == {} and len(list(answers.glob("shard_*.npz"))) == 1
+    for _ in range(2):
+        second = run_distill(config_path, {"held_out_temperatures": [0.2, 1.0]}, show_progress=False)
+        assert len(list(answers.glob("shard_*.npz"))) == 3
+    assert set(second.acceptances["test"]) == {0.2, 1.0}
+    report = json.loads((config_path.parent / "run" / "agreement.json").read_text())
+    assert report["test"]["acceptance"]["0.2"] == second.acceptances["test"][0.2]
     assert [shard.stat().st_mtime_ns for shard in shards] == written
     np.testing.assert_array_equal(second.draft.params["head"], first.draft.params["head"])
     assert second.agreements == first.agreements
@@ -124,6 +131,7 @@ def test_a_draft_goes_on_from_another_with_its_vocabulary(config_path):
     [
         ({}, ("training",), "stages: 'training': expected"),
         ({}, ("train",), "no corpus here"),
+        ({"held_out_temperatures": [0.0]}, ("evaluate",), "held_out_temperatures=.*: expected numbers above 0"),
         ({"target": "package:no_such_package"}, ("corpus",), "target: package 'no_such_package' is not installed"),
         ({"prompts.max_prompt_tokens": 1}, ("corpus",), "max_prompt_tokens=1: no prompt is short enough"),
         ({"draft.output_vocab_size": 10**6}, ("corpus", "train"), "output_vocab_size=1000000: expected"),

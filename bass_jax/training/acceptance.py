@@ -1,0 +1,62 @@
+"""How much of a draft's law its target accepts, where answers are sampled."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bass_jax.models import Model
+from bass_jax.models.decoder import decoder
+from bass_jax.training.batches import Batch, make_batch
+from bass_jax.training.loss import scored_logits
+from bass_jax.training.rollout import Rollout
+from bass_jax.training.vocabulary import output_columns, proposed_ids
+from bass_jax.typing import Array, Float, Int
+
+_LENGTH_GRAIN = 128
+
+
+def measure_acceptance(draft: Model, target: Model, rollouts: Sequence[Rollout]) -> float:
+    """Returns the mean of ``sum_x min(p(x), q(x))`` over the positions of sampled answers.
+
+    That is the probability that the rule of Leviathan et al. (2023) accepts a draft there; p and q are the target's and
+    the draft's whole laws at the temperature that an answer was sampled at, given what precedes.
+
+    Args:
+        draft: see above.
+        target: see above.
+        rollouts: of the target, at temperatures above 0.
+
+    Raises:
+        ValueError: if there is no rollout, or one is greedy.
+    """
+    if not rollouts or any(not rollout.temperature > 0 for rollout in rollouts):
+        raise ValueError("rollouts: expected sampled ones, at least one")
+    ids = proposed_ids(draft)
+    columns = output_columns(ids, draft.config.vocab_size)
+    longest = max(len(rollout.response) for rollout in rollouts)
+    total, num = 0.0, 0
+    for rollout in rollouts:
+        length = -(-(len(rollout.prompt) + len(rollout.response) - 1) // _LENGTH_GRAIN) * _LENGTH_GRAIN
+        batch = make_batch([rollout], columns, length, longest, 1, draft.config.hidden_width is not None)
+        kept = _kept(draft, target, batch, jnp.asarray(ids), jnp.float32(rollout.temperature))
+        total += float(np.asarray(kept)[: len(rollout.response)].sum())
+        num += len(rollout.response)
+    return total / num
+
+
+@jax.jit
+def _kept(
+    draft: Model, target: Model, batch: Batch, ids: Int[Array, "O"], temperature: Float[Array, ""]
+) -> Float[Array, "M"]:
+    """Of each response position, the mass that both laws share."""
+    q = jax.nn.softmax(scored_logits(draft.config, draft.params, batch) / temperature, axis=-1)
+    columns = jnp.arange(batch.tokens.shape[1])
+    positions = jnp.where(columns < batch.lengths[:, None], columns, batch.tokens.shape[1])
+    module, variables = decoder(target.config), {"params": target.params}
+    arguments = (jnp.asarray(batch.tokens), positions, None)
+    features = module.apply(variables, *arguments, method="features")[0]  # type: ignore
+    logits: Array = module.apply(variables, features[:, batch.selected], method="logits")[0]  # type: ignore
+    p = jax.nn.softmax(logits / temperature, axis=-1)
+    return jnp.minimum(p[:, ids], q).sum(axis=-1)
