@@ -23,7 +23,7 @@ from bass_jax.models.mesh import replicate
 from bass_jax.models.mlp import GatedMlp, PlainMlp
 from bass_jax.models.norm import Normed, apply_norm, declare_norm, norm_for_projections
 from bass_jax.models.tensors import declare, zeros
-from bass_jax.models.weights import declare_weight, multiply
+from bass_jax.models.weights import declare_weight, multiply, product
 from bass_jax.typing import Array, Float, Int
 
 
@@ -112,9 +112,9 @@ class Decoder(nn.Module):
         if config.embedding_scale is not None:
             x = x * jnp.asarray(config.embedding_scale, x.dtype)
         if config.embedding_width is not None:
-            x = jnp.einsum("bte,ed->btd", x, self.embedding_projection)
+            x = product(x, self.embedding_projection)
         if hidden is not None:
-            x += jnp.einsum("bte,ed->btd", apply_norm(config, hidden, self.hidden_norm), self.hidden_projection)
+            x += product(apply_norm(config, hidden, self.hidden_norm), self.hidden_projection)
         if config.positions == "learned":
             rows = jnp.clip(positions, 0, config.context - 1) + config.position_offset
             x = x + jnp.take(self.position_embedding, rows, axis=0)
@@ -161,13 +161,13 @@ class Decoder(nn.Module):
 
     def next_hidden(self, features: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
         """Foretells the target's hidden state at these tokens, which it has not read yet."""
-        return jnp.einsum("btd,de->bte", features, self.hidden_output)
+        return product(features, self.hidden_output)
 
     def logits(self, features: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
         """Scores the vocabulary, float32; on a mesh every device gets all scores."""
         config = self.config
         if config.has_output_projection:
-            features = jnp.einsum("btd,de->bte", features, self.output_projection)
+            features = product(features, self.output_projection)
         head = self.embedding if config.is_tied else self.head
         # Inputs are never rounded here, where an error would be one of the logits themselves.
         scores = multiply("btd,do->bto", features, head, dtype=jnp.float32)

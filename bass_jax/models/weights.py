@@ -1,6 +1,5 @@
 """Weights of products: in the model's dtype, or INT8 with a scale per output channel."""
 
-import functools
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -80,7 +79,7 @@ def multiply(
     weight exists; scales are applied to the result.
 
     Args:
-        equation: of the einsum; the last axis of `x` is summed over.
+        equation: of the einsum; the last axis of `x` and the first of the weight are summed over.
         x: the input.
         weight: with its axes as in `equation`.
         factor: of each row of the result, beside the weight's scale; None for 1.
@@ -88,7 +87,7 @@ def multiply(
         rounds_inputs: of an INT8 weight: round each row of `x` to INT8 too, and sum in whole numbers.
     """
     if weight.scale is None:
-        y = _product(equation, dtype, x, weight.values)
+        y = product(x, weight.values, dtype)
     elif rounds_inputs:
         rounded, size = quantize_kv(x)
         y = jnp.einsum(equation, rounded, weight.values, preferred_element_type=jnp.int32).astype(jnp.float32)
@@ -100,38 +99,13 @@ def multiply(
     return y if factor is None else y * factor.reshape(factor.shape + (1,) * (y.ndim - factor.ndim))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _product(equation: str, dtype: Any, x: Float[Array, "*rows D"], values: Float[Array, "D *columns"]) -> Array:
-    """The einsum, whose gradient takes products of matrices in `x`'s dtype.
+def product(x: Float[Array, "*rows D"], values: Float[Array, "D *columns"], dtype: Any = None) -> Array:
+    """Returns ``[*rows, *columns]`` in `dtype`, default `x`'s.
 
-    Left to itself jax sums over several axes at once there, ten times slower on a CPU, and in float32 where the result
-    is float32.
+    Taken between matrices: the gradient of one with more axes sums over several at once, ten times slower on a CPU.
     """
-    return jnp.einsum(equation, x, values, preferred_element_type=dtype)
-
-
-def _product_forward(equation, dtype, x, values):
-    return _product(equation, dtype, x, values), (x, values)
-
-
-def _product_backward(equation, dtype, saved, gradient):
-    del equation, dtype
-    x, values = saved
-    rows, columns = x.reshape(-1, x.shape[-1]), values.reshape(len(values), -1)
-    gradient = gradient.astype(x.dtype).reshape(len(rows), -1)
-    of_x = gradient @ _transposed(columns)
-    of_values = _transposed(rows) @ gradient
-    return of_x.reshape(x.shape), of_values.reshape(values.shape)
-
-
-_product.defvjp(_product_forward, _product_backward)
-
-
-def _transposed(matrix: Float[Array, "m n"]) -> Float[Array, "n m"]:
-    """The transpose; in bfloat16 on a CPU laid out in memory, where XLA's product of what is not is far slower."""
-    if matrix.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
-        return jax.lax.optimization_barrier(matrix.T)
-    return matrix.T
+    y = jnp.dot(x.reshape(-1, x.shape[-1]), values.reshape(len(values), -1), preferred_element_type=dtype)
+    return y.reshape(x.shape[:-1] + values.shape[1:])
 
 
 def draw_int8(key: Any, shape: tuple[int, ...], dtype: Any) -> Array:
