@@ -68,11 +68,11 @@ def test_the_schedulers_share_is_measured_and_the_engine_is_idle_again(engine):
 
 
 def test_rows_that_end_before_the_last_begins_are_refused(engine):
-    """One prompt is read between two steps: of sixteen rows of fourteen tokens, not all can run at once."""
-    config = EngineConfig(num_slots=16, capacity=16, buckets=(16,), chunk=8)
+    """One prompt is read between two steps: of 64 rows of 62 tokens the first is done before the last begins."""
+    config = EngineConfig(num_slots=64, capacity=64, buckets=(64,), chunk=8)
     small = bass.Engine(engine.pair, bass.SpecConfig(4, "greedy"), config=config)
-    with pytest.raises(ValueError, match="num_rows=16: expected a capacity"):
-        measure_overhead(small, 16, num_steps=4)
+    with pytest.raises(ValueError, match="num_rows=64: expected a capacity"):
+        measure_overhead(small, 64, num_steps=4)
     assert small.loop.is_idle
 
 
