@@ -74,8 +74,7 @@ class Tokenizer:
             message = [{"role": "user", "content": message}]
         elif isinstance(message, Mapping):
             message = [message]
-        text = self.render_chat(message) + answer_start
-        return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
+        return self._encode_rendered(self.render_chat(message) + answer_start)
 
     def encode_question_start(self) -> np.ndarray:
         """Encodes a chat up to where the user's first message begins, ``[n]`` int32.
@@ -86,7 +85,11 @@ class Tokenizer:
         start, mark, _ = self.render_chat([{"role": "user", "content": _MARK}]).partition(_MARK)
         if not mark or not start:
             raise ValueError("encode_question_start: the chat template has nothing before the user's message")
-        return np.asarray(self._backend.encode(start, add_special_tokens=False).ids, np.int32)
+        return self._encode_rendered(start)
+
+    def _encode_rendered(self, text: str) -> np.ndarray:
+        """Encodes what a chat template wrote, which has its own special tokens."""
+        return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
 
     def encode_prompt(self, text: str) -> np.ndarray:
         """Encodes what a user asks: as a chat if there is a chat template, else as the text itself."""

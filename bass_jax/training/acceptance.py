@@ -7,14 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bass_jax.models import Model
-from bass_jax.models.decoder import decoder
-from bass_jax.training.batches import Batch, make_batch
+from bass_jax.training.batches import Batch, single_batches
 from bass_jax.training.loss import scored_logits
 from bass_jax.training.rollout import Rollout
-from bass_jax.training.vocabulary import output_columns, proposed_ids
+from bass_jax.training.vocabulary import proposed_ids
 from bass_jax.typing import Array, Float, Int
-
-_LENGTH_GRAIN = 128
 
 
 def measure_acceptance(draft: Model, target: Model, rollouts: Sequence[Rollout]) -> float:
@@ -33,14 +30,10 @@ def measure_acceptance(draft: Model, target: Model, rollouts: Sequence[Rollout])
     """
     if not rollouts or any(not rollout.temperature > 0 for rollout in rollouts):
         raise ValueError("rollouts: expected sampled ones, at least one")
-    ids = proposed_ids(draft)
-    columns = output_columns(ids, draft.config.vocab_size)
-    longest = max(len(rollout.response) for rollout in rollouts)
+    ids = jnp.asarray(proposed_ids(draft))
     total, num = 0.0, 0
-    for rollout in rollouts:
-        length = -(-(len(rollout.prompt) + len(rollout.response) - 1) // _LENGTH_GRAIN) * _LENGTH_GRAIN
-        batch = make_batch([rollout], columns, length, longest, 1, draft.config.hidden_width is not None)
-        kept = _kept(draft, target, batch, jnp.asarray(ids), jnp.float32(rollout.temperature))
+    for rollout, batch in zip(rollouts, single_batches(rollouts, draft), strict=True):
+        kept = _kept(draft, target, batch, ids, jnp.float32(rollout.temperature))
         total += float(np.asarray(kept)[: len(rollout.response)].sum())
         num += len(rollout.response)
     return total / num
@@ -51,12 +44,8 @@ def _kept(
     draft: Model, target: Model, batch: Batch, ids: Int[Array, "O"], temperature: Float[Array, ""]
 ) -> Float[Array, "M"]:
     """Of each response position, the mass that both laws share."""
-    q = jax.nn.softmax(scored_logits(draft.config, draft.params, batch) / temperature, axis=-1)
-    columns = jnp.arange(batch.tokens.shape[1])
-    positions = jnp.where(columns < batch.lengths[:, None], columns, batch.tokens.shape[1])
-    module, variables = decoder(target.config), {"params": target.params}
-    arguments = (jnp.asarray(batch.tokens), positions, None)
-    features = module.apply(variables, *arguments, method="features")[0]  # type: ignore
-    logits: Array = module.apply(variables, features[:, batch.selected], method="logits")[0]  # type: ignore
-    p = jax.nn.softmax(logits / temperature, axis=-1)
+    p, q = (
+        jax.nn.softmax(scored_logits(model.config, model.params, batch) / temperature, axis=-1)
+        for model in (target, draft)
+    )
     return jnp.minimum(p[:, ids], q).sum(axis=-1)

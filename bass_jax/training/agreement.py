@@ -11,14 +11,12 @@ import numpy as np
 from bass_jax.config import ModelConfig
 from bass_jax.drafters import ModelDrafter
 from bass_jax.models import Model
-from bass_jax.training.batches import Batch, make_batch
+from bass_jax.training.batches import Batch, single_batches
 from bass_jax.training.loss import scored_logits
 from bass_jax.training.rollout import Rollout
 from bass_jax.training.speculation import speculate_on
-from bass_jax.training.vocabulary import output_columns, proposed_ids
+from bass_jax.training.vocabulary import proposed_ids
 from bass_jax.typing import Array, Bool, Int, Params
-
-_LENGTH_GRAIN = 128
 
 
 class Agreement(NamedTuple):
@@ -87,13 +85,7 @@ def agreement_of(matches: Sequence[Bool[np.ndarray, "_"]], draft_len: int) -> Ag
 def teacher_forced(draft: Model, rollouts: Sequence[Rollout]) -> Iterator[Bool[np.ndarray, "n"]]:
     """Yields, per rollout, where the draft's likeliest token is the response's, given what precedes it."""
     ids = proposed_ids(draft)
-    columns = output_columns(ids, draft.config.vocab_size)
-    longest = max(len(rollout.response) for rollout in rollouts)
-    for rollout in rollouts:
-        length = len(rollout.prompt) + len(rollout.response) - 1
-        # One row at a time, padded to few shapes: an evaluation has hundreds of rows, not millions.
-        padded = -(-length // _LENGTH_GRAIN) * _LENGTH_GRAIN
-        batch = make_batch([rollout], columns, padded, longest, 1, draft.config.hidden_width is not None)
+    for rollout, batch in zip(rollouts, single_batches(rollouts, draft), strict=True):
         predicted = jax.device_get(_predict(draft.config, draft.params, batch))
         yield ids[predicted[: len(rollout.response)]] == rollout.response
 

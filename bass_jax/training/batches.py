@@ -6,11 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bass_jax.models import Model
 from bass_jax.training.rollout import Rollout
+from bass_jax.training.vocabulary import output_columns, proposed_ids
 from bass_jax.typing import Float, Int
 
 _ROWS_PER_TOKEN = 1.8
 """Rows of a batch, times its length, per response token: about what prompts and padding add."""
+
+_EVALUATED_GRAIN = 128
+"""Lengths of sequences that are evaluated one by one are rounded up to multiples of this."""
 
 
 class Batch(NamedTuple):
@@ -120,6 +125,16 @@ def make_batch(
     law_probs /= np.maximum(law_mass[:, None], 1e-9)
     hidden = _hidden(rows, num_rows, length) if reads_hidden else None
     return Batch(tokens, lengths, selected, weights, law_columns, law_probs, law_columns[:, 0], law_mass, hidden)
+
+
+def single_batches(rollouts: Sequence[Rollout], draft: Model) -> Iterator[Batch]:
+    """Yields a batch per rollout, padded to few shapes: an evaluation has hundreds of rows, not millions."""
+    columns = output_columns(proposed_ids(draft), draft.config.vocab_size)
+    longest = max(len(rollout.response) for rollout in rollouts)
+    for rollout in rollouts:
+        length = len(rollout.prompt) + len(rollout.response) - 1
+        padded = -(-length // _EVALUATED_GRAIN) * _EVALUATED_GRAIN
+        yield make_batch([rollout], columns, padded, longest, 1, draft.config.hidden_width is not None)
 
 
 def _hidden(rows: Sequence[Rollout], num_rows: int, length: int) -> Float[np.ndarray, "B T E"]:

@@ -59,18 +59,21 @@ def write_held_out(config: DistillConfig, model: Model, tokenizer: Tokenizer) ->
 
 def evaluate(draft: Model, held_out: Corpus, draft_len: int) -> dict[str, Agreement]:
     """Measures a draft on the greedy answers of every held-out domain, in alphabetic order."""
-    return {name: measure_agreement(draft, rows, draft_len) for (name, _), rows in _groups(held_out, is_sampled=False)}
+    return {
+        name: measure_agreement(draft, rows, draft_len)
+        for (name, _), rows in held_out_groups(held_out, is_sampled=False)
+    }
 
 
 def evaluate_sampled(draft: Model, target: Model, held_out: Corpus) -> dict[str, dict[float, float]]:
     """Measures a draft's acceptance on the sampled answers of every held-out domain, by temperature."""
     found: dict[str, dict[float, float]] = {}
-    for (name, temperature), rows in _groups(held_out, is_sampled=True):
+    for (name, temperature), rows in held_out_groups(held_out, is_sampled=True):
         found.setdefault(name, {})[temperature] = measure_acceptance(draft, target, rows)
     return found
 
 
-def _groups(held_out: Corpus, *, is_sampled: bool) -> list[tuple[tuple[str, float], list[Rollout]]]:
+def held_out_groups(held_out: Corpus, *, is_sampled: bool) -> list[tuple[tuple[str, float], list[Rollout]]]:
     """Rows by domain and temperature, in order."""
     groups: dict[tuple[str, float], list[Rollout]] = {}
     for rollout, source in held_out.read():

@@ -13,7 +13,7 @@ from bass_jax.training.agreement import Agreement, agreement_of
 from bass_jax.training.config import DistillConfig
 from bass_jax.training.corpus import Corpus
 from bass_jax.training.data import corpus_rows
-from bass_jax.training.held_out import HELD_OUT
+from bass_jax.training.held_out import HELD_OUT, held_out_groups
 from bass_jax.training.rollout import Rollout
 from bass_jax.training.write import target_path
 from bass_jax.typing import Float, Int, UInt
@@ -77,16 +77,18 @@ def distill_store(
     num_tokens = sum(len(row.response) for row in trained)
     about = {"target": config.target, "num_rollouts": len(trained), "num_tokens": num_tokens}
     write_store(path, arrays._asdict(), **lengths, vocab_size=tokenizer.vocab_size, tokenizer=tokenizer, about=about)
-    domains: dict[str, list[np.ndarray]] = {}
-    if (held_out := config.corpus_root / HELD_OUT).is_dir():
-        for row, source in Corpus(held_out).read():
-            if row.temperature > 0:
-                continue
-            sequence = np.concatenate([row.prompt, row.response])
-            drafts, _ = foresee(arrays, sequence, len(row.prompt), **lengths)
-            domains.setdefault(source, []).append(drafts == row.response)
-    agreements = {name: agreement_of(found, config.draft_len) for name, found in sorted(domains.items())}
+    agreements = {}
+    if (directory := config.corpus_root / HELD_OUT).is_dir():
+        for (name, _), answers in held_out_groups(Corpus(directory), is_sampled=False):
+            found = [_foreseen(arrays, row, lengths) for row in answers]
+            agreements[name] = agreement_of(found, config.draft_len)
     return BuiltStore(len(arrays.keys), num_tokens, agreements)
+
+
+def _foreseen(arrays: StoreArrays, row: Rollout, lengths: dict[str, int]) -> np.ndarray:
+    """Where the store alone would have drafted the answer's token."""
+    drafts, _ = foresee(arrays, np.concatenate([row.prompt, row.response]), len(row.prompt), **lengths)
+    return drafts == row.response
 
 
 def build_store(
