@@ -7,14 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas.acceptance.arguments import check_acceptance
-from kernels_pallas.acceptance.mosaic_gpu import masked_acceptance_mosaic_gpu
-from kernels_pallas.acceptance.triton import masked_acceptance_triton
 from kernels_pallas.acceptance.verdict import Acceptance, Sampling
 from kernels_pallas.acceptance.xla import masked_acceptance_xla
 from kernels_pallas.attention.arguments import capacity_of, check_attention
 from kernels_pallas.attention.cudnn import ragged_attention_cudnn
-from kernels_pallas.attention.mosaic_gpu import ragged_attention_mosaic_gpu
-from kernels_pallas.attention.triton import ragged_attention_triton
 from kernels_pallas.attention.xla import ragged_attention_xla
 from kernels_pallas.targets import Target, current_target
 from kernels_pallas.tuning import acceptance_tiles, attention_tiles
@@ -145,7 +141,11 @@ def ragged_attention(
         )
         if tables is not None:
             tiles = tiles._replace(block_k=min(tiles.block_k, k_cache.shape[2]))
-        kernel = ragged_attention_mosaic_gpu if name == "mosaic_gpu" else ragged_attention_triton
+        # Imported when wanted: Pallas alone would be a quarter of a start on a CPU.
+        if name == "mosaic_gpu":
+            from kernels_pallas.attention.mosaic_gpu import ragged_attention_mosaic_gpu as kernel
+        else:
+            from kernels_pallas.attention.triton import ragged_attention_triton as kernel
         return kernel(*arrays, form=form, tiles=tiles, interpret=interpret, **options)
 
     return _first_that_can(implementation, _ladder(target, target.is_hopper), run)
@@ -220,7 +220,10 @@ def masked_acceptance(
         if name == "xla":
             return masked_acceptance_xla(*arrays)
         tiles = acceptance_tiles(target, vocab_size=target_logits.shape[2], implementation=name)
-        kernel = masked_acceptance_mosaic_gpu if name == "mosaic_gpu" else masked_acceptance_triton
+        if name == "mosaic_gpu":
+            from kernels_pallas.acceptance.mosaic_gpu import masked_acceptance_mosaic_gpu as kernel
+        else:
+            from kernels_pallas.acceptance.triton import masked_acceptance_triton as kernel
         return kernel(*arrays, tiles=tiles, interpret=interpret)
 
     return _first_that_can(implementation, _ladder(target, target.is_hopper or target.is_blackwell), run)

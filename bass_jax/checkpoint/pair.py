@@ -1,6 +1,7 @@
 """Loads a target with its draft."""
 
 import importlib.util
+from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,11 @@ def load_target_and_draft(
     directory = path / entries["target"]["path"]
     if not directory.exists():
         prepare(directory, entries["target"], progress)
-    tokenizer = load_tokenizer(directory)
-    target = load_model(directory, dtype=dtype, quantize=quantize, cache_dtype=cache_dtype, mesh=mesh, rules=rules)
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        # The weights are read by code that leaves Python alone, which has a large library to import meanwhile.
+        reading = beside.submit(load_tokenizer, directory)
+        target = load_model(directory, dtype=dtype, quantize=quantize, cache_dtype=cache_dtype, mesh=mesh, rules=rules)
+        tokenizer = reading.result()
     if role not in entries or not (path / entries[role]["path"]).exists():
         return target, None, tokenizer
     draft = load_draft(

@@ -13,6 +13,7 @@ chosen for speed and for sharding alike:
 import functools
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from bass_jax.cache import KVCache, PagedCache, layers_of, with_layers
@@ -24,7 +25,7 @@ from bass_jax.models.mlp import GatedMlp, PlainMlp
 from bass_jax.models.norm import Normed, apply_norm, declare_norm, norm_for_projections
 from bass_jax.models.tensors import declare, zeros
 from bass_jax.models.weights import declare_weight, multiply, product
-from bass_jax.typing import Array, Float, Int
+from bass_jax.typing import Array, Float, Int, Params
 
 
 class Layer(nn.Module):
@@ -67,11 +68,17 @@ class Layer(nn.Module):
         return x + (normed("mlp_post_norm", y) if config.block == "sandwich" else y), *layer
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _run_layer(config: ModelConfig, window: int | None, num_chains: int, params: Params, *arguments):
+    """Runs a layer; inside a pass that is compiled, what is the same for several of them is one function."""
+    return Layer(config, window, parent=None).apply({"params": params}, *arguments, num_chains)
+
+
 class Decoder(nn.Module):
     """Embedding, layers, norm and head.
 
     Layers are unrolled, not scanned: a scan that returns its cache copies it, and a scan that carries it
-    hides each layer's buffer from in-place kernels.
+    hides each layer's buffer from in-place kernels. Layers of one kind are traced and lowered once for all.
     """
 
     config: ModelConfig
@@ -150,8 +157,14 @@ class Decoder(nn.Module):
         written = []
         nothing = (None,) * config.num_layers
         cached = (nothing, nothing) if cache is None else layers_of(cache)
-        for layer, k, v in zip(self.layers, *cached, strict=True):
-            x, *layer_written = layer(x, positions, angles if layer.window is None else window_angles, k, v, num_chains)
+        for i, (k, v) in enumerate(zip(*cached, strict=True)):
+            window = config.window_of(i)
+            arguments = x, positions, angles if window is None else window_angles, k, v
+            if self.is_initializing():
+                x, *layer_written = self.layers[i](*arguments)
+            else:
+                params = self.variables["params"][f"layer_{i}"]
+                x, *layer_written = _run_layer(config, window, num_chains, params, *arguments)
             written.append(layer_written)
         keys, values, *new = zip(*written, strict=True)
         if config.has_final_norm:

@@ -1,6 +1,7 @@
 """A model: parameters and their configuration, as one pytree with a pure forward pass."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -118,11 +119,16 @@ def abstract_params(config: ModelConfig) -> Params:
     Layers differ in their windows alone, so one is traced for all: of a deep model that is a second saved at its start.
     """
     windows = None if config.windowed_layers is None else config.windowed_layers[:1]
-    shallow = dataclasses.replace(config, num_layers=1, windowed_layers=windows)
-    found = dict(_traced_init(shallow, jax.random.key(0), lambda init: lambda key: jax.eval_shape(init, key)))
+    found = dict(_abstract(dataclasses.replace(config, num_layers=1, windowed_layers=windows)))
     layer = found.pop("layer_0")
-    layers = {f"layer_{index}": jax.tree.map(lambda leaf: leaf, layer) for index in range(config.num_layers)}
-    return dict(sorted((found | layers).items()))
+    layers = {f"layer_{index}": layer for index in range(config.num_layers)}
+    # A tree of the caller's own: the one that is kept must not change.
+    return jax.tree.map(lambda leaf: leaf, dict(sorted((found | layers).items())))
+
+
+@functools.cache
+def _abstract(config: ModelConfig) -> Params:
+    return _traced_init(config, jax.random.key(0), lambda init: lambda key: jax.eval_shape(init, key))
 
 
 def _traced_init(config, key, transform):
