@@ -106,6 +106,18 @@ def _hidden_params(target: Model, directions: Float[np.ndarray, "E D"], projecte
     return {name: jnp.asarray(leaf, jnp.float32) for name, leaf in found.items()}
 
 
+def with_hidden(draft: Model, target: ModelConfig) -> Model:
+    """Lets a draft that reads tokens alone read its target's hidden states too.
+
+    What reads and foretells them starts at zero: the draft says what it said before, and learns from there.
+    """
+    config = dataclasses.replace(draft.config, hidden_width=target.width)
+    params = dict(init_params(config, jax.random.key(0))) | dict(draft.params)
+    for name in ("hidden_projection", "hidden_output"):
+        params[name] = jnp.zeros_like(params[name])
+    return Model(params, config, draft.output_ids)
+
+
 def _pruned_params(shape: DraftConfig, target: Model, params: Params, output_ids: Int[np.ndarray, "O"]) -> Params:
     """The target's parameters that have a place in `params`."""
     found = {name: leaf for name, leaf in target.params.items() if name in params and not name.startswith("layer_")}

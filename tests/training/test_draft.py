@@ -1,12 +1,14 @@
 """Where drafts start: from the target's layers, and from its way of scoring."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bass_jax.training.config import DraftConfig
-from bass_jax.training.draft import init_draft
+from bass_jax.training.draft import init_draft, with_hidden
 from tests.training.conftest import VOCAB
 
 IDS = np.arange(3, 43, dtype=np.int32)
@@ -44,3 +46,21 @@ def test_a_hidden_state_draft_scores_what_it_foretells_as_its_target_would(make_
     features = state @ draft.params["hidden_output"].T
     np.testing.assert_allclose(draft.next_hidden(features), state, atol=1e-4)
     np.testing.assert_allclose(draft.logits(features), target.logits(state)[..., :48], atol=1e-4)
+
+
+def test_a_draft_that_read_tokens_says_the_same_once_it_reads_hidden_states(make_config, make_draft, target):
+    """Whatever the states are; and what it learns of them can change that."""
+    draft = make_draft(make_config(), np.arange(48, dtype=np.int32))
+    reader = with_hidden(draft, target.config)
+    assert reader.config.hidden_width == target.config.width
+    rng = np.random.default_rng(2)
+    tokens, positions = jnp.asarray(rng.integers(0, VOCAB, (2, 12)), jnp.int32), jnp.tile(jnp.arange(12), (2, 1))
+    states = jnp.asarray(rng.normal(size=(2, 12, target.config.width)), jnp.float32)
+    said = draft.features(tokens, positions, draft.init_cache(2, 12))[0]
+
+    def features(params):
+        return dataclasses.replace(reader, params=params).features(tokens, positions, reader.init_cache(2, 12), states)[0]
+
+    np.testing.assert_array_equal(features(reader.params), said)
+    slope = jax.grad(lambda params: jnp.square(features(params)).sum())(reader.params)["hidden_projection"]
+    assert np.abs(slope).max() > 0

@@ -1,0 +1,60 @@
+"""Tokens per target pass of drafters on the held-out answers of a distillation, domain by domain, at temperature 0.
+
+    python benchmarks/drafters.py configs/distill/smollm2_quickstart.yaml --data-dir data --drafters model,hidden,combined
+
+Every drafter drafts along the same answers of the target (`speculate_on`), which are written first where they are
+missing. Nothing is timed, and no two drafters see different text. The last line is the table as JSON.
+"""
+
+import argparse
+import datetime
+import json
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+import bass_jax as bass
+from bass_jax.training.config import load_config
+from bass_jax.training.held_out import held_out_groups, write_held_out
+from bass_jax.training.speculation import speculate_on
+from bass_jax.training.write import load_target
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path, help="of the distillation whose held-out prompts are answered")
+    parser.add_argument("--data-dir", help="where the prompts' files are")
+    parser.add_argument("--pair", default="checkpoints/quickstart")
+    parser.add_argument("--drafters", default="model,ngram,store,combined", help="names, or paths of drafts")
+    parser.add_argument("--draft-len", type=int, default=4)
+    options = parser.parse_args()
+
+    overrides: dict[str, object] = {"held_out_temperatures": []}
+    if options.data_dir:
+        overrides["prompts.data_dir"] = options.data_dir
+    config = load_config(options.config, overrides)
+    domains = held_out_groups(write_held_out(config, *load_target(config, "float32")), is_sampled=False)
+
+    found: dict[str, dict[str, float]] = {}
+    for name in options.drafters.split(","):
+        drafter = bass.load_pair(options.pair, drafter=name, dtype="float32")[0].drafter
+        found[name] = {
+            domain: speculate_on(drafter, rows, options.draft_len).block_efficiency for (domain, _), rows in domains
+        }
+        print(json.dumps({name: found[name]}), flush=True)
+
+    table = Table(title=f"tokens per target pass, draft length {options.draft_len}, temperature 0")
+    table.add_column("drafter")
+    for (domain, _), _ in domains:
+        table.add_column(domain, justify="right")
+    for name, values in found.items():
+        table.add_row(name, *(f"{value:.2f}" for value in values.values()))
+    Console(width=None if Console().is_terminal else 160).print(table)
+    date = datetime.date.today().isoformat()
+    print(json.dumps({"date": date, "jax": jax.__version__, "draft_len": options.draft_len, "drafters": found}))
+
+
+if __name__ == "__main__":
+    main()
