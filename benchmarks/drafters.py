@@ -1,6 +1,6 @@
 """Tokens per target pass of drafters on the held-out answers of a distillation, domain by domain, at temperature 0.
 
-    python benchmarks/drafters.py configs/distill/smollm2_quickstart.yaml --data-dir data --drafters model,hidden,combined
+    python benchmarks/drafters.py configs/distill/smollm2_quickstart.yaml --data-dir data --drafters model,combined
 
 Every drafter drafts along the same answers of the target (`speculate_on`), which are written first where they are
 missing. Nothing is timed, and no two drafters see different text. The last line is the table as JSON.

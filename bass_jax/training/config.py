@@ -98,8 +98,8 @@ class LossConfig:
         reverse_weight: of the KL divergence from the draft's law to the target's.
         total_variation_weight: of the distance between the laws: the share of drafts that is rejected at temperature 1.
         hidden_weight: of a hidden-state draft's error in foretelling the target's hidden state, relative to its size.
-        unroll: drafts in a row that a hidden-state draft is trained for: it reads what it foretold itself at all
-            positions but every `unroll`-th.
+        unroll: drafts in a row that a hidden-state draft is trained for, in as many passes: the first reads the
+            target's states; in the last, ``unroll - 1`` of every ``2 unroll`` positions read what it foretold itself.
     """
 
     soft_weight: Schedule = 0.7

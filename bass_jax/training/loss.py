@@ -55,14 +55,16 @@ def weights_at(config: LossConfig, share: float) -> LossWeights:
 
 def scored_features(
     config: ModelConfig, params: Params, batch: Batch, unroll: int = 1
-) -> tuple[Float[Array, "M D"], Float[Array, "M E"] | None]:
+) -> tuple[tuple[Float[Array, "M D"], ...], Float[Array, "M E"] | None]:
     """Runs the draft's body over whole sequences, and takes the response positions.
 
-    A hidden-state draft runs `unroll` times. In the last pass the positions take turns: the first of `unroll` reads the
-    target's hidden state, the next what the draft foretold there, and so on, as it will while it drafts.
+    A hidden-state draft runs `unroll` times. First it reads the target's hidden state everywhere, as before a first
+    draft. In the last pass the positions take turns: of every ``2 unroll`` the last ``unroll - 1`` read what the draft
+    foretold there, as before its later drafts; all that lies further back is true then, so most is true here too.
 
     Returns:
-        Features, and the target's hidden state at the same positions, if the draft reads them.
+        Features of the first pass, and of the last where it is another; and the target's hidden state at the same
+        positions, if the draft reads them.
     """
     columns = jnp.arange(batch.tokens.shape[1])
     # A position past the end marks padding.
@@ -73,22 +75,24 @@ def scored_features(
         return module.apply(variables, tokens, positions, None, 1, hidden, method="features")[0]  # type: ignore
 
     if config.hidden_width is None:
-        features, truth = body(None), None
+        passes, truth = [body(None)], None
     else:
         truth = jnp.asarray(batch.hidden, config.dtype)
-        features = body(_shifted(truth))
-        turn = (columns + jnp.arange(len(batch.tokens))[:, None]) % unroll
+        passes = [body(_shifted(truth))]
+        turn = (columns + jnp.arange(len(batch.tokens))[:, None]) % (2 * unroll)
         for _ in range(unroll - 1):
-            foretold = module.apply(variables, features, method="next_hidden")
-            features = body(jnp.where((turn > 0)[..., None], _shifted(foretold), _shifted(truth)))  # type: ignore
+            foretold = module.apply(variables, passes[-1], method="next_hidden")
+            read = jnp.where((turn > unroll)[..., None], _shifted(foretold), _shifted(truth))  # type: ignore
+            passes = [passes[0], body(read)]
     is_real = jnp.asarray(batch.weights) > 0
-    rows = _take_rows(features.reshape(-1, config.width), jnp.asarray(batch.selected), is_real)
+    selected = jnp.asarray(batch.selected)
+    rows = tuple(_take_rows(features.reshape(-1, config.width), selected, is_real) for features in passes)
     return rows, None if truth is None else truth.reshape(-1, truth.shape[-1])[batch.selected]
 
 
 def scored_logits(config: ModelConfig, params: Params, batch: Batch) -> Float[Array, "M O"]:
     """Scores the response positions; a hidden-state draft reads the target's hidden states everywhere."""
-    features, _ = scored_features(config, params, batch)
+    (features,), _ = scored_features(config, params, batch)
     return decoder(config).apply({"params": params}, features[None], method="logits")[0]  # type: ignore
 
 
@@ -98,7 +102,7 @@ def distillation_loss(
     """Mixes distances between the draft's law and what is known of the target's.
 
     The soft part renormalises the target's law over the draft's output vocabulary; a position with nothing inside
-    weighs 0.
+    weighs 0. A hidden-state draft's first pass and its last weigh the same.
 
     Args:
         config: of the draft.
@@ -110,8 +114,18 @@ def distillation_loss(
     Returns:
         ``(loss, parts)``: the loss per response token.
     """
+    passes, truth = scored_features(config, params, batch, unroll)
+    each = [_loss_parts(config, params, batch, features, truth) for features in passes]
+    parts = LossParts(*(sum(values) / len(each) for values in zip(*each, strict=True)))
+    loss = sum(weight * getattr(parts, name) for name, weight in weights._asdict().items())
+    return jnp.asarray(loss), parts
+
+
+def _loss_parts(
+    config: ModelConfig, params: Params, batch: Batch, features: Float[Array, "M D"], truth: Float[Array, "M E"] | None
+) -> LossParts:
+    """Scores the features of one pass."""
     module, variables = decoder(config), {"params": params}
-    features, truth = scored_features(config, params, batch, unroll)
     logits: Array = module.apply(variables, features[None], method="logits")[0]  # type: ignore
     logprobs = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     count = jnp.maximum(batch.weights.sum(), 1)
@@ -128,7 +142,7 @@ def distillation_loss(
         foretold: Array = module.apply(variables, features[None], method="next_hidden")[0]  # type: ignore
         error, size = (jnp.square(x.astype(jnp.float32)).mean(axis=-1) for x in (foretold - truth, truth))
         hidden = mean(error / jnp.maximum(size, 1e-6))
-    parts = LossParts(
+    return LossParts(
         soft=mean(-(jnp.asarray(batch.law_probs) * inside).sum(axis=1)),
         hard=mean(jnp.where(is_inside, -inside[:, 0], 0.0)),
         reverse=mean(reverse),
@@ -137,8 +151,6 @@ def distillation_loss(
         agreement=mean(jnp.where(is_inside, jnp.argmax(logits, axis=-1) == batch.labels, 0.0)),
         num_tokens=batch.weights.sum(),
     )
-    loss = sum(weight * getattr(parts, name) for name, weight in weights._asdict().items())
-    return jnp.asarray(loss), parts
 
 
 def _distances(batch: Batch, inside: Float[Array, "M k"]) -> tuple[Float[Array, "M"], Float[Array, "M"]]:

@@ -56,10 +56,11 @@ def test_a_draft_that_read_tokens_says_the_same_once_it_reads_hidden_states(make
     rng = np.random.default_rng(2)
     tokens, positions = jnp.asarray(rng.integers(0, VOCAB, (2, 12)), jnp.int32), jnp.tile(jnp.arange(12), (2, 1))
     states = jnp.asarray(rng.normal(size=(2, 12, target.config.width)), jnp.float32)
-    said = draft.features(tokens, positions, draft.init_cache(2, 12))[0]
+    said, _ = draft.features(tokens, positions, draft.init_cache(2, 12))
 
     def features(params):
-        return dataclasses.replace(reader, params=params).features(tokens, positions, reader.init_cache(2, 12), states)[0]
+        model = dataclasses.replace(reader, params=params)
+        return model.features(tokens, positions, reader.init_cache(2, 12), states)[0]
 
     np.testing.assert_array_equal(features(reader.params), said)
     slope = jax.grad(lambda params: jnp.square(features(params)).sum())(reader.params)["hidden_projection"]

@@ -92,7 +92,7 @@ def with_features(rollouts, width, seed=5) -> list[Rollout]:
 
 
 def test_positions_of_a_hidden_state_draft_take_turns(make_config, make_draft, target):
-    """The last of three passes reads true features, what was foretold from those, and what was foretold from that."""
+    """The first of three passes reads true features; the last also what was foretold from those, and from that."""
     draft = make_draft(make_config(draft={"reads_hidden": True}))
     rows = with_features(synthetic_rollouts(2), target.config.width)
     batch = make_batch(rows, output_columns(np.asarray(draft.output_ids), VOCAB), 32, 64, 2, reads_hidden=True)
@@ -101,19 +101,22 @@ def test_positions_of_a_hidden_state_draft_take_turns(make_config, make_draft, t
     positions = jnp.where(jnp.arange(32) < batch.lengths[:, None], jnp.arange(32), 32)
     truth = np.asarray(batch.hidden, np.float32)
     before = np.pad(truth, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-    hidden = before.copy()
+    hidden, expected = before.copy(), []
     for _ in range(2):
         features = module.apply(variables, batch.tokens, positions, None, 1, jnp.asarray(hidden), method="features")[0]
+        expected.append(features)
         foretold = np.asarray(module.apply(variables, features, method="next_hidden"))
         for row in range(2):
             for place in range(32):
-                if (place + row) % 3:
+                if (place + row) % 6 > 3:
                     hidden[row, place] = foretold[row, place - 1] if place else 0
-    expected = module.apply(variables, batch.tokens, positions, None, 1, jnp.asarray(hidden), method="features")[0]
+    last = module.apply(variables, batch.tokens, positions, None, 1, jnp.asarray(hidden), method="features")[0]
     found, seen = scored_features(draft.config, draft.params, batch, unroll=3)
     is_real = batch.weights > 0
-    flat = np.asarray(expected).reshape(-1, draft.config.width)
-    np.testing.assert_allclose(found[is_real], flat[batch.selected[is_real]], atol=1e-5)
+    for rows_found, pass_expected in zip(found, (expected[0], last), strict=True):
+        flat = np.asarray(pass_expected).reshape(-1, draft.config.width)
+        np.testing.assert_allclose(rows_found[is_real], flat[batch.selected[is_real]], atol=1e-5)
+    assert not np.allclose(found[0][is_real], found[1][is_real], atol=1e-3)
     np.testing.assert_array_equal(seen[is_real], truth.reshape(-1, truth.shape[-1])[batch.selected[is_real]])
 
 
