@@ -22,11 +22,12 @@ class Result(NamedTuple):
     batching: str
     policy: str
     summary: TrafficSummary
+    is_kept: bool = False  # read from the results of an earlier start
 
 
-def fingerprint(config: ExperimentConfig) -> str:
-    """A hash of all that decides over a run's result."""
-    fields = dataclasses.asdict(config)
+def fingerprint(config: ExperimentConfig, world: World) -> str:
+    """A hash of all that decides over a run's result, but for the device's moods."""
+    fields = dataclasses.asdict(config) | {"world": world.identity}
     for name in ("name", "output_dir", "traffic", "batching", "policies"):
         del fields[name]
     return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -54,7 +55,7 @@ def run_experiment(
         ValueError: if the output directory cannot be written to.
     """
     path = Path(config.output_dir) / RESULTS
-    mark = fingerprint(config)
+    mark = fingerprint(config, world)
     found = {}
     for line in _lines(path):
         if line["config"] == mark:
@@ -136,4 +137,5 @@ def _result(record: dict[str, Any]) -> Result:
     fields: dict[str, Any] = {
         name: Spread(**value) if isinstance(value, dict) else value for name, value in record["summary"].items()
     }
-    return Result(record["traffic"]["name"], record["batching"], record["policy"], TrafficSummary(**fields))
+    summary = TrafficSummary(**fields)
+    return Result(record["traffic"]["name"], record["batching"], record["policy"], summary, is_kept=True)

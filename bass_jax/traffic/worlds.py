@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -35,6 +37,11 @@ class Outcome(NamedTuple):
 @runtime_checkable
 class World(Protocol):
     """Serves a workload."""
+
+    @property
+    def identity(self) -> str:
+        """Of what decides over results besides the configuration."""
+        ...
 
     @property
     def unit_seconds(self) -> float:
@@ -77,7 +84,13 @@ def make_policy(name: str, cost: CostModel, rates: Sequence[float], context: flo
 
 
 class SimulatedWorld:
-    """Costs of public figures, texts of a power law."""
+    """Costs of public figures, texts of a power law.
+
+    Attributes:
+        identity: empty, because the configuration says it all.
+    """
+
+    identity = ""
 
     def __init__(self, config: ExperimentConfig):
         """Looks device and models up.
@@ -175,6 +188,19 @@ class RealWorld:
         self._prompts = [self.pair.tokenizer.encode_prompt(text)[:most] for text in texts]
         self._on_note = on_note
         self._context = config.engine.capacity / 2
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """A hash of the prompts, and of the names, sizes and times of the files that the configuration names."""
+        real = self._config.real
+        assert real is not None, "an experiment in real time"
+        digest = hashlib.sha256(b"".join(row.tobytes() for row in self._prompts))
+        for root in (Path(one) for one in (real.path, real.profile) if one is not None):
+            for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
+                status = path.stat()
+                if path.is_file():
+                    digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
+        return digest.hexdigest()[:16]
 
     @functools.cached_property
     def profile(self) -> Profile:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from bass_jax import cli
 from bass_jax.commands.traffic_display import results_tables
 from bass_jax.serving import EngineConfig, Ticket
 from bass_jax.serving.loop import Counts
+from bass_jax.traffic import worlds
 from bass_jax.traffic.config import ExperimentConfig, Requests, SimulatedDevice, Traffic, load_config
-from bass_jax.traffic.experiment import Result, over_fixed, over_static, run_experiment
+from bass_jax.traffic.experiment import Result, fingerprint, over_fixed, over_static, run_experiment
 from bass_jax.traffic.measures import Spread, spread, summarize_traffic
 from bass_jax.traffic.worlds import SimulatedWorld
 from tests.serving.test_scheduler import request
@@ -78,11 +80,32 @@ def test_an_interrupted_experiment_goes_on_where_it_was(results, tmp_path):
     ran = []
     again = run_experiment(config, SimulatedWorld(config), on_run=lambda *names: ran.append(names))
     assert [len(ran), ran[0]] == [1, ("heavy", "continuous", "batch_table")]
-    assert again == found, "deterministic from the seed"
+    assert [one._replace(is_kept=False) for one in again] == found, "deterministic from the seed"
+    assert [one.is_kept for one in again].count(False) == 1
     ran.clear()
     run_experiment(dataclasses.replace(config, seed=1, traffic=config.traffic[:1], batching=("static",)),
                    SimulatedWorld(config), on_run=lambda *names: ran.append(names))  # fmt: skip
     assert len(ran) == 3, "another seed is another experiment"
+
+
+def test_another_draft_is_another_experiment(tmp_path, monkeypatch):
+    """And so are other prompts; the same files are the same experiment."""
+    tokenizer = SimpleNamespace(encode_prompt=lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.int32))
+    monkeypatch.setattr(worlds, "load_pair", lambda path: (SimpleNamespace(tokenizer=tokenizer), tokenizer))
+    draft = tmp_path / "draft" / "params"
+    draft.parent.mkdir()
+    draft.write_bytes(b"one")
+    config = load_config(ROOT / "configs" / "traffic" / "quickstart_load.yaml")
+    assert config.real is not None
+    config = dataclasses.replace(config, real=dataclasses.replace(config.real, path=str(tmp_path)))
+
+    def mark(*texts):
+        return fingerprint(config, worlds.RealWorld(config, texts))
+
+    first = mark("a", "b")
+    assert mark("a", "b") == first != mark("a", "c")
+    draft.write_bytes(b"other")
+    assert mark("a", "b") != first
 
 
 def test_comparisons():
