@@ -12,10 +12,10 @@ import json
 from pathlib import Path
 
 import jax
-from rich.console import Console
 from rich.table import Table
 
 import bass_jax as bass
+from bass_jax.commands.output import output_console
 from bass_jax.training.config import load_config
 from bass_jax.training.held_out import held_out_groups, write_held_out
 from bass_jax.training.speculation import speculate_on
@@ -51,7 +51,7 @@ def main() -> None:
         table.add_column(domain, justify="right")
     for name, values in found.items():
         table.add_row(name, *(f"{value:.2f}" for value in values.values()))
-    Console(width=None if Console().is_terminal else 160).print(table)
+    output_console().print(table)
     date = datetime.date.today().isoformat()
     print(json.dumps({"date": date, "jax": jax.__version__, "draft_len": options.draft_len, "drafters": found}))
 

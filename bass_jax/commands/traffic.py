@@ -57,12 +57,12 @@ def run(options: argparse.Namespace) -> int:
     num = len({result.summary.num_requests for result in results})
     requests = f"{results[0].summary.num_requests} requests per run" if num == 1 else "the requests of its patterns"
     out.print(f"{config.name}: {requests}, in {clock}{unit}.", highlight=False)
-    path = Path(config.output_dir) / RESULTS
-    out.print(f"written: {path}", highlight=False, soft_wrap=True)
+    written = Path(config.output_dir) / RESULTS
+    out.print(f"written: {written}", highlight=False, soft_wrap=True)
     num_kept = sum(result.is_kept for result in results)
     if num_kept and config.real is not None:
         note = f"{num_kept} of {len(results)} runs were there before, and the device may have had another day then"
-        out.print(f"{note}; without {path} all run anew.", highlight=False, soft_wrap=True)
+        out.print(f"{note}; without {written} all run anew.", highlight=False, soft_wrap=True)
     if not options.no_plot:
         from bass_jax.traffic.plots import plot_traffic
 

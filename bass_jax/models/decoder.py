@@ -157,14 +157,14 @@ class Decoder(nn.Module):
         written = []
         nothing = (None,) * config.num_layers
         cached = (nothing, nothing) if cache is None else layers_of(cache)
+        params = self.variables.get("params", {})
         for i, (k, v) in enumerate(zip(*cached, strict=True)):
             window = config.window_of(i)
             arguments = x, positions, angles if window is None else window_angles, k, v
             if self.is_initializing():
                 x, *layer_written = self.layers[i](*arguments)
             else:
-                params = self.variables["params"][f"layer_{i}"]
-                x, *layer_written = _run_layer(config, window, num_chains, params, *arguments)
+                x, *layer_written = _run_layer(config, window, num_chains, params[f"layer_{i}"], *arguments)
             written.append(layer_written)
         keys, values, *new = zip(*written, strict=True)
         if config.has_final_norm:

@@ -182,20 +182,18 @@ class RealWorld:
         """
         real = config.real
         assert real is not None, "an experiment in real time"
-        self._config, self.unit_seconds = config, 1.0
+        self._config, self._real, self.unit_seconds = config, real, 1.0
         self.pair: Pair = load_pair(real.path)[0]
         most = config.requests.prompt_tokens[1]
         self._prompts = [self.pair.tokenizer.encode_prompt(text)[:most] for text in texts]
         self._on_note = on_note
         self._context = config.engine.capacity / 2
 
-    @functools.cached_property
+    @property
     def identity(self) -> str:
         """A hash of the prompts, and of the names, sizes and times of the files that the configuration names."""
-        real = self._config.real
-        assert real is not None, "an experiment in real time"
         digest = hashlib.sha256(b"".join(row.tobytes() for row in self._prompts))
-        for root in (Path(one) for one in (real.path, real.profile) if one is not None):
+        for root in (Path(one) for one in (self._real.path, self._real.profile) if one is not None):
             for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
                 status = path.stat()
                 if path.is_file():
@@ -205,10 +203,8 @@ class RealWorld:
     @functools.cached_property
     def profile(self) -> Profile:
         """Of the configuration's file, or measured when it is first asked for."""
-        real = self._config.real
-        assert real is not None, "an experiment in real time"
-        if real.profile is not None:
-            return read_profile(real.profile)
+        if self._real.profile is not None:
+            return read_profile(self._real.profile)
         return measure_step_costs(self.pair, self._prompts, self._config.engine, self._on_note)
 
     def workload(self, traffic: Traffic) -> Workload:

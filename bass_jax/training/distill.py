@@ -152,7 +152,7 @@ def new_draft(config: DistillConfig, rows: CorpusRows, target: Model, tokenizer:
 
 
 def _started(config: DistillConfig, target: Model) -> Model:
-    """Loads the draft that a training goes on from."""
+    """Loads the draft that a training goes on from; one that reads tokens alone is made to read hidden states too."""
     path = str(config.draft.start)
     draft = load_model(path, dtype="float32", embedding=jnp.asarray(target.params["embedding"], jnp.float32))
     if config.draft.reads_hidden and draft.config.hidden_width is None:

@@ -116,7 +116,7 @@ def distillation_loss(
     """
     passes, truth = scored_features(config, params, batch, unroll)
     each = [_loss_parts(config, params, batch, features, truth) for features in passes]
-    parts = LossParts(*(sum(values) / len(each) for values in zip(*each, strict=True)))
+    parts: LossParts = jax.tree.map(lambda *values: sum(values) / len(values), *each)
     loss = sum(weight * getattr(parts, name) for name, weight in weights._asdict().items())
     return jnp.asarray(loss), parts
 
