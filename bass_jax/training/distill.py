@@ -147,6 +147,7 @@ def new_draft(config: DistillConfig, rows: CorpusRows, target: Model, tokenizer:
             (row.response for row in trained), (tokenizer.encode(prompt.text) for prompt in prompts),
             vocab_size=target.config.vocab_size, size=size, always=_always(tokenizer),
         )  # fmt: skip
+        path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, output_ids)
     return init_draft(config.draft, target, output_ids, jax.random.key(config.seed))
 
