@@ -127,9 +127,6 @@ def _pruned_params(shape: DraftConfig, target: Model, params: Params, output_ids
         found["head"] = full if shape.output_vocab_size is None else full[:, output_ids]
     if "head_bias" in params:
         found["head_bias"] = target.params["head_bias"][output_ids]
-    if shape.reads_hidden:
-        # What it reads is what it adds to, and what it scores is what it foretells.
-        found["hidden_projection"] = found["hidden_output"] = jnp.eye(target.config.width)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), found)
 
 
