@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -20,39 +21,105 @@ vectors have 256 bits this changes nothing."""
 COMPILER_OPTIONS = ONE_GRAPH_OPTIONS | CPU_OPTIONS
 """What every step is compiled with."""
 
+_MAX_THREADS = 4
+"""That compile at a time: each compilation uses several cores and much memory by itself."""
+
+
+class _Executable:
+    """A compiled function, or one that is being compiled.
+
+    Attributes:
+        results: shapes of what it returns.
+        future: of the compiled function.
+    """
+
+    def __init__(self, results: Any, future: Future[Callable]):
+        self.results = results
+        self.future = future
+        self.is_awaited = False
+
 
 class Executables:
     """Compiles a function once per structure and shapes of its arguments.
 
     Attributes:
         num_compiled: executables made so far.
-        compile_seconds: time spent on it.
+        compile_seconds: time that callers have spent on it, waiting included.
     """
 
     def __init__(self):
-        self._compiled: dict[Any, Callable] = {}
+        self._made: dict[Any, _Executable] = {}
+        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="compile")
         self.num_compiled = 0
         self.compile_seconds = 0.0
 
     def get(self, function: Callable, *args: Any, donate_argnums: tuple[int, ...] = ()) -> Callable:
-        """Returns `function` compiled for arguments of these shapes and static parts."""
-        leaves, structure = jax.tree.flatten(args)
-        placements = tuple(_placement(leaf) for leaf in leaves)
-        key = (function, donate_argnums, structure, tuple(jax.typeof(leaf) for leaf in leaves), placements)
-        if key not in self._compiled:
+        """Returns `function` compiled for arguments of these shapes and static parts, once it is."""
+        key = _key(function, args, donate_argnums)
+        if key not in self._made:
+            self._make(key, function, args, donate_argnums, _call)
+        made = self._made[key]
+        if not made.is_awaited:
             start = time.perf_counter()
-            mesh: Any = next((placement.mesh for placement in placements if placement is not None), None)
+            try:
+                made.future.result()
+            except BaseException:
+                del self._made[key]
+                raise
+            made.is_awaited = True
+            self.compile_seconds += time.perf_counter() - start
+        return made.future.result()
+
+    def begin(self, function: Callable, *args: Any, donate_argnums: tuple[int, ...] = ()) -> Any:
+        """Traces `function` and lets another thread compile it; `get` returns it.
+
+        Args:
+            function: to compile.
+            args: as for `get`; arrays can be `jax.ShapeDtypeStruct`.
+            donate_argnums: of `jax.jit`.
+
+        Returns:
+            What it will return, as `jax.ShapeDtypeStruct`.
+        """
+        key = _key(function, args, donate_argnums)
+        if key not in self._made:
+            self._make(key, function, args, donate_argnums, self._threads.submit)
+        return self._made[key].results
+
+    def _make(self, key: Any, function: Callable, args: Any, donate_argnums: tuple[int, ...], submit: Callable) -> None:
+        """Traces here, and compiles where `submit` does."""
+        start = time.perf_counter()
+        placements = key[-1]
+        mesh: Any = next((placement.mesh for placement in placements if placement is not None), None)
+
+        def inside(call: Callable) -> Any:
             # Code that spreads over a mesh asks which one is set.
             with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
-                lowered = jax.jit(function, donate_argnums=donate_argnums).lower(*args)
-                self._compiled[key] = lowered.compile(compiler_options=COMPILER_OPTIONS)
-            self.num_compiled += 1
-            self.compile_seconds += time.perf_counter() - start
-        return self._compiled[key]
+                return call()
+
+        lowered = inside(lambda: jax.jit(function, donate_argnums=donate_argnums).lower(*args))
+        future = submit(inside, lambda: lowered.compile(compiler_options=COMPILER_OPTIONS))
+        self._made[key] = _Executable(lowered.out_info, future)
+        self.num_compiled += 1
+        self.compile_seconds += time.perf_counter() - start
 
     def clear(self) -> None:
         """Forgets all executables; what is asked for again is compiled again."""
-        self._compiled.clear()
+        self._made.clear()
+
+
+def _key(function: Callable, args: Any, donate_argnums: tuple[int, ...]) -> Any:
+    """All that a compiled function depends on; placements come last."""
+    leaves, structure = jax.tree.flatten(args)
+    placements = tuple(_placement(leaf) for leaf in leaves)
+    return function, donate_argnums, structure, tuple(jax.typeof(leaf) for leaf in leaves), placements
+
+
+def _call(function: Callable, *args: Any) -> Future[Callable]:
+    """Calls it at once: what `ThreadPoolExecutor.submit` does later."""
+    future: Future[Callable] = Future()
+    future.set_result(function(*args))
+    return future
 
 
 def _placement(leaf: Any) -> NamedSharding | None:

@@ -1,5 +1,6 @@
 """Loops over steps: a whole batch, a stream, a loop that stays on the device."""
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -316,28 +317,29 @@ class Run:
             rows = pair.tokenizer.encode_batch(prompts)
         self.num_rows = len(rows) * num_samples
         self._stops = StopStrings(pair.tokenizer, stop_strings, self.num_rows)
+        if policy is not None:
+            if step != "speculate":
+                raise ValueError(f"step={step!r}: a policy chooses draft lengths of 'speculate' alone")
+            policy = find_policy(policy)
+        self._buckets = (self.spec.draft_len,) if policy is None else policy_buckets(policy)
+        self.warm_up_seconds: dict[int, float] = {}
         compiled = EXECUTABLES.compile_seconds
         self._num_compiled = EXECUTABLES.num_compiled
         start = time.perf_counter()
         self.state = prefill(
             pair, rows, spec, key=key, seeds=seeds, sampling=sampling, max_new_tokens=max_new_tokens,
-            num_samples=num_samples, stop_tokens=stop_tokens,
+            num_samples=num_samples, stop_tokens=stop_tokens, ahead=self._begin_steps if warm_up else None,
         )  # fmt: skip
         jax.block_until_ready(self.state)
         compiled_seconds = EXECUTABLES.compile_seconds - compiled
         self.prefill_seconds = time.perf_counter() - start - compiled_seconds
         self.infos: list[StepInfo] = []
         self.step_seconds: list[float] = []
-        self.warm_up_seconds: dict[int, float] = {}
         self._steps: dict[int, Callable] = {}
-        self._buckets = (self.spec.draft_len,)
         self._pacer = None
         self._num_wanted = 0
         if policy is not None:
-            if step != "speculate":
-                raise ValueError(f"step={step!r}: a policy chooses draft lengths of 'speculate' alone")
-            self._pacer = Pacer(find_policy(policy), self.state)
-            self._buckets = policy_buckets(self._pacer.policy)
+            self._pacer = Pacer(policy, self.state)
             self.state = self._pacer.plan(self.state)
             self._num_wanted = int(self._pacer.num_wanted)
         self.compile_seconds = EXECUTABLES.compile_seconds - compiled
@@ -366,16 +368,34 @@ class Run:
             self.step_seconds.append(seconds)
             yield self._record(info)
 
+    def _begin_steps(self, state: SpecState) -> None:
+        """Has the steps compiled while the prompts are read."""
+        for bucket in self._buckets:
+            with self._warming_up(bucket):
+                EXECUTABLES.begin(
+                    self._step_of(bucket), self.pair, state, bucket_spec(self.spec, bucket), donate_argnums=(1,)
+                )
+
     def _compiled_step(self, bucket: int) -> Callable:
         """The step's executable for `bucket`, made when it is first asked for."""
         if bucket not in self._steps:
             compiled = EXECUTABLES.compile_seconds
-            step = decode_step if bucket == 0 and self.step is speculate_step else self.step
-            spec = bucket_spec(self.spec, bucket)
-            self._steps[bucket] = EXECUTABLES.get(step, self.pair, self.state, spec, donate_argnums=(1,))
-            self.warm_up_seconds[bucket] = EXECUTABLES.compile_seconds - compiled
-            self.compile_seconds += self.warm_up_seconds[bucket]
+            arguments = self.pair, self.state, bucket_spec(self.spec, bucket)
+            with self._warming_up(bucket):
+                self._steps[bucket] = EXECUTABLES.get(self._step_of(bucket), *arguments, donate_argnums=(1,))
+            self.compile_seconds += EXECUTABLES.compile_seconds - compiled
         return self._steps[bucket]
+
+    def _step_of(self, bucket: int) -> Callable:
+        return decode_step if bucket == 0 and self.step is speculate_step else self.step
+
+    @contextlib.contextmanager
+    def _warming_up(self, bucket: int) -> Iterator[None]:
+        """Adds what is compiled inside to the seconds of `bucket`."""
+        before = EXECUTABLES.compile_seconds
+        yield
+        spent = EXECUTABLES.compile_seconds - before
+        self.warm_up_seconds[bucket] = self.warm_up_seconds.get(bucket, 0.0) + spent
 
     def _record(self, info: StepInfo) -> StepInfo:
         """Keeps what the rows emitted, cut at a stop string, and says so to the device."""

@@ -1,7 +1,7 @@
 """What the next step needs, and what only the analyst needs; prefill makes the first state."""
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -106,6 +106,7 @@ def prefill(
     max_new_tokens: int | Sequence[int] = 128,
     num_samples: int = 1,
     stop_tokens: Sequence[int] | None = None,
+    ahead: Callable[[SpecState], object] | None = None,
 ) -> SpecState:
     """Reads ragged prompts into the caches of a new state.
 
@@ -122,6 +123,8 @@ def prefill(
         max_new_tokens: limit on emitted tokens, per row or one for all.
         num_samples: rows per prompt; rows of a prompt are neighbours.
         stop_tokens: a row ends with the first of these that it emits; default those of the pair's tokenizer.
+        ahead: called with the state before the prompts are read, its caches being `jax.ShapeDtypeStruct`: steps can be
+            compiled meanwhile. Not called where the pair lies on a mesh.
 
     Returns:
         A state whose first ``len(prompts) * num_samples`` rows are the requests.
@@ -175,12 +178,7 @@ def prefill(
         return np.concatenate([values, np.full(num_filler, value, values.dtype)])
 
     controls = (sampling or Sampling()).controls(num_rows, pair.target.config.vocab_size, num_filler)
-    read = EXECUTABLES.get(_read_prompts, pair, padded, read_lengths)
-    caches = read(pair, padded, read_lengths)
-    if len(source) != len(padded) or num_samples > 1:
-        caches = EXECUTABLES.get(kv.gather_rows, caches, source)(caches, source)
-    target_cache, drafter = caches
-    fields = {
+    fields: dict[str, Any] = {
         "tokens": padded[source],
         "lengths": fill(prompt_lengths, 1),
         "prompt_lengths": fill(prompt_lengths, 1),
@@ -191,10 +189,24 @@ def prefill(
         "draft_lens": np.full(len(source), spec.draft_len, np.int32),
         "controls": controls,
         "stop_tokens": np.tile(stops, (len(source), 1)),
-        "target_cache": target_cache,
-        "drafter": drafter,
+        "target_cache": None,
+        "drafter": None,
     }
-    return place_whole(SpecState(**fields), mesh_of(pair))
+    mesh = mesh_of(pair)
+    state = place_whole(SpecState(**fields), mesh)
+    is_spread = len(source) != len(padded) or num_samples > 1
+    if ahead is not None and mesh is None:
+        shapes = EXECUTABLES.begin(_read_prompts, pair, padded, read_lengths)
+        ahead(_with_caches(state, jax.eval_shape(kv.gather_rows, shapes, source) if is_spread else shapes))
+    caches = EXECUTABLES.get(_read_prompts, pair, padded, read_lengths)(pair, padded, read_lengths)
+    if is_spread:
+        caches = EXECUTABLES.get(kv.gather_rows, caches, source)(caches, source)
+    return _with_caches(state, place_whole(caches, mesh))
+
+
+def _with_caches(state: SpecState, caches: tuple[Any, Any]) -> SpecState:
+    target_cache, drafter = caches
+    return state._replace(target_cache=target_cache, drafter=drafter)
 
 
 def _read_prompts(pair: Pair, tokens: Array, lengths: Array) -> tuple[KVCache, Any]:

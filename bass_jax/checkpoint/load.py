@@ -167,23 +167,19 @@ def read_model_config(source: Any) -> ModelConfig:
     return dataclasses.replace(config, dtype=source.dtype)
 
 
-def read_ours(path: Path) -> tuple[Manifest, ModelConfig]:
-    """Reads what a checkpoint of ours says of itself, after checking every file's hash.
-
-    Raises:
-        ValueError: naming the file, if one is damaged or this is another kind of directory.
-    """
+def _load_ours(path: Path, *arguments) -> Model:
+    """Loads a checkpoint of ours while its files are hashed."""
     if "target" in read_json(path / manifest_file.NAME):
         raise ValueError(f"{path}: a pair of models, not one; load it with load_pair")
     manifest = read_manifest(path)
-    manifest.verify(path)
-    return manifest, config_file.read_config(path)
+    with manifest.verifying(path):
+        return _read_ours(path, manifest, *arguments)
 
 
-def _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding) -> Model:
+def _read_ours(path, manifest: Manifest, dtype, quantize, cache_dtype, mesh, rules, embedding) -> Model:
     from bass_jax.checkpoint.orbax import read_arrays
 
-    manifest, stored = read_ours(path)
+    stored = config_file.read_config(path)
     config = dataclasses.replace(
         stored, dtype=dtype or stored.dtype, quantize=quantize or stored.quantize, cache_dtype=cache_dtype
     )
