@@ -38,9 +38,10 @@ class Timings:
     """Seconds of one run on the host's clock; compilation is in none but its own.
 
     Attributes:
-        prefill: reading the prompts.
+        prefill: reading the prompts; where steps are compiled meanwhile, for the first batch of a shape, with what
+            that leaves of the cores.
         decode: all steps.
-        compile: making executables.
+        compile: making executables, as far as the run waited for it.
         num_compiled: executables made.
         steps: each step.
         warm_up: of `compile`, the draft-length buckets of a policy, made before the first step: bucket → seconds.

@@ -110,8 +110,8 @@ def product(x: Float[Array, "*rows D"], values: Float[Array, "D *columns"], dtyp
     """
     rows, matrix = x.reshape(-1, x.shape[-1]), values.reshape(len(values), -1)
     if (parts := _parts(rows, matrix)) > 1:
-        y = jnp.einsum("pd,pdc->pc", rows.reshape(parts, -1), matrix.reshape(parts, -1, matrix.shape[1])).sum(axis=0)
-        y = y.astype(dtype)
+        summed = jnp.einsum("pd,pdc->pc", rows.reshape(parts, -1), matrix.reshape(parts, -1, matrix.shape[1]))
+        y = summed.sum(axis=0).astype(dtype or x.dtype)
     else:
         y = jnp.dot(rows, matrix, preferred_element_type=dtype)
     return y.reshape(x.shape[:-1] + values.shape[1:])
