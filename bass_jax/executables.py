@@ -1,9 +1,11 @@
 """Compiled functions, kept so that compiling is timed apart and counted."""
 
+import concurrent.futures
 import contextlib
+import functools
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -49,7 +51,6 @@ class Executables:
 
     def __init__(self):
         self._made: dict[Any, _Executable] = {}
-        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="compile")
         self.num_compiled = 0
         self.compile_seconds = 0.0
 
@@ -85,6 +86,10 @@ class Executables:
         if key not in self._made:
             self._make(key, function, args, donate_argnums, self._threads.submit)
         return self._made[key].results
+
+    @functools.cached_property
+    def _threads(self) -> concurrent.futures.Executor:
+        return concurrent.futures.ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="compile")
 
     def _make(self, key: Any, function: Callable, args: Any, donate_argnums: tuple[int, ...], submit: Callable) -> None:
         """Traces here, and compiles where `submit` does."""
