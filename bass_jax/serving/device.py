@@ -225,11 +225,9 @@ class DeviceExecutor:
     def _step(self, bucket: int) -> Callable:
         name = ("step", len(self.state.lengths), bucket)
         if name not in self._compiled:
-            self._compiled[name] = EXECUTABLES.get(*self._step_call(bucket), donate_argnums=(1,))
+            step, spec = (speculate_step if bucket else decode_step), bucket_spec(self._spec, bucket)
+            self._compiled[name] = EXECUTABLES.get(step, self._pair, self.state, spec, donate_argnums=(1,))
         return self._compiled[name]
-
-    def _step_call(self, bucket: int) -> tuple[Callable, Pair, SpecState, SpecConfig]:
-        return (speculate_step if bucket else decode_step), self._pair, self.state, bucket_spec(self._spec, bucket)
 
     def _plan(self) -> Callable:
         name = ("plan", len(self.state.lengths))
@@ -240,27 +238,21 @@ class DeviceExecutor:
         return self._compiled[name]
 
     def _warm_up(self, blank: NewRow) -> None:
-        """Goes through all sizes up and down; steps are compiled and not run, the small operations are run.
-
-        Steps are compiled several at a time: on the way up it begins, on the way down it is waited for.
-        """
+        """Goes through all sizes up and down; steps are compiled and not run, the small operations are run."""
         ticket = Ticket(Request(np.zeros(2, np.int32), 1))
         sizes = self._config.sizes
         for index, size in enumerate(sizes):
             if index:
                 self.regroup([*range(sizes[index - 1]), *[-1] * (size - sizes[index - 1])])
             for bucket in self._buckets:
-                EXECUTABLES.begin(*self._step_call(bucket), donate_argnums=(1,))
+                self._step(bucket)
             self._plan()
             self.read(ticket, 0, 1)
             self.insert(ticket, 0)
             self.stop(0)
             self._send_finish()
-        for size in reversed(sizes):
-            if size < sizes[-1]:
-                self.regroup([-1] * size)
-            for bucket in self._buckets:
-                self._step(bucket)
+        for size in reversed(sizes[:-1]):
+            self.regroup([-1] * size)
         self._room_of_new = 0
         jax.block_until_ready(self.state)
 
