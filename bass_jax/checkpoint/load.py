@@ -167,19 +167,23 @@ def read_model_config(source: Any) -> ModelConfig:
     return dataclasses.replace(config, dtype=source.dtype)
 
 
-def _load_ours(path: Path, *arguments) -> Model:
-    """Loads a checkpoint of ours while its files are hashed."""
+def read_ours(path: Path) -> tuple[Manifest, ModelConfig]:
+    """Reads what a checkpoint of ours says of itself, after checking every file's hash.
+
+    Raises:
+        ValueError: naming the file, if one is damaged or this is another kind of directory.
+    """
     if "target" in read_json(path / manifest_file.NAME):
         raise ValueError(f"{path}: a pair of models, not one; load it with load_pair")
     manifest = read_manifest(path)
-    with manifest.verifying(path):
-        return _read_ours(path, manifest, *arguments)
+    manifest.verify(path)
+    return manifest, config_file.read_config(path)
 
 
-def _read_ours(path, manifest: Manifest, dtype, quantize, cache_dtype, mesh, rules, embedding) -> Model:
+def _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding) -> Model:
     from bass_jax.checkpoint.orbax import read_arrays
 
-    stored = config_file.read_config(path)
+    manifest, stored = read_ours(path)
     config = dataclasses.replace(
         stored, dtype=dtype or stored.dtype, quantize=quantize or stored.quantize, cache_dtype=cache_dtype
     )

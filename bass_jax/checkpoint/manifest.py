@@ -3,9 +3,8 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +55,6 @@ class Manifest:
                 raise ValueError(f"{path}: not in {NAME}")
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda item: _verify_file(directory / item[0], item[1]), self.files.items()))
-
-    @contextmanager
-    def verifying(self, directory: Path) -> Iterator[None]:
-        """Hashes every file beside what is done inside, which ends when both do.
-
-        Raises:
-            ValueError: as `verify`, rather than whatever a damaged file led to inside.
-        """
-        with ThreadPoolExecutor(1) as beside:
-            hashed = beside.submit(self.verify, directory)
-            try:
-                yield
-            finally:
-                hashed.result()
 
 
 def read_manifest(directory: Path) -> Manifest:
