@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--field", default="prompt")
     parser.add_argument("--template", default="{prompt}")
     parser.add_argument("--num-prompts", type=int, default=4)
+    parser.add_argument("--draft", help="ours: model, hidden, ngram, store, combined (default: the pair's draft)")
     parser.add_argument("--draft-len", type=int, default=4)
     parser.add_argument("--assistant", help="a Hugging Face directory, for assisted")
     parser.add_argument("--gguf", help="for llama.cpp")
@@ -64,7 +65,7 @@ def main() -> None:
         if name not in PEERS:
             parser.error(f"{name}: expected one of {', '.join(PEERS)}")
 
-    pair, tokenizer = bass.load_pair(options.pair, dtype=options.dtype)
+    pair, tokenizer = bass.load_pair(options.pair, drafter=options.draft, dtype=options.dtype)
     text = tokenizer.encode(TEXT.read_text())
     sizes = [int(size) for size in options.batches.split(",")]
     batches = [[text[64 * row : 64 * row + options.prompt_tokens].tolist() for row in range(size)] for size in sizes]
