@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import NamedSharding
@@ -27,18 +27,11 @@ _MAX_THREADS = 4
 """That compile at a time: each compilation uses several cores and much memory by itself."""
 
 
-class _Executable:
-    """A compiled function, or one that is being compiled.
+class _Executable(NamedTuple):
+    """A compiled function, or one that is being compiled."""
 
-    Attributes:
-        results: shapes of what it returns.
-        future: of the compiled function.
-    """
-
-    def __init__(self, results: Any, future: Future[Callable]):
-        self.results = results
-        self.future = future
-        self.is_awaited = False
+    results: Any  # shapes of what it returns
+    future: Future[Callable]  # the compiled function
 
 
 class Executables:
@@ -59,17 +52,16 @@ class Executables:
         key = _key(function, args, donate_argnums)
         if key not in self._made:
             self._make(key, function, args, donate_argnums, _call)
-        made = self._made[key]
-        if not made.is_awaited:
-            start = time.perf_counter()
-            try:
-                made.future.result()
-            except BaseException:
-                del self._made[key]
-                raise
-            made.is_awaited = True
+        future = self._made[key].future
+        is_done, start = future.done(), time.perf_counter()
+        try:
+            compiled = future.result()
+        except BaseException:
+            del self._made[key]
+            raise
+        if not is_done:
             self.compile_seconds += time.perf_counter() - start
-        return made.future.result()
+        return compiled
 
     def begin(self, function: Callable, *args: Any, donate_argnums: tuple[int, ...] = ()) -> Any:
         """Traces `function` and lets another thread compile it; `get` returns it.

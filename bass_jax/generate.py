@@ -1,6 +1,5 @@
 """Loops over steps: a whole batch, a stream, a loop that stays on the device."""
 
-import contextlib
 import dataclasses
 import functools
 import time
@@ -372,31 +371,23 @@ class Run:
     def _begin_steps(self, state: SpecState) -> None:
         """Has the steps compiled while the prompts are read."""
         for bucket in self._buckets:
-            with self._warming_up(bucket):
-                EXECUTABLES.begin(
-                    self._step_of(bucket), self.pair, state, bucket_spec(self.spec, bucket), donate_argnums=(1,)
-                )
+            self._make_step(EXECUTABLES.begin, bucket, state)
 
     def _compiled_step(self, bucket: int) -> Callable:
         """The step's executable for `bucket`, made when it is first asked for."""
         if bucket not in self._steps:
-            compiled = EXECUTABLES.compile_seconds
-            arguments = self.pair, self.state, bucket_spec(self.spec, bucket)
-            with self._warming_up(bucket):
-                self._steps[bucket] = EXECUTABLES.get(self._step_of(bucket), *arguments, donate_argnums=(1,))
-            self.compile_seconds += EXECUTABLES.compile_seconds - compiled
+            self._steps[bucket], seconds = self._make_step(EXECUTABLES.get, bucket, self.state)
+            self.compile_seconds += seconds
         return self._steps[bucket]
 
-    def _step_of(self, bucket: int) -> Callable:
-        return decode_step if bucket == 0 and self.step is speculate_step else self.step
-
-    @contextlib.contextmanager
-    def _warming_up(self, bucket: int) -> Iterator[None]:
-        """Adds what is compiled inside to the seconds of `bucket`."""
+    def _make_step(self, make: Callable, bucket: int, state: SpecState) -> tuple[Any, float]:
+        """Returns what `make`, a method of `EXECUTABLES`, returns for the step of `bucket`, and its seconds."""
         before = EXECUTABLES.compile_seconds
-        yield
-        spent = EXECUTABLES.compile_seconds - before
-        self.warm_up_seconds[bucket] = self.warm_up_seconds.get(bucket, 0.0) + spent
+        step = decode_step if bucket == 0 and self.step is speculate_step else self.step
+        made = make(step, self.pair, state, bucket_spec(self.spec, bucket), donate_argnums=(1,))
+        seconds = EXECUTABLES.compile_seconds - before
+        self.warm_up_seconds[bucket] = self.warm_up_seconds.get(bucket, 0.0) + seconds
+        return made, seconds
 
     def _record(self, info: StepInfo) -> StepInfo:
         """Keeps what the rows emitted, cut at a stop string, and says so to the device."""
