@@ -12,7 +12,7 @@ from bass_jax.checkpoint import Tokenizer, load_model, load_tokenizer, read_stor
 from bass_jax.cli import main
 from bass_jax.config import ModelConfig
 from bass_jax.models import init_model
-from bass_jax.training import run_distill
+from bass_jax.training import run_corpus, run_distill
 from tests.checkpoint.small import small_tokenizer
 
 
@@ -103,6 +103,15 @@ def test_a_store_and_a_search_from_the_same_corpus(config_path, capsys, monkeypa
     assert "predicted speed-up over regular decoding" in capsys.readouterr().out
     assert main(["draft-search", str(config_path), "--device", "tpu"]) == 2
     assert "--device tpu: expected one of" in capsys.readouterr().err
+
+
+def test_a_new_draft_learns_from_a_corpus_that_lies_elsewhere(config_path):
+    """Its own directory is new, and no corpus stage makes it."""
+    run_corpus(config_path, show_progress=False)
+    there = {"output_dir": str(config_path.parent / "on"), "corpus_dir": str(config_path.parent / "run")}
+    made = run_distill(config_path, there | {"training.num_steps": 1}, stages=("train",), show_progress=False)
+    assert made.directory == config_path.parent / "on" / "draft" and made.directory.is_dir()
+    np.testing.assert_array_equal(np.load(config_path.parent / "on" / "output_ids.npy"), made.draft.output_ids)
 
 
 def test_a_draft_goes_on_from_another_with_its_vocabulary(config_path):
