@@ -3,7 +3,7 @@
 from bass_jax import costmodel, drafters, policies
 from bass_jax.config import ModelConfig, SpecConfig
 from bass_jax.fidelity import measure_fidelity
-from bass_jax.generate import Generation, generate, generate_on_device, stream
+from bass_jax.generate import Generation, compile_ahead, generate, generate_on_device, stream
 from bass_jax.metrics import Summary, per_token_latency, summarize
 from bass_jax.models import Model, init_model, quantize_model
 from bass_jax.models.mesh import start_distributed, tensor_parallel_mesh
@@ -39,6 +39,7 @@ __all__ = [
     "Summary",
     "TraceWriter",
     "Verdict",
+    "compile_ahead",
     "configure_gpu",
     "costmodel",
     "decode_step",

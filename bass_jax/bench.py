@@ -10,11 +10,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from bass_jax.compiled_steps import bucket_spec
 from bass_jax.config import SpecConfig
 from bass_jax.costmodel import Device, PassShape, RooflineModel, expected_emitted, pass_shape
 from bass_jax.drafters import ModelDrafter
 from bass_jax.executables import EXECUTABLES
-from bass_jax.generate import bucket_spec
 from bass_jax.models.mesh import mesh_of
 from bass_jax.pair import Pair
 from bass_jax.profiler import step_seconds, timed_state

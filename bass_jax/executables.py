@@ -38,12 +38,13 @@ class Executables:
     """Compiles a function once per structure and shapes of its arguments.
 
     Attributes:
-        num_compiled: executables made so far.
+        num_compiled: executables that callers have got so far.
         compile_seconds: time that callers have spent on it, waiting included.
     """
 
     def __init__(self):
         self._made: dict[Any, _Executable] = {}
+        self._got: set[Any] = set()
         self.num_compiled = 0
         self.compile_seconds = 0.0
 
@@ -61,6 +62,9 @@ class Executables:
             raise
         if not is_done:
             self.compile_seconds += time.perf_counter() - start
+        if key not in self._got:
+            self._got.add(key)
+            self.num_compiled += 1
         return compiled
 
     def begin(self, function: Callable, *args: Any, donate_argnums: tuple[int, ...] = ()) -> Any:
@@ -97,12 +101,12 @@ class Executables:
         lowered = inside(lambda: jax.jit(function, donate_argnums=donate_argnums).lower(*args))
         future = submit(inside, lambda: lowered.compile(compiler_options=COMPILER_OPTIONS))
         self._made[key] = _Executable(lowered.out_info, future)
-        self.num_compiled += 1
         self.compile_seconds += time.perf_counter() - start
 
     def clear(self) -> None:
         """Forgets all executables; what is asked for again is compiled again."""
         self._made.clear()
+        self._got.clear()
 
 
 def _key(function: Callable, args: Any, donate_argnums: tuple[int, ...]) -> Any:

@@ -10,26 +10,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bass_jax.compiled_steps import CompiledSteps, bucket_spec
 from bass_jax.config import SpecConfig
 from bass_jax.executables import COMPILER_OPTIONS, EXECUTABLES
-from bass_jax.lockstep import lockstep_step
 from bass_jax.metrics import PerTokenLatency, Summary, per_token_latency, summarize
 from bass_jax.pair import Pair
-from bass_jax.policies import Policy, find_policy
+from bass_jax.policies import Policy
 from bass_jax.policies.pacer import Pacer, advance_policy, bucket_of, no_step, policy_buckets
 from bass_jax.sampling import Sampling, find_rule
-from bass_jax.state import FinishReason, SpecState, StepInfo, TokenLaws, prefill
+from bass_jax.state import FinishReason, SpecState, StepInfo, TokenLaws, begin_prefill, prefill
 from bass_jax.step import decode_step, speculate_step
 from bass_jax.stops import StopStrings
-from bass_jax.survey import survey_step
 from bass_jax.traces import TraceWriter
 from bass_jax.typing import Array, Key
 
 type Prompts = Sequence[str] | Sequence[Sequence[int] | np.ndarray]
 """Texts, or token ids."""
-
-STEPS = {"speculate": speculate_step, "decode": decode_step, "survey": survey_step, "lockstep": lockstep_step}
-"""By the name that `generate` takes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,14 +242,6 @@ def generate_on_device(
     return state, infos
 
 
-def bucket_spec(spec: SpecConfig, bucket: int) -> SpecConfig:
-    """What a step of `bucket` runs with; without drafts all rules but greedy are a draw from the target's law."""
-    if bucket:
-        return dataclasses.replace(spec, draft_len=bucket)
-    rule = "greedy" if spec.acceptance == "greedy" else "token"
-    return dataclasses.replace(spec, draft_len=0, acceptance=rule, record_drafts=False, num_chains=1)
-
-
 def _bucket_step(spec: SpecConfig, bucket: int, largest: int) -> Callable:
     """A step of `bucket` whose info is as wide as that of the `largest`."""
     spec = bucket_spec(dataclasses.replace(spec, record_drafts=False, num_logprobs=None), bucket)
@@ -268,6 +256,48 @@ def _bucket_step(spec: SpecConfig, bucket: int, largest: int) -> Callable:
     return step
 
 
+def compile_ahead(
+    pair: Pair,
+    prompts: Prompts,
+    spec: SpecConfig | None = None,
+    *,
+    sampling: Sampling | None = None,
+    step: str = "speculate",
+    policy: str | Policy | None = None,
+    **options: Any,
+) -> None:
+    """Has the prefill and the steps that `generate` will run for these prompts compiled by other threads.
+
+    Meant for a pair whose weights are still being read; see `bass_jax.load_pair`. What it made serves every call of the
+    same shapes. What a policy itself computes is not among it, and nothing is compiled where the pair lies on a mesh.
+
+    Args:
+        pair: its arrays can be `jax.ShapeDtypeStruct`.
+        prompts: as for `generate`.
+        spec: as for `generate`.
+        sampling: as for `generate`.
+        step: as for `generate`.
+        policy: as for `generate`.
+        options: of `generate`: ``max_new_tokens``, ``num_samples``, ``key``, ``seeds``, ``stop_tokens``.
+
+    Raises:
+        ValueError: as `generate`.
+    """
+    spec, sampling = spec or SpecConfig(), sampling or Sampling()
+    steps = CompiledSteps(step, spec, sampling, policy)
+    state = begin_prefill(pair, _token_ids(pair, prompts), spec, sampling=sampling, **options)
+    if state is not None:
+        steps.begin(pair, state)
+
+
+def _token_ids(pair: Pair, prompts: Prompts) -> Any:
+    if not len(prompts) or not isinstance(prompts[0], str):
+        return prompts
+    if pair.tokenizer is None:
+        raise ValueError("prompts are texts: expected token ids, because the pair has no tokenizer")
+    return pair.tokenizer.encode_batch(prompts)
+
+
 class Run:
     """One batch in flight: iterating it takes the steps; `generate` and `stream` are loops over it.
 
@@ -276,7 +306,6 @@ class Run:
         state: as it stands.
         events: what the last step emitted, per row that took part in it.
         infos: one per step so far, on the host.
-        warm_up_seconds: compile time per draft-length bucket.
     """
 
     def __init__(
@@ -297,54 +326,38 @@ class Run:
         warm_up: bool = True,
     ):
         """Reads the prompts and compiles the steps; arguments and errors are those of `generate`."""
-        if step not in STEPS:
-            raise ValueError(f"step={step!r}: expected one of {sorted(STEPS)}")
-        self.pair = pair
-        self.step, self.step_name = STEPS[step], step
-        spec = spec or SpecConfig()
-        # The state carries the length itself, so that lengths of one bucket share an executable.
-        self.spec = dataclasses.replace(spec, draft_len=spec.bucket)
-        if step == "decode":  # Whatever rule would have judged drafts, tokens come from the target's law.
-            self.spec = bucket_spec(spec, 0)
-        sampling = sampling or Sampling()
+        self.pair, self.step_name = pair, step
+        spec, sampling = spec or SpecConfig(), sampling or Sampling()
         self.is_greedy = sampling.is_greedy
-        if self.spec.acceptance in ("token", "multi_draft") and sampling.is_greedy:
-            self.spec = dataclasses.replace(self.spec, acceptance="greedy")
-        rows: Any = prompts
-        if len(prompts) and isinstance(prompts[0], str):
-            if pair.tokenizer is None:
-                raise ValueError("prompts are texts: expected token ids, because the pair has no tokenizer")
-            rows = pair.tokenizer.encode_batch(prompts)
+        self._steps = CompiledSteps(step, spec, sampling, policy)
+        self.spec = self._steps.spec
+        rows = _token_ids(pair, prompts)
         self.num_rows = len(rows) * num_samples
         self._stops = StopStrings(pair.tokenizer, stop_strings, self.num_rows)
-        if policy is not None:
-            if step != "speculate":
-                raise ValueError(f"step={step!r}: a policy chooses draft lengths of 'speculate' alone")
-            policy = find_policy(policy)
-        self._buckets = (self.spec.draft_len,) if policy is None else policy_buckets(policy)
-        self.warm_up_seconds: dict[int, float] = {}
         compiled = EXECUTABLES.compile_seconds
         self._num_compiled = EXECUTABLES.num_compiled
         start = time.perf_counter()
-        self.state = prefill(
-            pair, rows, spec, key=key, seeds=seeds, sampling=sampling, max_new_tokens=max_new_tokens,
-            num_samples=num_samples, stop_tokens=stop_tokens, ahead=self._begin_steps if warm_up else None,
-        )  # fmt: skip
+        reading: dict[str, Any] = {
+            "key": key, "seeds": seeds, "sampling": sampling, "max_new_tokens": max_new_tokens,
+            "num_samples": num_samples, "stop_tokens": stop_tokens,
+        }  # fmt: skip
+        if warm_up and (shapes := begin_prefill(pair, rows, spec, **reading)) is not None:
+            self._steps.begin(pair, shapes)
+        self.state = prefill(pair, rows, spec, **reading)
         jax.block_until_ready(self.state)
         compiled_seconds = EXECUTABLES.compile_seconds - compiled
         self.prefill_seconds = time.perf_counter() - start - compiled_seconds
         self.infos: list[StepInfo] = []
         self.step_seconds: list[float] = []
-        self._steps: dict[int, Callable] = {}
         self._pacer = None
         self._num_wanted = 0
-        if policy is not None:
-            self._pacer = Pacer(policy, self.state)
+        if self._steps.policy is not None:
+            self._pacer = Pacer(self._steps.policy, self.state)
             self.state = self._pacer.plan(self.state)
             self._num_wanted = int(self._pacer.num_wanted)
+        for bucket in self._steps.buckets if warm_up else ():
+            self._steps.get(bucket, pair, self.state)
         self.compile_seconds = EXECUTABLES.compile_seconds - compiled
-        for bucket in self._buckets if warm_up else ():
-            self._compiled_step(bucket)
         self._tokens: list[list[np.ndarray]] = [[] for _ in range(self.num_rows)]
         self._logprobs: list[list[np.ndarray]] = [[] for _ in range(self.num_rows)]
         self._laws: list[list[TokenLaws]] = [[] for _ in range(self.num_rows)]
@@ -354,8 +367,10 @@ class Run:
     def __iter__(self) -> Iterator[StepInfo]:
         seconds = 0.0
         while (self._finish == FinishReason.RUNNING).any():
-            bucket = bucket_of(self._buckets, self._num_wanted)
-            step = self._compiled_step(bucket)
+            bucket = bucket_of(self._steps.buckets, self._num_wanted)
+            compiled = EXECUTABLES.compile_seconds
+            step = self._steps.get(bucket, self.pair, self.state)
+            self.compile_seconds += EXECUTABLES.compile_seconds - compiled
             start = time.perf_counter()
             self.state, info = step(self.pair, self.state, bucket_spec(self.spec, bucket))
             if self._pacer is None:
@@ -368,26 +383,10 @@ class Run:
             self.step_seconds.append(seconds)
             yield self._record(info)
 
-    def _begin_steps(self, state: SpecState) -> None:
-        """Has the steps compiled while the prompts are read."""
-        for bucket in self._buckets:
-            self._make_step(EXECUTABLES.begin, bucket, state)
-
-    def _compiled_step(self, bucket: int) -> Callable:
-        """The step's executable for `bucket`, made when it is first asked for."""
-        if bucket not in self._steps:
-            self._steps[bucket], seconds = self._make_step(EXECUTABLES.get, bucket, self.state)
-            self.compile_seconds += seconds
-        return self._steps[bucket]
-
-    def _make_step(self, make: Callable, bucket: int, state: SpecState) -> tuple[Any, float]:
-        """Returns what `make`, a method of `EXECUTABLES`, returns for the step of `bucket`, and its seconds."""
-        before = EXECUTABLES.compile_seconds
-        step = decode_step if bucket == 0 and self.step is speculate_step else self.step
-        made = make(step, self.pair, state, bucket_spec(self.spec, bucket), donate_argnums=(1,))
-        seconds = EXECUTABLES.compile_seconds - before
-        self.warm_up_seconds[bucket] = self.warm_up_seconds.get(bucket, 0.0) + seconds
-        return made, seconds
+    @property
+    def warm_up_seconds(self) -> dict[int, float]:
+        """Seconds that the run has waited for the step of each draft-length bucket."""
+        return self._steps.seconds
 
     def _record(self, info: StepInfo) -> StepInfo:
         """Keeps what the rows emitted, cut at a stop string, and says so to the device."""

@@ -1,6 +1,7 @@
 """A target with its drafter and their tokenizer."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from bass_jax.drafters import Drafter, ModelDrafter, NgramDrafter, StoreDrafter
 from bass_jax.drafters.combined import combined_drafter
 from bass_jax.models import Model, preset, random_model
 from bass_jax.typing import Array, Key
+
+_NAMED = ("model", "hidden", "ngram", "store", "combined")
+"""Drafters that `load_pair` knows by name; what else it is asked for is a path."""
 
 
 @jax.tree_util.register_dataclass
@@ -47,6 +51,7 @@ def load_pair(
     mesh: Mesh | None = None,
     rules: dict[str, str] | None = None,
     draft_rules: dict[str, str] | None = None,
+    ahead: Callable[["Pair"], object] | None = None,
 ):
     """Loads a target, its drafter and their tokenizer.
 
@@ -64,6 +69,9 @@ def load_pair(
         mesh: devices to spread both models over; see `bass_jax.tensor_parallel_mesh`.
         rules: of the target: logical axis → mesh axis; see `bass_jax.models.sharding`.
         draft_rules: of the draft; default `rules`. With ``{}`` every device has the whole draft.
+        ahead: called with the pair while its weights are read, arrays being `jax.ShapeDtypeStruct`: what
+            `bass_jax.compile_ahead` compiles then is ready when the weights are. Not called with a mesh, a path as
+            `drafter`, or checkpoints of another format than ours.
 
     Returns:
         ``(pair, tokenizer)``.
@@ -80,20 +88,25 @@ def load_pair(
         "quantize": quantize_draft, "mesh": mesh, "rules": rules if draft_rules is None else draft_rules
     }  # fmt: skip
     store = None
-    if _is_pair(Path(path)):
-        role = "hidden_draft" if drafter == "hidden" else "draft"
-        target, draft, tokenizer = checkpoint.load_target_and_draft(
-            path, role=role, quantize_draft=quantize_draft, draft_rules=draft_rules, **of_target
-        )
-        store = checkpoint.store_of(path)
-    else:
-        target, draft = checkpoint.load_model(path, **of_target), None
-        tokenizer = checkpoint.load_tokenizer(path)
-    if drafter is None:
-        drafter = "ngram" if draft is None else "model"
-    if isinstance(drafter, str | Path):
-        drafter = _find_drafter(str(drafter), path, target, draft, store, tokenizer, of_draft)
-    return Pair(target, drafter, tokenizer), tokenizer
+
+    def made_of(target: Model, draft: Model | None, tokenizer: Any) -> Pair:
+        wanted = drafter if drafter is not None else "ngram" if draft is None else "model"
+        if isinstance(wanted, str | Path):
+            wanted = _find_drafter(str(wanted), path, target, draft, store, tokenizer, of_draft)
+        return Pair(target, wanted, tokenizer)
+
+    if not _is_pair(Path(path)):
+        pair = made_of(checkpoint.load_model(path, **of_target), None, checkpoint.load_tokenizer(path))
+        return pair, pair.tokenizer
+    store = checkpoint.store_of(path)
+    has_path = isinstance(drafter, str | Path) and str(drafter) not in _NAMED
+    loaded = checkpoint.load_target_and_draft(
+        path, role="hidden_draft" if drafter == "hidden" else "draft", quantize_draft=quantize_draft,
+        draft_rules=draft_rules, ahead=None if ahead is None or has_path else lambda *shapes: ahead(made_of(*shapes)),
+        **of_target,
+    )  # fmt: skip
+    pair = made_of(*loaded)
+    return pair, pair.tokenizer
 
 
 def load_store(path: str | Path, target: Model, tokenizer: Any = None) -> StoreDrafter:

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bass_jax.compiled_steps import bucket_spec
 from bass_jax.config import SpecConfig, capacity_bucket
 from bass_jax.costmodel import Profile, TableModel, pass_shape
 from bass_jax.costmodel.roofline import CATCH_UP_CHUNK
 from bass_jax.drafters import DraftContext, ModelDrafter
 from bass_jax.executables import EXECUTABLES
-from bass_jax.generate import Prompts, Run, bucket_spec
+from bass_jax.generate import Prompts, Run
 from bass_jax.metrics import summarize
 from bass_jax.pair import Pair
 from bass_jax.sampling import Sampling

@@ -1,7 +1,7 @@
 """What the next step needs, and what only the analyst needs; prefill makes the first state."""
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -106,7 +106,6 @@ def prefill(
     max_new_tokens: int | Sequence[int] = 128,
     num_samples: int = 1,
     stop_tokens: Sequence[int] | None = None,
-    ahead: Callable[[SpecState], object] | None = None,
 ) -> SpecState:
     """Reads ragged prompts into the caches of a new state.
 
@@ -123,8 +122,6 @@ def prefill(
         max_new_tokens: limit on emitted tokens, per row or one for all.
         num_samples: rows per prompt; rows of a prompt are neighbours.
         stop_tokens: a row ends with the first of these that it emits; default those of the pair's tokenizer.
-        ahead: called with the state before the prompts are read, its caches being `jax.ShapeDtypeStruct`: steps can be
-            compiled meanwhile. Not called where the pair lies on a mesh.
 
     Returns:
         A state whose first ``len(prompts) * num_samples`` rows are the requests.
@@ -133,6 +130,66 @@ def prefill(
         ValueError: if the batch or a prompt is empty, a token is outside the vocabulary, a prompt with its
             new tokens exceeds the target's context, or a per-row argument has another number of rows.
     """
+    layout = _lay_out(
+        pair, prompts, spec, key=key, seeds=seeds, sampling=sampling, max_new_tokens=max_new_tokens,
+        num_samples=num_samples, stop_tokens=stop_tokens,
+    )  # fmt: skip
+    reading = (pair, layout.tokens, layout.lengths)
+    caches = EXECUTABLES.get(_read_prompts, *reading)(*reading)
+    if layout.source is not None:
+        caches = EXECUTABLES.get(kv.gather_rows, caches, layout.source)(caches, layout.source)
+    return _with_caches(layout.state, place_whole(caches, mesh_of(pair)))
+
+
+def begin_prefill(
+    pair: Pair, prompts: Sequence[Sequence[int] | np.ndarray], spec: SpecConfig, **options: Any
+) -> SpecState | None:
+    """Has what `prefill` will read these prompts with compiled by another thread.
+
+    Args:
+        pair: its arrays can be `jax.ShapeDtypeStruct`.
+        prompts: as for `prefill`.
+        spec: as for `prefill`.
+        options: those of `prefill`.
+
+    Returns:
+        The state that `prefill` will return, its caches as `jax.ShapeDtypeStruct`; None, and nothing is compiled, where
+        the pair lies on a mesh.
+
+    Raises:
+        ValueError: as `prefill`.
+    """
+    if mesh_of(pair) is not None:
+        return None
+    layout = _lay_out(pair, prompts, spec, **options)
+    caches = EXECUTABLES.begin(_read_prompts, pair, layout.tokens, layout.lengths)
+    if layout.source is not None:
+        caches = EXECUTABLES.begin(kv.gather_rows, caches, layout.source)
+    return _with_caches(layout.state, caches)
+
+
+class _Layout(NamedTuple):
+    """Prompts as the device will read them."""
+
+    state: SpecState  # without its caches
+    tokens: np.ndarray  # [prompts, capacity] int32
+    lengths: np.ndarray  # [prompts] int32
+    source: np.ndarray | None  # [batch] int32: the prompt of each row, where rows are not the prompts themselves
+
+
+def _lay_out(
+    pair: Pair,
+    prompts: Sequence[Sequence[int] | np.ndarray],
+    spec: SpecConfig,
+    *,
+    key: Key[Array, ""] | None = None,
+    seeds: Sequence[int] | None = None,
+    sampling: Sampling | None = None,
+    max_new_tokens: int | Sequence[int] = 128,
+    num_samples: int = 1,
+    stop_tokens: Sequence[int] | None = None,
+) -> _Layout:
+    """Checks what `prefill` is given, and pads it to its buckets."""
     rows = check_prompts(pair, prompts, num_samples)
     num_rows = len(rows) * num_samples
     limits = np.asarray(max_new_tokens, np.int32)
@@ -192,16 +249,9 @@ def prefill(
         "target_cache": None,
         "drafter": None,
     }
-    mesh = mesh_of(pair)
-    state = place_whole(SpecState(**fields), mesh)
+    state = place_whole(SpecState(**fields), mesh_of(pair))
     is_spread = len(source) != len(padded) or num_samples > 1
-    if ahead is not None and mesh is None:
-        shapes = EXECUTABLES.begin(_read_prompts, pair, padded, read_lengths)
-        ahead(_with_caches(state, jax.eval_shape(kv.gather_rows, shapes, source) if is_spread else shapes))
-    caches = EXECUTABLES.get(_read_prompts, pair, padded, read_lengths)(pair, padded, read_lengths)
-    if is_spread:
-        caches = EXECUTABLES.get(kv.gather_rows, caches, source)(caches, source)
-    return _with_caches(state, place_whole(caches, mesh))
+    return _Layout(state, padded, read_lengths, source if is_spread else None)
 
 
 def _with_caches(state: SpecState, caches: tuple[Any, Any]) -> SpecState:

@@ -137,7 +137,7 @@ def test_reads_prompts_from_files_and_standard_input(pair, tmp_path, monkeypatch
         (("generate", "x", "--template", "nothing"), ("--template", "{prompt}")),
         (("generate", "x" * 300), ("prompts[0]", "context is 128")),
         (("generate", "--file", "no-such-file.txt"), ("no-such-file.txt",)),
-        (("generate", "x", "--output", "/no/such/place.jsonl"), ("/no/such/place.jsonl",)),
+        (("generate", "x", "--max-new-tokens", "8", "--output", "/no/such/place.jsonl"), ("/no/such/place.jsonl",)),
         (("generate", "x", "--seed", "-1"), ("--seed -1",)),
         (("speculate",), ("speculate",)),
         (("distill", "no-such.yaml"), ("no-such.yaml",)),

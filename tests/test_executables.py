@@ -8,6 +8,7 @@ import pytest
 import bass_jax as bass
 from bass_jax.drafters import ModelDrafter, NgramDrafter
 from bass_jax.executables import Executables
+from bass_jax.state import begin_prefill
 from tests import tiny
 
 
@@ -25,7 +26,9 @@ def test_what_was_begun_from_shapes_serves_arrays():
     spent = executables.compile_seconds
     assert executables.get(double, x) is function and executables.begin(double, x) == results
     assert (executables.num_compiled, executables.compile_seconds) == (1, spent)
-    executables.get(double, jnp.arange(4.0))
+    executables.begin(double, y := jnp.arange(4.0))
+    assert executables.num_compiled == 1  # counted where somebody gets it
+    executables.get(double, y)
     assert executables.num_compiled == 2
     executables.clear()
     executables.get(double, x)
@@ -51,11 +54,8 @@ def test_the_state_told_ahead_has_the_shapes_of_the_one_that_comes(has_network, 
     """Else what was compiled for it would serve nobody, and cost double."""
     target = tiny.model(1, num_layers=1)
     drafter = ModelDrafter(tiny.model(2, num_layers=1), target.config.vocab_size) if has_network else NgramDrafter()
-    told = []
-    state = bass.prefill(
-        bass.Pair(target, drafter), tiny.PROMPTS, bass.SpecConfig(2), max_new_tokens=4, num_samples=num_samples,
-        ahead=told.append,
-    )  # fmt: skip
-    (ahead,) = told
+    pair, options = bass.Pair(target, drafter), {"max_new_tokens": 4, "num_samples": num_samples}
+    ahead = begin_prefill(pair, tiny.PROMPTS, bass.SpecConfig(2), **options)
+    state = bass.prefill(pair, tiny.PROMPTS, bass.SpecConfig(2), **options)
     assert jax.tree.structure(ahead) == jax.tree.structure(state)
     assert jax.tree.map(jax.typeof, ahead) == jax.tree.map(jax.typeof, state)

@@ -43,6 +43,7 @@ FLOORS = (
     ),
     (
         "bass_jax.bench",
+        "bass_jax.compiled_steps",
         "bass_jax.enumeration",
         "bass_jax.fidelity",
         "bass_jax.generate",

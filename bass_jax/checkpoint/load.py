@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
@@ -70,6 +71,40 @@ def load_model(
     )  # fmt: skip
 
 
+def read_shapes(
+    path: str | PathLike[str],
+    *,
+    dtype: str | None = None,
+    quantize: str | None = None,
+    cache_dtype: str | None = None,
+    target: Model | None = None,
+) -> Model | None:
+    """Returns what `load_model` will, its arrays as `jax.ShapeDtypeStruct`; no weight is read and no hash checked.
+
+    Args:
+        path: see `load_model`, as all others.
+        dtype: see `load_model`.
+        quantize: see `load_model`.
+        cache_dtype: see `load_model`.
+        target: whose embedding a checkpoint that was stored without one gets.
+
+    Returns:
+        None for a checkpoint of another format than ours.
+
+    Raises:
+        ValueError: naming the file, if its configuration cannot be read.
+    """
+    path = Path(path)
+    if not (path / manifest_file.NAME).is_file():
+        return None
+    config = _as_asked(config_file.read_config(path), dtype, quantize, cache_dtype)
+    params = nn.meta.unbox(abstract_params(config))
+    if target is not None and read_manifest(path).shares_embedding:
+        params |= {name: leaf for name, leaf in target.params.items() if name in ("embedding", "embedding_scale")}
+    ids = config.output_vocab_size
+    return Model(params, config, None if ids is None else jax.ShapeDtypeStruct((ids,), jnp.int32))
+
+
 def read_model(
     source: Any,
     *,
@@ -87,8 +122,12 @@ def read_model(
     return Model(assemble(source, config, shardings, progress), placed_config(config, mesh, rules))
 
 
-def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
+def load_tokenizer(path: str | PathLike[str], manifest: Manifest | None = None) -> Tokenizer:
     """Loads the tokenizer of any checkpoint that `load_model` takes.
+
+    Args:
+        path: see `load_model`.
+        manifest: of a checkpoint of ours, which is believed; see `bass_jax.checkpoint.tokenizer.read_tokenizer`.
 
     Raises:
         ValueError: naming the file, if there is none or it cannot be read.
@@ -96,7 +135,7 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
     path = resolve(path)
     directory = path if path.is_dir() else path.parent
     if path.is_dir() or has_tokenizer_files(directory):
-        return read_tokenizer(directory)
+        return read_tokenizer(directory, manifest)
     from bass_jax.checkpoint.gguf_tokenizer import read_gguf_tokenizer
 
     return read_gguf_tokenizer(open_source(path))
@@ -180,13 +219,17 @@ def read_ours(path: Path) -> tuple[Manifest, ModelConfig]:
     return manifest, config_file.read_config(path)
 
 
+def _as_asked(stored: ModelConfig, dtype: str | None, quantize: str | None, cache_dtype: str | None) -> ModelConfig:
+    return dataclasses.replace(
+        stored, dtype=dtype or stored.dtype, quantize=quantize or stored.quantize, cache_dtype=cache_dtype
+    )
+
+
 def _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding) -> Model:
     from bass_jax.checkpoint.orbax import read_arrays
 
     manifest, stored = read_ours(path)
-    config = dataclasses.replace(
-        stored, dtype=dtype or stored.dtype, quantize=quantize or stored.quantize, cache_dtype=cache_dtype
-    )
+    config = _as_asked(stored, dtype, quantize, cache_dtype)
     is_new = stored.quantize is None and config.quantize is not None
     if is_new and manifest.shares_embedding and config.is_tied:
         raise ValueError(f"{path}: quantize={quantize!r}: its head is its target's embedding; quantise the target")

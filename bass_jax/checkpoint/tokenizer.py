@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bass_jax.checkpoint.detokenizer import IncrementalDecoder, byte_table
-from bass_jax.checkpoint.manifest import one_line
+from bass_jax.checkpoint.manifest import Manifest, one_line, sha256
 
 Message = Mapping[str, str]
 """One turn of a chat: ``{"role": "system" | "user" | "assistant", "content": text}``."""
@@ -35,9 +35,11 @@ class Tokenizer:
     metadata of a pytree.
     """
 
-    def __init__(self, fast: Any):
-        """Args: fast: a ``transformers.PreTrainedTokenizerFast``."""
+    def __init__(self, fast: Any, fingerprint: str | None = None):
+        """Takes a ``transformers.PreTrainedTokenizerFast``, and its `fingerprint` where that is known already."""
         self._fast = fast
+        if fingerprint is not None:
+            self.__dict__["fingerprint"] = fingerprint
         self._backend = fast.backend_tokenizer
         # A saved tokenizer may truncate or pad by itself; a prompt must arrive whole and alone.
         self._backend.no_truncation()
@@ -156,8 +158,9 @@ class Tokenizer:
     @functools.cached_property
     def bytes_of_ids(self) -> dict[int, bytes] | None:
         """The bytes of every token of a byte-level tokenizer; None for another kind."""
-        decoder = json.loads(self._backend.to_str())["decoder"] or {}
-        return byte_table(self.vocabulary) if decoder.get("type") == "ByteLevel" else None
+        from tokenizers.decoders import ByteLevel
+
+        return byte_table(self.vocabulary) if isinstance(self._backend.decoder, ByteLevel) else None
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -198,8 +201,12 @@ def has_tokenizer_files(directory: Path) -> bool:
     return any((directory / name).is_file() for name in TOKENIZER_FILES)
 
 
-def read_tokenizer(directory: Path) -> Tokenizer:
+def read_tokenizer(directory: Path, manifest: Manifest | None = None) -> Tokenizer:
     """Reads the tokenizer files of a checkpoint directory.
+
+    Args:
+        directory: with one of `TOKENIZER_FILES`.
+        manifest: says the fingerprint, if the file is the one that it lists; computing it takes a quarter of a second.
 
     Raises:
         ValueError: if there are none, or they cannot be read.
@@ -210,9 +217,10 @@ def read_tokenizer(directory: Path) -> Tokenizer:
         raise ValueError(f"{directory}: no tokenizer: expected one of {', '.join(TOKENIZER_FILES)}")
     try:
         if path.is_file():
-            return Tokenizer(
-                transformers.PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
-            )
+            fast = transformers.PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
+            if manifest is not None and manifest.files.get(path.name) == sha256(path):
+                return Tokenizer(fast, manifest.tokenizer_fingerprint)
+            return Tokenizer(fast)
         return Tokenizer(transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True))
     except Exception as error:  # The libraries raise whatever they meet, bare Exception included.
         raise ValueError(f"{path}: not a readable tokenizer: {one_line(error)}") from None

@@ -107,15 +107,20 @@ def run(options: argparse.Namespace) -> int:
         min_new_tokens=options.min_new_tokens,
     )  # fmt: skip
     use_compilation_cache()
-    pair, tokenizer = load_models(options, options.pair, options.draft)
+    first = "survey" if options.survey else "speculate"
+
+    def begin(pair: bass.Pair) -> None:
+        batch = _encode(options, pair.tokenizer, prompts)[: _batch_size(options, len(prompts))]
+        settings = _run_settings(options, sampling, policy, first, 0, len(batch) * options.samples)
+        bass.compile_ahead(pair, batch, spec, **settings)
+
+    pair, tokenizer = load_models(options, options.pair, options.draft, begin)
     if tokenizer is None:
         raise ValueError(f"--pair {options.pair}: random weights have no texts; see bass-jax bench")
-    encode = tokenizer.encode if options.raw else tokenizer.encode_prompt
-    encoded = [encode(prompt) for prompt in prompts]
+    encoded = _encode(options, tokenizer, prompts)
 
     notes = Console(stderr=True)
     with _opened(options.output) as sink:
-        first = "survey" if options.survey else "speculate"
         names = (first, "decode") if options.baseline else (first,)
         decode = functools.partial(_decode_all, options, pair, prompts, encoded, spec, sampling)
         runs = [(name, decode(name, sink, notes, policy if name == "speculate" else None)) for name in names]
@@ -126,15 +131,34 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _encode(options, tokenizer, prompts: Sequence[str]) -> list:
+    encode = tokenizer.encode if options.raw else tokenizer.encode_prompt
+    return [encode(prompt) for prompt in prompts]
+
+
+def _batch_size(options, num_prompts: int) -> int:
+    """Prompts that are decoded together."""
+    from bass_jax.config import BATCH_BUCKETS
+
+    return options.batch or max(1, min(num_prompts, BATCH_BUCKETS[-1] // options.samples))
+
+
+def _run_settings(options, sampling, policy, step: str, first_row: int, num_rows: int) -> dict[str, Any]:
+    """What a batch is decoded with, and compiled for."""
+    return {
+        "sampling": sampling, "max_new_tokens": options.max_new_tokens, "num_samples": options.samples,
+        "seeds": range(options.seed + first_row, options.seed + first_row + num_rows), "step": step, "policy": policy,
+    }  # fmt: skip
+
+
 def _decode_all(options, pair, prompts, encoded, spec, sampling, step, sink, notes, policy) -> "list[Generation]":
     """Decodes batch by batch, showing rows as they grow and writing each as soon as it is finished."""
     from bass_jax.commands.display import Display
-    from bass_jax.config import BATCH_BUCKETS
     from bass_jax.generate import Run, begin_trace
     from bass_jax.traces import TraceWriter
 
     trace = None if options.trace is None or step == "decode" else TraceWriter(options.trace)
-    size = options.batch or max(1, min(len(encoded), BATCH_BUCKETS[-1] // options.samples))
+    size = _batch_size(options, len(encoded))
     batches, total = [], len(encoded) * options.samples
     with Display(notes, step, total, is_shown=notes.is_terminal and not options.quiet) as display:
         starts = range(0, len(encoded), size)[0 if trace is None else trace.num_complete :]
@@ -142,11 +166,8 @@ def _decode_all(options, pair, prompts, encoded, spec, sampling, step, sink, not
             first_row = start * options.samples
             batch = encoded[start : start + size]
             num_rows = len(batch) * options.samples
-            decoding = Run(
-                pair, batch, spec, sampling=sampling, max_new_tokens=options.max_new_tokens,
-                num_samples=options.samples, seeds=range(options.seed + first_row, options.seed + first_row + num_rows),
-                stop_strings=options.stop, step=step, policy=policy,
-            )  # fmt: skip
+            settings = _run_settings(options, sampling, policy, step, first_row, num_rows)
+            decoding = Run(pair, batch, spec, stop_strings=options.stop, **settings)
             display.begin(num_rows)
             if trace is not None:
                 begin_trace(trace, decoding, first_row=first_row, pair=str(options.pair))

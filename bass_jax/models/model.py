@@ -128,7 +128,9 @@ def abstract_params(config: ModelConfig) -> Params:
 
 @functools.cache
 def _abstract(config: ModelConfig) -> Params:
-    return _traced_init(config, jax.random.key(0), lambda init: lambda key: jax.eval_shape(init, key))
+    # Of the key, too, the shape alone: making one runs the device.
+    key = jax.eval_shape(jax.random.key, 0)
+    return _traced_init(config, key, lambda init: lambda key: jax.eval_shape(init, key))
 
 
 def _traced_init(config, key, transform):

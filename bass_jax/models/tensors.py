@@ -20,7 +20,17 @@ def declare(
     initializer: Callable | None = None,
     dtype: Any = None,
 ) -> Any:
-    """Declares a parameter of `module`, whose `config` says the dtype where none is given."""
+    """Declares a parameter of `module`, whose `config` says the dtype where none is given.
+
+    Raises:
+        ValueError: if the parameter is there already in another shape.
+    """
+    if module.has_variable("params", name):
+        # `param` would trace the initializer, every time, to learn the shape that it is told here.
+        value = nn.meta.unbox(module.get_variable("params", name))
+        if value.shape != tuple(shape):
+            raise ValueError(f"{'/'.join((*module.path, name))}: shape {value.shape}; expected {tuple(shape)}")
+        return value
     initializer = initializer or nn.initializers.normal(0.02)
     boxed = nn.with_logical_partitioning(initializer, tuple(axes))
     return module.param(name, boxed, tuple(shape), jnp.dtype(dtype or module.config.dtype))  # type: ignore[attr-defined]

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from bass_jax.cache import KVCache, pages_of, with_pages
+from bass_jax.compiled_steps import bucket_spec
 from bass_jax.config import SpecConfig
 from bass_jax.executables import EXECUTABLES
-from bass_jax.generate import bucket_spec
 from bass_jax.pair import Pair
 from bass_jax.policies import Policy
 from bass_jax.policies.pacer import bucket_of, counts_of, no_step, planned, policy_buckets, rows_of

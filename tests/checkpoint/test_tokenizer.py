@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bass_jax.checkpoint import Tokenizer, load_tokenizer
+from bass_jax.checkpoint.manifest import Manifest, sha256
+from bass_jax.checkpoint.tokenizer import read_tokenizer
 from tests.checkpoint.slow_bpe import SlowBpe
 from tests.checkpoint.small import small_tokenizer
 
@@ -104,6 +106,15 @@ def test_fingerprint_is_of_the_content(tokenizer, smollm2):
     assert tokenizer == small_tokenizer() and hash(tokenizer) == hash(small_tokenizer())
     other = small_tokenizer(merge="i n")
     assert other != tokenizer and tokenizer != smollm2 and tokenizer != "tokenizer"
+
+
+def test_a_manifest_is_believed_of_the_file_that_it_lists(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    listed = {"tokenizer.json": sha256(tmp_path / "tokenizer.json")}
+    assert read_tokenizer(tmp_path, Manifest(files=listed, tokenizer_fingerprint="known")).fingerprint == "known"
+    other = Manifest(files={"tokenizer.json": "0" * 64}, tokenizer_fingerprint="of another")
+    assert read_tokenizer(tmp_path, other).fingerprint == tokenizer.fingerprint
+    assert read_tokenizer(tmp_path, Manifest(files=listed)).fingerprint == tokenizer.fingerprint
 
 
 def test_refuses_what_is_no_input(tokenizer):
