@@ -5,11 +5,11 @@ r"""Decoding here against other implementations: same weights, prompts, dtype an
         --template 'Complete the following Python function:\n```python\n{prompt}```'
 
 Two parts. **Regular**: greedy decoding without a stop token, milliseconds per step without prefill and compilation,
-over the batches. **Speculation** (with `--speculation`, at batch 1, where `transformers` can): whole greedy answers to
-the prompts of `--file`, tokens per second; ours with the pair's draft. Peers and ours take turns, `--rounds` times;
-ratios are taken round by round. Each peer runs in an environment of its own, so that none sets another's threads or
-libraries. llama.cpp reads the file that `--gguf` names, which may hold other bits: a neighbour, not the same weights.
-The last line is all of it as JSON.
+over the batches. **Speculation** (with `--speculation`, at batch 1, where `transformers` can): the first `--num-tokens`
+tokens of greedy answers to the prompts of `--file`, tokens per second; ours with the pair's draft, or `--draft`. Peers and
+ours take turns, `--rounds` times; ratios are taken round by round. Each peer runs in an environment of its own, so that
+none sets another's threads or libraries. llama.cpp reads the file that `--gguf` names, which may hold other bits: a
+neighbour, not the same weights. The last line is all of it as JSON.
 """
 
 import argparse
@@ -116,7 +116,7 @@ def decode(pair, rows, options, step: str) -> tuple[float, list]:
     for _ in range(2):
         run = bass.generate(pair, rows, spec, step=step, max_new_tokens=options.num_tokens, stop_tokens=())
     seconds = statistics.median(run.timings.steps)
-    if step == "speculate":  # All of the answer: its first token is prefill's in the peers' times.
+    if step == "speculate":  # All tokens: the first is prefill's in the peers' times.
         seconds = run.timings.decode / options.num_tokens
     return seconds, [row.tolist() for row in run.tokens]
 
