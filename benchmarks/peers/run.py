@@ -6,10 +6,10 @@ r"""Decoding here against other implementations: same weights, prompts, dtype an
 
 Two parts. **Regular**: greedy decoding without a stop token, milliseconds per step without prefill and compilation,
 over the batches. **Speculation** (with `--speculation`, at batch 1, where `transformers` can): the first `--num-tokens`
-tokens of greedy answers to the prompts of `--file`, tokens per second; ours with the pair's draft, or `--draft`. Peers and
-ours take turns, `--rounds` times; ratios are taken round by round. Each peer runs in an environment of its own, so that
-none sets another's threads or libraries. llama.cpp reads the file that `--gguf` names, which may hold other bits: a
-neighbour, not the same weights. The last line is all of it as JSON.
+tokens of greedy answers to the prompts of `--file`, tokens per second; ours with the pair's draft, or `--draft`. Peers
+and ours take turns, `--rounds` times; ratios are taken round by round. Each peer runs in an environment of its own, so
+that none sets another's threads or libraries. llama.cpp reads the file that `--gguf` names, which may hold other bits:
+a neighbour, not the same weights. The last line is all of it as JSON.
 """
 
 import argparse
