@@ -98,11 +98,17 @@ def read_shapes(
     if not (path / manifest_file.NAME).is_file():
         return None
     config = _as_asked(config_file.read_config(path), dtype, quantize, cache_dtype)
-    params = nn.meta.unbox(abstract_params(config))
+    # On the device where the arrays will be: for one that may lie anywhere, code is kept under another key on disk.
+    device = SingleDeviceSharding(jnp.zeros(()).device)
+
+    def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device)
+
+    params = jax.tree.map(placed, nn.meta.unbox(abstract_params(config)))
     if target is not None and read_manifest(path).shares_embedding:
         params |= {name: leaf for name, leaf in target.params.items() if name in ("embedding", "embedding_scale")}
     ids = config.output_vocab_size
-    return Model(params, config, None if ids is None else jax.ShapeDtypeStruct((ids,), jnp.int32))
+    return Model(params, config, None if ids is None else placed(jax.ShapeDtypeStruct((ids,), jnp.int32)))
 
 
 def read_model(

@@ -199,6 +199,7 @@ def test_the_pair_told_ahead_is_the_one_that_comes(pair, options):
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(ahead))
     assert jax.tree.structure(ahead) == jax.tree.structure(found)
     assert jax.tree.map(jax.typeof, ahead) == jax.tree.map(jax.typeof, found)
+    assert [leaf.sharding for leaf in jax.tree.leaves(ahead)] == [leaf.sharding for leaf in jax.tree.leaves(found)]
 
 
 @pytest.mark.parametrize("settings", [{}, {"step": "decode"}, {"num_samples": 3}, {"policy": "fixed(draft_len=2)"}])
