@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
     first = "survey" if options.survey else "speculate"
 
     def begin(pair: bass.Pair) -> None:
-        batch = _encode(options, pair.tokenizer, prompts)[: _batch_size(options, len(prompts))]
+        batch = _encode(options, pair.tokenizer, prompts[: _batch_size(options, len(prompts))])
         settings = _run_settings(options, sampling, policy, first, 0, len(batch) * options.samples)
         bass.compile_ahead(pair, batch, spec, **settings)
 

@@ -1,0 +1,17 @@
+"""Parameters are what their layers declare."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bass_jax.models import Model
+from tests import tiny
+
+
+def test_a_parameter_of_another_shape_is_named():
+    """Flax says so where it makes a parameter; one that is there is checked by `declare` alone."""
+    model = tiny.model(1, num_layers=1)
+    params = model.params | {"final_norm": jax.tree.map(lambda leaf: leaf[:-1], model.params["final_norm"])}
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    with pytest.raises(ValueError, match=r"final_norm.*: shape .*; expected"):
+        Model(params, model.config).forward(tokens, tokens, model.init_cache(1, 8))
