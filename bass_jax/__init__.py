@@ -8,12 +8,13 @@ from bass_jax.metrics import Summary, per_token_latency, summarize
 from bass_jax.models import Model, init_model, quantize_model
 from bass_jax.models.mesh import start_distributed, tensor_parallel_mesh
 from bass_jax.pair import Pair, load_pair, random_pair
+from bass_jax.prefill import prefill
 from bass_jax.replay import make_replay
 from bass_jax.sampling import AcceptanceRule, Law, Sampling, Verdict, register_rule
 from bass_jax.serving import Engine, EngineConfig
 from bass_jax.simulator import simulate
 from bass_jax.startup import configure_gpu, use_compilation_cache
-from bass_jax.state import FinishReason, SpecState, StepInfo, output_tokens, prefill
+from bass_jax.state import FinishReason, SpecState, StepInfo, output_tokens
 from bass_jax.step import decode_step, speculate_step
 from bass_jax.traces import TraceWriter, read_trace
 from bass_jax.utilisation import measure_utilisation

@@ -17,8 +17,9 @@ from bass_jax.metrics import PerTokenLatency, Summary, per_token_latency, summar
 from bass_jax.pair import Pair
 from bass_jax.policies import Policy
 from bass_jax.policies.pacer import Pacer, advance_policy, bucket_of, no_step, policy_buckets
+from bass_jax.prefill import begin_reading, lay_out_prompts, read_prompts
 from bass_jax.sampling import Sampling, find_rule
-from bass_jax.state import FinishReason, SpecState, StepInfo, TokenLaws, begin_prefill, prefill
+from bass_jax.state import FinishReason, SpecState, StepInfo, TokenLaws
 from bass_jax.step import decode_step, speculate_step
 from bass_jax.stops import StopStrings
 from bass_jax.traces import TraceWriter
@@ -285,8 +286,8 @@ def compile_ahead(
     """
     spec, sampling = spec or SpecConfig(), sampling or Sampling()
     steps = CompiledSteps(step, spec, sampling, policy)
-    state = begin_prefill(pair, _token_ids(pair, prompts), spec, sampling=sampling, **options)
-    if state is not None:
+    layout = lay_out_prompts(pair, _token_ids(pair, prompts), spec, sampling=sampling, **options)
+    if (state := begin_reading(pair, layout)) is not None:
         steps.begin(pair, state)
 
 
@@ -337,13 +338,13 @@ class Run:
         compiled = EXECUTABLES.compile_seconds
         self._num_compiled = EXECUTABLES.num_compiled
         start = time.perf_counter()
-        reading: dict[str, Any] = {
-            "key": key, "seeds": seeds, "sampling": sampling, "max_new_tokens": max_new_tokens,
-            "num_samples": num_samples, "stop_tokens": stop_tokens,
-        }  # fmt: skip
-        if warm_up and (shapes := begin_prefill(pair, rows, spec, **reading)) is not None:
+        layout = lay_out_prompts(
+            pair, rows, spec, key=key, seeds=seeds, sampling=sampling, max_new_tokens=max_new_tokens,
+            num_samples=num_samples, stop_tokens=stop_tokens,
+        )  # fmt: skip
+        if warm_up and (shapes := begin_reading(pair, layout)) is not None:
             self._steps.begin(pair, shapes)
-        self.state = prefill(pair, rows, spec, **reading)
+        self.state = read_prompts(pair, layout)
         jax.block_until_ready(self.state)
         compiled_seconds = EXECUTABLES.compile_seconds - compiled
         self.prefill_seconds = time.perf_counter() - start - compiled_seconds

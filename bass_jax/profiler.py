@@ -22,10 +22,11 @@ from bass_jax.executables import EXECUTABLES
 from bass_jax.generate import Prompts, Run
 from bass_jax.metrics import summarize
 from bass_jax.pair import Pair
+from bass_jax.prefill import prefill
 from bass_jax.sampling import Sampling
 from bass_jax.sampling.adjuster import Adjuster
 from bass_jax.sampling.keys import step_draft_keys
-from bass_jax.state import SpecState, prefill
+from bass_jax.state import SpecState
 from bass_jax.step import decode_step, speculate_step
 
 NUM_SWEEPS = 3

@@ -19,9 +19,9 @@ from bass_jax.models import Model, abstract_params
 from bass_jax.pair import Pair
 from bass_jax.policies import Policy
 from bass_jax.policies.pacer import advance_policy, no_step
+from bass_jax.prefill import prefill
 from bass_jax.sampling import Sampling, find_processors, find_rule
 from bass_jax.sampling.keys import row_keys
-from bass_jax.state import prefill
 from bass_jax.step import speculate_step
 from bass_jax.typing import Array
 

@@ -29,10 +29,10 @@ from bass_jax import policies
 from bass_jax.costmodel import read_profile
 from bass_jax.generate import Run, begin_trace
 from bass_jax.policies.pacer import Pacer
+from bass_jax.prefill import prefill
 from bass_jax.profiler import measure_profile
 from bass_jax.replay import make_replay
 from bass_jax.simulator import compose, regret, simulate
-from bass_jax.state import prefill
 from bass_jax.traces import TraceWriter, read_trace
 
 LENGTHS = (0, 1, 2, 4)

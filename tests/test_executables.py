@@ -8,7 +8,7 @@ import pytest
 import bass_jax as bass
 from bass_jax.drafters import ModelDrafter, NgramDrafter
 from bass_jax.executables import Executables
-from bass_jax.state import begin_prefill
+from bass_jax.prefill import begin_reading, lay_out_prompts
 from tests import tiny
 
 
@@ -55,7 +55,7 @@ def test_the_state_told_ahead_has_the_shapes_of_the_one_that_comes(has_network, 
     target = tiny.model(1, num_layers=1)
     drafter = ModelDrafter(tiny.model(2, num_layers=1), target.config.vocab_size) if has_network else NgramDrafter()
     pair, options = bass.Pair(target, drafter), {"max_new_tokens": 4, "num_samples": num_samples}
-    ahead = begin_prefill(pair, tiny.PROMPTS, bass.SpecConfig(2), **options)
+    ahead = begin_reading(pair, lay_out_prompts(pair, tiny.PROMPTS, bass.SpecConfig(2), **options))
     state = bass.prefill(pair, tiny.PROMPTS, bass.SpecConfig(2), **options)
     assert jax.tree.structure(ahead) == jax.tree.structure(state)
     assert jax.tree.map(jax.typeof, ahead) == jax.tree.map(jax.typeof, state)

@@ -26,6 +26,7 @@ FLOORS = (
         "bass_jax.judge",
         "bass_jax.lockstep",
         "bass_jax.pair",
+        "bass_jax.prefill",
         "bass_jax.records",
         "bass_jax.state",
         "bass_jax.step",

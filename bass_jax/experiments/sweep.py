@@ -109,7 +109,7 @@ def run_sweep_with_ray(
         ValueError: if Ray is not installed.
     """
     try:
-        import ray
+        import ray  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ValueError("a sweep on several devices or machines needs Ray: pip install 'bass-jax[sweep]'") from None
     with ray.init(address=address, include_dashboard=False, configure_logging=False):

@@ -13,6 +13,7 @@ from bass_jax.drafters import reads_features
 from bass_jax.models.mesh import mesh_of
 from bass_jax.pair import Pair
 from bass_jax.policies import Policy, find_policy, fixed
+from bass_jax.prefill import check_prompts
 from bass_jax.sampling import Sampling, find_rule
 from bass_jax.serving.config import EngineConfig
 from bass_jax.serving.device import DeviceExecutor
@@ -21,7 +22,6 @@ from bass_jax.serving.pages import PageUse
 from bass_jax.serving.scheduler import Scheduler
 from bass_jax.serving.slots import check_sampling
 from bass_jax.serving.ticket import Event, Request, Ticket
-from bass_jax.state import check_prompts
 from bass_jax.stops import StopStrings
 
 
