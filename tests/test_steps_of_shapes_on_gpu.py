@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 
@@ -78,18 +79,26 @@ def smallest_weight(pair: bass.Pair) -> int:
     return min(leaf.size for leaf in jax.tree.leaves(pair.target.params) if leaf.dtype == "int8")
 
 
-def assert_step(pair, state, executable, thunks, *, share=0.02):
-    """One graph, caches in place, temporaries a small share of the parameters."""
+def assert_step(pair, state, executable, thunks, draft_len, *, share=0.02):
+    """One graph, caches in place; temporaries a small share of the parameters, or the laws that the rule reads alone.
+
+    With a vocabulary of 128,256 the laws of 16 rows, 8 drafts and 9 positions each, are 5 % of a 1B pair's parameters.
+    """
     assert is_one_graph(thunks)
     memory = executable.memory_analysis()
     assert memory.alias_size_in_bytes >= num_bytes((state.target_cache, state.drafter.cache))
     parameters = num_bytes((pair.target.params, pair.drafter.model.params))
-    assert memory.temp_size_in_bytes < share * parameters, (memory.temp_size_in_bytes, parameters)
+    laws = 4 * len(state.lengths) * (2 * draft_len + 1) * pair.target.config.vocab_size
+    found = memory.temp_size_in_bytes
+    assert found < max(share * parameters, 1.02 * laws), (found, parameters, laws)
 
 
 @pytest.mark.parametrize(
     ("device", "mode"),
-    [("H200", "int8"), ("A100", "int8"), pytest.param("H200", "int8_activations", marks=pytest.mark.slow)],
+    mostly_slow(
+        itertools.product(("H200", "A100"), ("int8", "int8_activations")),
+        lambda case: case in (("H200", "int8_activations"), ("A100", "int8")),
+    ),
 )
 def test_int8_weights_are_cast_inside_the_products(device, mode):
     """No kernel writes a cast weight, and no temporary is as large as one."""
@@ -119,10 +128,13 @@ def test_int8_weights_are_half_of_bfloat16s():
     assert num_bytes(models[1].params) < 0.51 * num_bytes(models[0].params)
 
 
-@pytest.mark.parametrize("num_devices", mostly_slow([2, 4], lambda num: num == 4))
-def test_weights_stay_where_they_are_on_several_devices(num_devices):
+@pytest.mark.parametrize(
+    ("num_devices", "mode"),
+    mostly_slow(itertools.product((2, 4), (None, "int8", "int8_activations")), lambda case: case == (4, None)),
+)
+def test_weights_stay_where_they_are_on_several_devices(num_devices, mode):
     """What devices tell each other is of the size of activations and logits, never of a weight or a cache."""
-    pair, state, executable, _ = compiled("1b", 8, 4, "H200", layers=(2, 1), num_devices=num_devices)
+    pair, state, executable, _ = compiled("1b", 8, 4, "H200", layers=(2, 1), num_devices=num_devices, quantize=mode)
     text = executable.as_text()
     told = [
         found
@@ -148,7 +160,7 @@ GRID = [
 def test_whole_steps(shape, batch, draft_len, device):
     """All layers of target and draft."""
     try:
-        assert_step(*compiled(shape, batch, draft_len, device))
+        assert_step(*compiled(shape, batch, draft_len, device), draft_len)
     finally:
         compiled.cache_clear()
 
@@ -157,6 +169,6 @@ def test_whole_steps(shape, batch, draft_len, device):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_whole_steps_with_an_int8_target(shape):
     try:
-        assert_step(*compiled(shape, 8, 4, "H200", quantize="int8", cache_dtype="int8"), share=0.04)
+        assert_step(*compiled(shape, 8, 4, "H200", quantize="int8", cache_dtype="int8"), 4, share=0.04)
     finally:
         compiled.cache_clear()

@@ -183,7 +183,7 @@ class Decoder(nn.Module):
             features = product(features, self.output_projection)
         head = self.embedding if config.is_tied else self.head
         # Inputs are never rounded here, where an error would be one of the logits themselves.
-        scores = multiply("btd,do->bto", features, head, dtype=jnp.float32)
+        scores = multiply(features, head, dtype=jnp.float32)
         if config.has_head_bias:
             scores += self.head_bias.astype(jnp.float32)
         if config.logit_softcap is not None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from bass_jax.models.tensors import declare
 from bass_jax.typing import Array, Float
@@ -69,7 +70,6 @@ def declare_weight(module: nn.Module, name: str, shape: tuple[int, ...], axes: t
 
 
 def multiply(
-    equation: str,
     x: Float[Array, "*rows D"],
     weight: Weight,
     *,
@@ -77,15 +77,14 @@ def multiply(
     dtype: Any = None,
     rounds_inputs: bool = False,
 ) -> Float[Array, "..."]:
-    """Returns the einsum of `x` and a weight, summed in float32.
+    """Returns the product of `x` and a weight, ``[*rows, *columns]``, summed in float32.
 
     INT8 values are cast where the product reads them, so that XLA does so inside its loop and no cast copy of the
     weight exists; scales are applied to the result.
 
     Args:
-        equation: of the einsum; the last axis of `x` and the first of the weight are summed over.
         x: the input.
-        weight: with its axes as in `equation`.
+        weight: ``[D, *columns]``.
         factor: of each row of the result, beside the weight's scale; None for 1.
         dtype: of the result before its factor; default `x`'s. Of an INT8 weight it is float32.
         rounds_inputs: of an INT8 weight: round each row of `x` to INT8 too, and sum in whole numbers.
@@ -94,11 +93,16 @@ def multiply(
         y = product(x, weight.values, dtype)
     elif rounds_inputs:
         rounded, size = quantize_kv(x)
-        y = jnp.einsum(equation, rounded, weight.values, preferred_element_type=jnp.int32).astype(jnp.float32)
+        # On a GPU XLA wants the summed axis of such a matrix innermost. Without the constraint it would say so of the
+        # weight as it is stored, and write a copy in every pass (jax 0.12, 2026-11); a matrix the product transposes.
+        matrix = weight.values.reshape(x.shape[-1], -1)
+        matrix = with_layout_constraint(matrix, Layout(major_to_minor=(0, 1)))
+        y = jnp.dot(rounded, matrix, preferred_element_type=jnp.int32).astype(jnp.float32)
+        y = y.reshape(*x.shape[:-1], *weight.values.shape[1:])
         y *= weight.scale
         factor = size if factor is None else size * factor
     else:
-        y = jnp.einsum(equation, x, weight.values.astype(x.dtype), preferred_element_type=jnp.float32)
+        y = jnp.tensordot(x, weight.values.astype(x.dtype), 1, preferred_element_type=jnp.float32)
         y *= weight.scale
     return y if factor is None else y * factor.reshape(factor.shape + (1,) * (y.ndim - factor.ndim))
 
