@@ -16,6 +16,8 @@ if "--gpu" not in sys.argv:
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
 
 jaxtyping.install_import_hook("bass_jax", "beartype.beartype")
+# Tracing makes objects by the million and hardly any garbage.
+gc.set_threshold(100_000, 20, 20)
 
 MANY_MAPS = 30_000
 
