@@ -16,6 +16,7 @@ from bass_jax.models.norm import apply_norm, declare_norm, project
 from bass_jax.models.tensors import declare, zeros
 from bass_jax.models.weights import Weight, declare_weight, multiply
 from kernels_pallas import ops
+from kernels_pallas.attention.causal import causal_attention
 
 
 class Attention(nn.Module):
@@ -53,7 +54,7 @@ class Attention(nn.Module):
             scored = rotary.rotate(scored, *angles)
         new_keys, new_values = scored[:, :, :, R], projected[:, :, :, R + 1]
         is_whole = keys is None
-        if is_whole:  # A whole sequence, of which nothing was read before.
+        if is_whole:  # Whole sequences, of which nothing was read before.
             keys, values = new_keys.swapaxes(1, 2), new_values.swapaxes(1, 2)
         B, T = positions.shape
         queries = scored[:, :, :, :R].reshape(B, T, K * R, H)
@@ -86,7 +87,7 @@ def _write_and_attend(config: ModelConfig, window: int | None, queries, new, key
         config: of the model.
         window: positions that a query sees, or None.
         queries: ``[B, T, N, H]``.
-        new: keys and values to append, ``[B, T, K, H]``; None where they are in the cache.
+        new: keys and values to append, ``[B, T, K, H]``; None where `keys` and `values` are those of whole sequences.
         keys: of the cache, ``[B, K, S, H]``.
         values: of the cache.
         positions: ``[B, T]``.
@@ -96,8 +97,13 @@ def _write_and_attend(config: ModelConfig, window: int | None, queries, new, key
     """
 
     def run(queries, new, keys, values, positions):
-        if new is not None:
-            keys, values = append(keys, new[0], positions), append(values, new[1], positions)
+        if new is None:
+            attended = causal_attention(
+                queries, keys, values,
+                window=window, scale=config.attention_scale, soft_cap=config.attention_softcap,
+            )  # fmt: skip
+            return attended, keys, values
+        keys, values = append(keys, new[0], positions), append(values, new[1], positions)
         return _attend(config, window, queries, keys, values, positions), keys, values
 
     axis = config.tensor_axis

@@ -11,8 +11,8 @@ from bass_jax.training.rollout import Rollout
 from bass_jax.training.vocabulary import output_columns, proposed_ids
 from bass_jax.typing import Float, Int
 
-_ROWS_PER_TOKEN = 1.8
-"""Rows of a batch, times its length, per response token: about what prompts and padding add."""
+_MOST_PER_TOKEN = 2.5
+"""Rows of a batch, times its length, per response token, at most: longer prompts leave room for responses unused."""
 
 _EVALUATED_GRAIN = 128
 """Lengths of sequences that are evaluated one by one are rounded up to multiples of this."""
@@ -67,22 +67,21 @@ def epoch_batches(
         row_grain: rows of a batch are padded to a multiple of this.
         reads_hidden: the draft reads the target's features, which every rollout has.
     """
-    groups = _groups(rollouts, batch_tokens, length_grain, seed)
+    most = _rows_of_buckets(rollouts, batch_tokens, length_grain)
+    groups = _groups(rollouts, most, batch_tokens, length_grain, seed)
     for bucket, rows in itertools.islice(groups, skip, None):
-        num_rows = -(-rows_of(bucket, batch_tokens) // row_grain) * row_grain
+        num_rows = -(-most[bucket] // row_grain) * row_grain
         yield make_batch(rows, columns, bucket, batch_tokens, num_rows, reads_hidden)
 
 
-def _groups(rollouts, batch_tokens, length_grain, seed) -> Iterator[tuple[int, list[Rollout]]]:
+def _groups(rollouts, most, batch_tokens, length_grain, seed) -> Iterator[tuple[int, list[Rollout]]]:
     open_batches: dict[int, list[Rollout]] = {}
     for index in np.random.default_rng(seed).permutation(len(rollouts)):
         rollout = rollouts[index]
-        length = len(rollout.prompt) + len(rollout.response) - 1
-        bucket = -(-length // length_grain) * length_grain
+        bucket = _bucket(rollout, length_grain)
         rows = open_batches.setdefault(bucket, [])
         if rows and (
-            len(rows) == rows_of(bucket, batch_tokens)
-            or sum(len(row.response) for row in rows) + len(rollout.response) > batch_tokens
+            len(rows) == most[bucket] or sum(len(row.response) for row in rows) + len(rollout.response) > batch_tokens
         ):
             yield bucket, rows
             rows = open_batches[bucket] = []
@@ -90,9 +89,25 @@ def _groups(rollouts, batch_tokens, length_grain, seed) -> Iterator[tuple[int, l
     yield from sorted(open_batches.items())
 
 
-def rows_of(length: int, batch_tokens: int) -> int:
-    """Returns B, the rows of a batch of sequences of `length`."""
-    return max(1, round(_ROWS_PER_TOKEN * batch_tokens / length))
+def _bucket(rollout: Rollout, length_grain: int) -> int:
+    length = len(rollout.prompt) + len(rollout.response) - 1
+    return -(-length // length_grain) * length_grain
+
+
+def _rows_of_buckets(rollouts: Sequence[Rollout], batch_tokens: int, length_grain: int) -> dict[int, int]:
+    """Returns the rows of a batch, by length: as many as responses of that length's mean fill it.
+
+    A row more would seldom be used, and be computed all the same. Rounded: a corpus that grows keeps most shapes.
+    """
+    responses: dict[int, list[int]] = {}
+    for rollout in rollouts:
+        responses.setdefault(_bucket(rollout, length_grain), []).append(len(rollout.response))
+    found = {}
+    for bucket, lengths in responses.items():
+        rows = min(batch_tokens / np.mean(lengths), _MOST_PER_TOKEN * batch_tokens / bucket)
+        grain = max(1, 2 ** int(np.log2(max(rows, 1)) - 2))  # Steps of an eighth to a quarter.
+        found[bucket] = max(1, round(rows / grain) * grain)
+    return found
 
 
 def make_batch(
