@@ -92,21 +92,21 @@ def _forward(scores: CausalScores, rows, k, v):
 
 def _backward(scores: CausalScores, saved, gradient):
     rows, k, v, out, normalizers = saved
-    of_rows_all = []
-    of_k, of_v = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
-    # Of every row, what its weights' gradient is measured against.
-    level = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(axis=-1, keepdims=True)
+    rows_gradient = []
+    k_gradient, v_gradient = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
+    # The mean of a row's weights' gradients: what a softmax takes away from each of them.
+    mean = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(axis=-1, keepdims=True)
     for (of_rows, of_keys), normalizer in zip(_blocks(scores, k.shape[2]), normalizers, strict=True):
         own, given, keys = rows[:, :, of_rows], gradient[:, :, of_rows], k[:, :, of_keys]
         capped, slope = _capped(scores, _products(own, keys))
         weights = jnp.where(_visible(scores, of_rows, of_keys), jnp.exp(capped - normalizer), 0.0)
-        of_scores = weights * (_products(given, v[:, :, of_keys]) - level[:, :, of_rows]) * slope
-        of_scores = of_scores.astype(rows.dtype)
-        of_rows_all.append(jnp.einsum("bkms,bksh->bkmh", of_scores, keys, preferred_element_type=jnp.float32))
-        of_k = of_k.at[:, :, of_keys].add(_summed_over_rows(of_scores, own))
-        of_v = of_v.at[:, :, of_keys].add(_summed_over_rows(weights.astype(rows.dtype), given))
-    of_rows = jnp.concatenate(of_rows_all, axis=2)
-    return of_rows.astype(rows.dtype), of_k.astype(k.dtype), of_v.astype(v.dtype)
+        change = weights * (_products(given, v[:, :, of_keys]) - mean[:, :, of_rows]) * slope
+        change = change.astype(rows.dtype)
+        rows_gradient.append(jnp.einsum("bkms,bksh->bkmh", change, keys, preferred_element_type=jnp.float32))
+        k_gradient = k_gradient.at[:, :, of_keys].add(_summed_over_rows(change, own))
+        v_gradient = v_gradient.at[:, :, of_keys].add(_summed_over_rows(weights.astype(rows.dtype), given))
+    gradients = jnp.concatenate(rows_gradient, axis=2), k_gradient, v_gradient
+    return tuple(found.astype(of.dtype) for found, of in zip(gradients, (rows, k, v), strict=True))
 
 
 _attend.defvjp(_forward, _backward)
