@@ -121,6 +121,16 @@ def test_every_response_token_is_trained_on_once():
         np.testing.assert_array_equal(followed[row, column + 1][~is_last], batch.labels[inside][~is_last])
 
 
+def test_batches_are_full():
+    """A batch has the rows that fill it with responses, and few that stay empty."""
+    rollouts = synthetic_rollouts(400)
+    batches = list(epoch_batches(rollouts, np.arange(VOCAB), batch_tokens=128, length_grain=16, seed=(0, 0)))
+    assert np.mean([batch.weights.mean() for batch in batches]) > 0.8
+    assert np.mean([(batch.lengths > 0).mean() for batch in batches]) > 0.8
+    # One shape for each length, or every batch would be compiled.
+    assert len({batch.tokens.shape for batch in batches}) == len({batch.tokens.shape[1] for batch in batches}) > 1
+
+
 def test_loss_that_is_no_number_stops_and_keeps_the_last_snapshot(make_config, make_rows, make_draft, monkeypatch):
     config = make_config(draft={"output_vocab_size": VOCAB})
     rows = make_rows(synthetic_rollouts(100))

@@ -23,7 +23,7 @@ DRAFT = bass.ModelConfig(
 @needs_gpu_compiler
 @pytest.mark.parametrize("num_tokens", [64, T])
 def test_a_step_compiles_and_keeps_no_weights_of_attention(num_tokens):
-    """Of short sequences, too, where decoding would take a kernel that has no gradient."""
+    """Of the shortest sequences that a configuration makes by default, too."""
     params = {name: leaf for name, leaf in abstract_model(DRAFT).params.items() if name != "embedding"}
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), params)
     optimizer = make_optimizer(OptimizerConfig(kind="muon"), 100)
