@@ -60,8 +60,8 @@ class DraftConfig:
         reads_hidden: the draft reads the target's final hidden state at the token before; the corpus keeps them then.
         target_layers: layers of the target that the draft starts from, in this order; everything above but
             `output_vocab_size` is then the target's.
-        start: checkpoint of a draft of this shape, for this target, to go on from; its output vocabulary is kept. With
-            `reads_hidden` it may be one that reads tokens alone.
+        start: checkpoint of a draft of this shape, for this target, to go on from; its output vocabulary is kept. It
+            may have fewer layers, and with `reads_hidden` read tokens alone: it begins as good as it was.
     """
 
     width: int = 256

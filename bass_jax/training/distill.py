@@ -16,7 +16,7 @@ from bass_jax.training.agreement import Agreement
 from bass_jax.training.config import DistillConfig, load_config
 from bass_jax.training.corpus import write_whole
 from bass_jax.training.data import CorpusRows, corpus_rows
-from bass_jax.training.draft import draft_config, init_draft, with_hidden
+from bass_jax.training.draft import draft_config, init_draft, with_hidden, with_layers
 from bass_jax.training.held_out import evaluate, evaluate_sampled, write_held_out
 from bass_jax.training.progress import DistillProgress
 from bass_jax.training.prompts import build_prompts
@@ -153,9 +153,11 @@ def new_draft(config: DistillConfig, rows: CorpusRows, target: Model, tokenizer:
 
 
 def _started(config: DistillConfig, target: Model) -> Model:
-    """Loads the draft that a training goes on from; one that reads tokens alone is made to read hidden states too."""
+    """Loads the draft that a training goes on from, and gives it the layers and the hidden states that it lacks."""
     path = str(config.draft.start)
     draft = load_model(path, dtype="float32", embedding=jnp.asarray(target.params["embedding"], jnp.float32))
+    if draft.config.num_layers < config.draft.num_layers:
+        draft = with_layers(draft, config.draft.num_layers)
     if config.draft.reads_hidden and draft.config.hidden_width is None:
         draft = with_hidden(draft, target.config)
     expected = draft_config(config.draft, target.config)

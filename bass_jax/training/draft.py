@@ -13,6 +13,9 @@ from bass_jax.typing import Array, Float, Int, Key, Params
 
 _HEAD_SCALE = 0.02
 
+_WRITERS = ("out", "out_bias", "down", "down_bias")
+"""Parameters of a layer whose products are added to the residual stream."""
+
 
 def draft_config(shape: DraftConfig, target: ModelConfig, dtype: str = "float32") -> ModelConfig:
     """Completes a draft's shape with what it has from its target.
@@ -116,6 +119,36 @@ def with_hidden(draft: Model, target: ModelConfig) -> Model:
     for name in ("hidden_projection", "hidden_output"):
         params[name] = jnp.zeros_like(params[name])
     return Model(params, config, draft.output_ids)
+
+
+def with_layers(draft: Model, num_layers: int) -> Model:
+    """Gives a draft more layers, spread evenly: it says what it said before, and learns from there.
+
+    A new layer is a copy of the one below, but for what writes to the residual stream: that starts at zero (block
+    expansion, Wu et al. 2024).
+
+    Raises:
+        ValueError: if the draft has more layers already.
+    """
+    have = draft.config.num_layers
+    if num_layers < have:
+        raise ValueError(f"num_layers={num_layers}: the draft has {have}")
+    params = {name: leaf for name, leaf in draft.params.items() if not name.startswith("layer_")}
+    sources = [place * have // num_layers for place in range(num_layers)]
+    for place, source in enumerate(sources):
+        layer = draft.params[f"layer_{source}"]
+        is_new = place > 0 and source == sources[place - 1]
+        params[f"layer_{place}"] = _silenced(layer) if is_new else layer
+    return Model(params, dataclasses.replace(draft.config, num_layers=num_layers), draft.output_ids)
+
+
+def _silenced(layer: Params) -> Params:
+    """The layer with nothing to add to the residual stream."""
+
+    def leaf(path, value):
+        return jnp.zeros_like(value) if path[-1].key in _WRITERS else value
+
+    return jax.tree_util.tree_map_with_path(leaf, layer)
 
 
 def _pruned_params(shape: DraftConfig, target: Model, params: Params, output_ids: Int[np.ndarray, "O"]) -> Params:

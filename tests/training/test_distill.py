@@ -130,6 +130,13 @@ def test_a_draft_goes_on_from_another_with_its_vocabulary(config_path):
             stored = jax.tree.map(lambda x: np.asarray(x.astype("bfloat16"), np.float32), first.draft.params[name])
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9), leaf, stored)
     assert jax.tree.leaves(second.draft.params)[0].dtype == np.float32
+    # More layers start as the same draft; fewer are another shape.
+    deep = {"output_dir": str(config_path.parent / "deep"), "draft.num_layers": 3}
+    deeper = run_distill(config_path, there | start | still | deep, stages=("train",), show_progress=False)
+    assert deeper.draft.config.num_layers == 3 and "layer_2" in deeper.draft.params
+    shallow = there | {"draft.start": str(deeper.directory), "output_dir": str(config_path.parent / "shallow")}
+    with pytest.raises(ValueError, match=r"draft\.start: .*: num_layers=3: the configuration asks for 1"):
+        run_distill(config_path, shallow, stages=("train",), show_progress=False)
     narrow = there | start | {"draft.mlp_width": 8}
     with pytest.raises(ValueError, match=r"draft\.start: .*: mlp_width=16: the configuration asks for 8"):
         run_distill(config_path, narrow, stages=("train",), show_progress=False)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bass_jax.training.config import DraftConfig
-from bass_jax.training.draft import init_draft, with_hidden
+from bass_jax.training.draft import init_draft, with_hidden, with_layers
 from tests.training.conftest import VOCAB
 
 IDS = np.arange(3, 43, dtype=np.int32)
@@ -65,3 +65,26 @@ def test_a_draft_that_read_tokens_says_the_same_once_it_reads_hidden_states(make
     np.testing.assert_array_equal(features(reader.params), said)
     slope = jax.grad(lambda params: jnp.square(features(params)).sum())(reader.params)["hidden_projection"]
     assert np.abs(slope).max() > 0
+
+
+@pytest.mark.parametrize("num_layers", [2, 3, 5])
+def test_a_draft_with_more_layers_says_the_same(make_config, make_draft, num_layers):
+    """And every new layer learns from the first step on."""
+    draft = make_draft(make_config(draft={"num_layers": 2}), np.arange(48, dtype=np.int32))
+    deeper = with_layers(draft, num_layers)
+    assert deeper.config.num_layers == num_layers
+    rng = np.random.default_rng(3)
+    tokens, positions = jnp.asarray(rng.integers(0, VOCAB, (2, 12)), jnp.int32), jnp.tile(jnp.arange(12), (2, 1))
+    said, _ = draft.features(tokens, positions, draft.init_cache(2, 12))
+
+    def features(params):
+        model = dataclasses.replace(deeper, params=params)
+        return model.features(tokens, positions, deeper.init_cache(2, 12))[0]
+
+    np.testing.assert_array_equal(features(deeper.params), said)
+    slopes = jax.grad(lambda params: jnp.square(features(params) - 1).sum())(deeper.params)
+    for place in range(num_layers):
+        layer = slopes[f"layer_{place}"]
+        assert np.abs(layer["attention"]["out"]).max() > 0 and np.abs(layer["mlp"]["down"]).max() > 0
+    with pytest.raises(ValueError, match="num_layers=1: the draft has 2"):
+        with_layers(draft, 1)
