@@ -60,7 +60,7 @@ def load_pair(
             `bass_jax.checkpoint.load_model` takes, which then is a target without a draft.
         drafter: ``"model"`` (the pair's own draft), ``"hidden"`` (the pair's draft that reads the target's hidden
             states), ``"ngram"`` (prompt lookup), ``"store"`` (the pair's n-gram store), ``"combined"`` (of those that
-            the pair has, in the order of `bass_jax.drafters.combined_drafter`), a path of another draft or
+            the pair has, see `bass_jax.drafters.combined_drafter`), a path of another draft or
             ``.safetensors`` store, or a `Drafter`. Default the pair's draft where it has one, else ``"ngram"``.
         dtype: of parameters and activations; default as stored.
         quantize: of the target: ``"int8"`` or ``"int8_activations"``, as in `ModelConfig`; default as stored.

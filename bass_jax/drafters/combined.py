@@ -1,4 +1,4 @@
-"""Several drafters as one: each draft is proposed by the first of them that can."""
+"""Several drafters as one: each draft is proposed by the one of them that is surest."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -10,13 +10,14 @@ from bass_jax.drafters.base import DraftContext, Drafter, Proposal, reads_featur
 from bass_jax.drafters.model import ModelDrafter
 from bass_jax.drafters.ngram import NgramDrafter
 from bass_jax.drafters.store import StoreDrafter
-from bass_jax.typing import Array, Bool, Int
+from bass_jax.typing import Array, Float, Int
 
-LONGEST_MATCH, LONG_MATCH = 6, 3
-"""Tokens of a match that prompt lookup tries at most, and that are worth more than a network's word."""
+LONGEST_MATCH = 6
+"""Tokens of a match that prompt lookup tries at most; behind one so long nobody else is asked."""
 
-SURE = 0.3
-"""Probability of a network's likeliest token below which a short match is worth more."""
+LOOKUP_TRUST, STORE_TRUST = 0.6, 0.4
+"""Where lookup and the store differ from a network they are right less often than they say. Fitted to 500 answers of
+the quickstart target (docs/drafters.md)."""
 
 
 class _Drafts(NamedTuple):
@@ -34,28 +35,37 @@ class _Slot(NamedTuple):
     is_drafted: Array  # [B] bool
     probs: Array | None  # [B, V]
     confidence: Array  # [B] float32
+    worth: Array  # [B] float32, confidence as the parts are trusted; -1 without a draft
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CombinedDrafter:
-    """Asks `parts` in order for every draft: a long match of prompt lookup, a network where it is sure, and so on.
+    """Asks `parts` in order for every draft, and takes the surest; of equals the first.
 
-    A part sees the drafts before its own as if they were committed, so it needs to know nothing of the others; what it
-    keeps of drafts that are rejected later is void like that of its own. Whose turn it is depends on the tokens before
-    a draft alone. The law of a draft is therefore its own part's: one token for a deterministic part, a network's law
-    for a network. A part that no row needs at a draft is not run there; a network catches up when it is needed again.
+    How sure a part is, is its confidence times the trust that it is given; one that does not say counts as sure. A
+    part is asked where none before it was worth `enough`. One that no row asks is not run, and a network catches up
+    when it is needed again. A part sees the drafts before its own as if they were committed, so it needs to know
+    nothing of the others; what it keeps of drafts that are rejected later is void like that of its own. Whose turn it
+    is depends on the tokens before a draft alone, never on what was drawn. The law of a draft is therefore its own
+    part's: one token for a deterministic part, a network's law for a network.
 
     Attributes:
-        parts: drafters of one vocabulary. One that reads the target's features is asked last, for whole rows that no
-            other part has a draft for: the features behind a draft are not known yet.
+        parts: drafters of one vocabulary. One that reads the target's features is asked last, for whole rows, and takes
+            those whose first draft it is surer of: the features behind a draft are not known yet.
+        trust: of each part, 0 to 1; traced. None trusts all alike.
+        enough: what ends the asking; traced.
     """
 
     parts: tuple[Drafter, ...]
+    trust: Any = None  # numbers or arrays; anything while jax rebuilds the tree
+    enough: Any = 1.0
 
     def __post_init__(self):
         if isinstance(self.parts, tuple) and not self.parts:
             raise ValueError("parts=(): expected at least one drafter")
+        if isinstance(self.parts, tuple) and isinstance(self.trust, tuple) and len(self.trust) != len(self.parts):
+            raise ValueError(f"trust={self.trust}: expected {len(self.parts)} numbers, one for each part")
 
     @property
     def reads_features(self) -> bool:
@@ -83,6 +93,8 @@ class CombinedDrafter:
         self, state: tuple[Any, ...], context: DraftContext, draft_len: int, *, is_sampled: bool
     ) -> tuple[Proposal, tuple[Any, ...]]:
         """Fills slot after slot; a row ends at the first that no part has a draft for."""
+        if context.min_confidence is None:  # Of 0: reported, and never in the way.
+            context = context._replace(min_confidence=jnp.zeros(context.lengths.shape, jnp.float32))
 
         def fill(drafts: _Drafts, slot: Int[Array, ""]) -> tuple[_Drafts, _Slot]:
             return self._fill(drafts, slot, context, is_sampled)
@@ -92,13 +104,14 @@ class CombinedDrafter:
         filled = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), filled)
         num_drafted = filled.is_drafted.sum(axis=1, dtype=jnp.int32)
         proposal = Proposal(filled.token, num_drafted, filled.probs, filled.confidence)
-        states = list(drafts.states)
+        states, worth = list(drafts.states), filled.worth[:, 0]
         for index, part in enumerate(self.parts):
             if reads_features(part):
-                is_empty = proposal.num_drafted == 0
-                own = context._replace(num_wanted=jnp.where(is_empty, context.num_wanted, 0))
-                whole, states[index] = _ask(part, states[index], own, draft_len, is_sampled)
-                proposal = _choose(is_empty, whole, proposal)
+                num_wanted = jnp.where(worth < self.enough, context.num_wanted, 0)
+                whole, states[index] = _ask(
+                    part, states[index], context._replace(num_wanted=num_wanted), draft_len, is_sampled
+                )
+                proposal, worth = _surest(proposal, worth, whole, self._worth(index, whole))
         return proposal, tuple(states)
 
     def commit(self, state: tuple[Any, ...], lengths: Array) -> tuple[Any, ...]:
@@ -119,42 +132,50 @@ class CombinedDrafter:
         num_rows = lengths.shape[0]
         empty = jnp.zeros((num_rows, 1), jnp.int32)
         found = Proposal(empty, jnp.zeros(num_rows, jnp.int32), None, jnp.ones((num_rows, 1), jnp.float32))
+        worth = jnp.full(num_rows, -1.0)
         states = list(drafts.states)
         for index, part in enumerate(self.parts):
             if reads_features(part):
                 continue
-            is_asked = is_missing & (found.num_drafted == 0)
+            is_asked = is_missing & (worth < self.enough)
             own = behind._replace(num_wanted=is_asked.astype(jnp.int32))
             proposal, states[index] = _ask(part, states[index], own, 1, is_sampled)
-            found = _choose(is_asked, proposal, found)
-        assert found.confidence is not None  # `_choose` sees to it
+            found, worth = _surest(found, worth, proposal, self._worth(index, proposal))
+        assert found.confidence is not None  # `_surest` sees to it
         is_drafted = found.num_drafted > 0
         rows = jnp.arange(num_rows)
         columns = jnp.where(is_drafted, lengths, drafts.tokens.shape[1])
         tokens = drafts.tokens.at[rows, columns].set(found.tokens[:, 0], mode="drop")
         probs = None if found.probs is None else found.probs[:, 0]
-        filled = _Slot(found.tokens[:, 0], is_drafted, probs, found.confidence[:, 0])
+        filled = _Slot(found.tokens[:, 0], is_drafted, probs, found.confidence[:, 0], worth)
         return _Drafts(tokens, drafts.is_open & is_drafted, tuple(states)), filled
+
+    def _worth(self, index: int, proposal: Proposal) -> Float[Array, "B"]:
+        """What a part's first draft of each row is worth; -1 where it has none."""
+        confidence = jnp.ones(()) if proposal.confidence is None else proposal.confidence[:, 0]
+        trust = 1.0 if self.trust is None else self.trust[index]
+        return jnp.where(proposal.num_drafted > 0, confidence * trust, -1.0)
 
 
 def combined_drafter(network: ModelDrafter | None, store: StoreDrafter | None = None) -> CombinedDrafter:
     """Combines prompt lookup with what there is.
 
-    A long match first; the network where it is sure enough; then whatever matched at all, and the store. Without a
-    network every match comes first. Which order is best was measured on held-out answers: docs/drafters.md.
+    A match of `LONGEST_MATCH` tokens first; else the surest of a shorter match, the network and the store. How much
+    their words are worth was measured on the target's answers: docs/drafters.md.
 
     Args:
         network: a draft that reads tokens alone, or the target's features; None for none.
         store: an n-gram store, or None.
     """
-    if network is None:
-        parts: list[Drafter] = [NgramDrafter(LONGEST_MATCH, 1)]
-    else:
-        sure = dataclasses.replace(network, min_confidence=SURE)
-        parts = [NgramDrafter(LONGEST_MATCH, LONG_MATCH), sure, NgramDrafter(LONG_MATCH - 1, 1)]
+    lookup = NgramDrafter(LONGEST_MATCH, 1)
+    parts: list[tuple[Drafter, float]] = [(lookup, LOOKUP_TRUST)]
+    if network is not None:
+        parts.append((network, 1.0))
     if store is not None:
-        parts.append(store)
-    return CombinedDrafter(tuple(parts))
+        parts.append((store, STORE_TRUST))
+    drafters, trust = zip(*parts, strict=True)
+    # Halfway to the longest match, so that no rounding decides.
+    return CombinedDrafter(drafters, trust, enough=LOOKUP_TRUST * lookup.confidence_of(LONGEST_MATCH - 0.5))
 
 
 def _ask(part: Drafter, state: Any, context: DraftContext, num_drafts: int, is_sampled: bool) -> tuple[Proposal, Any]:
@@ -173,8 +194,11 @@ def _ask(part: Drafter, state: Any, context: DraftContext, num_drafts: int, is_s
     return jax.lax.cond((context.num_wanted > 0).any(), propose, decline, state)
 
 
-def _choose(is_new: Bool[Array, "B"], new: Proposal, old: Proposal) -> Proposal:
-    """Takes the rows `is_new` from `new`; a part that does not say how sure it is counts as sure."""
+def _surest(
+    old: Proposal, old_worth: Float[Array, "B"], new: Proposal, new_worth: Float[Array, "B"]
+) -> tuple[Proposal, Float[Array, "B"]]:
+    """Takes the rows that are worth more from `new`; a part that does not say how sure it is counts as sure."""
+    is_new = new_worth > old_worth
     confidence, kept = (
         jnp.ones(one.tokens.shape, jnp.float32) if one.confidence is None else one.confidence for one in (new, old)
     )
@@ -187,9 +211,10 @@ def _choose(is_new: Bool[Array, "B"], new: Proposal, old: Proposal) -> Proposal:
             for one in (new, old)
         )
         probs = jnp.where(is_new[:, None, None], new_law, old_law)
-    return Proposal(
+    surest = Proposal(
         jnp.where(is_new[:, None], new.tokens, old.tokens),
         jnp.where(is_new, new.num_drafted, old.num_drafted),
         probs,
         jnp.where(is_new[:, None], confidence, kept),
     )
+    return surest, jnp.maximum(old_worth, new_worth)

@@ -9,6 +9,10 @@ import jax.numpy as jnp
 from bass_jax.drafters.base import DraftContext, Proposal
 from bass_jax.typing import Array
 
+_DOUBT = 2
+"""What follows a match of n tokens is the target's token n / (n + 2) of the time: 0.25, 0.53, 0.65, 0.70, 0.76 and 0.78
+for 1 to 6 tokens where 0.33 to 0.75 is said, over 500 greedy answers of SmolLM2-135M-Instruct (docs/drafters.md)."""
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +20,8 @@ class NgramDrafter:
     """Deterministic, no model, no state.
 
     Matches the longest suffix first and takes its most recent earlier occurrence. A match that overlaps the
-    end is continued periodically, so that a loop in the text fills every draft.
+    end is continued periodically, so that a loop in the text fills every draft. The longer the match the surer the
+    draft, and the next is surer still; with ``context.min_confidence`` a match that is too short is none.
 
     Attributes:
         max_ngram: longest suffix tried.
@@ -38,8 +43,9 @@ class NgramDrafter:
 
     def propose(self, state: None, context: DraftContext, draft_len: int, *, is_sampled: bool) -> tuple[Proposal, None]:
         """Looks the suffixes up; a row without a match drafts nothing."""
-        proposal, state = self.propose_chains(state, context, draft_len, 1, is_sampled=is_sampled)
-        return Proposal(proposal.tokens[:, 0], proposal.num_drafted[:, 0], probs=None), state
+        chains, state = self.propose_chains(state, context, draft_len, 1, is_sampled=is_sampled)
+        assert chains.confidence is not None
+        return Proposal(chains.tokens[:, 0], chains.num_drafted[:, 0], None, chains.confidence[:, 0]), state
 
     def propose_chains(
         self, state: None, context: DraftContext, draft_len: int, num_chains: int, *, is_sampled: bool
@@ -47,17 +53,25 @@ class NgramDrafter:
         """Takes the best occurrence, then the best of those that go on with another token, and so forth."""
         del is_sampled
         lookup = functools.partial(self._lookup, draft_len=draft_len, num_chains=num_chains)
-        tokens, num_drafted = jax.vmap(lookup)(context.tokens, context.lengths, context.num_wanted)
-        return Proposal(tokens, num_drafted, probs=None), state
+        tokens, matched = jax.vmap(lookup)(context.tokens, context.lengths)
+        confidence = self.confidence_of(matched[..., None] + jnp.arange(draft_len, dtype=jnp.float32))
+        is_drafted = matched > 0
+        if context.min_confidence is not None:
+            is_drafted &= confidence[..., 0] >= context.min_confidence[:, None]
+        num_drafted = jnp.where(is_drafted, context.num_wanted[:, None], 0)
+        return Proposal(tokens, num_drafted, None, confidence), state
+
+    @staticmethod
+    def confidence_of[T: (Array, float)](num_matched: T) -> T:
+        """How often what followed a match of so many tokens is the target's token."""
+        return num_matched / (num_matched + _DOUBT)
 
     def commit(self, state: None, lengths: Array) -> None:
         """Nothing to keep."""
         del state, lengths
 
-    def _lookup(
-        self, tokens: Array, length: Array, num_wanted: Array, *, draft_len: int, num_chains: int
-    ) -> tuple[Array, Array]:
-        """One row: ``tokens [C]`` → drafts ``[M, G]`` and their numbers ``[M]``."""
+    def _lookup(self, tokens: Array, length: Array, *, draft_len: int, num_chains: int) -> tuple[Array, Array]:
+        """One row: ``tokens [C]`` → drafts ``[M, G]``, and how many tokens their matches have, ``[M]``; 0 is none."""
         end = jnp.arange(tokens.shape[0])  # an occurrence is named by the position after it
         run = jnp.zeros(tokens.shape, jnp.int32)
         is_equal = jnp.ones(tokens.shape, bool)
@@ -67,12 +81,12 @@ class NgramDrafter:
             is_equal &= (shifted == last) & (end >= back) & (length >= back)
             run += is_equal
         run = jnp.where((end < length) & (run >= self.min_ngram), run, 0)
-        drafts, num_drafted = [], []
+        drafts, matched = [], []
         for _ in range(num_chains):
             # The longest run wins; among equals the most recent.
             best = jnp.argmax(run * tokens.shape[0] + end)
             period = jnp.maximum(length - best, 1)
             drafts.append(tokens[jnp.clip(best + jnp.arange(draft_len) % period, 0, tokens.shape[0] - 1)])
-            num_drafted.append(jnp.where(run[best] > 0, num_wanted, 0))
+            matched.append(run[best])
             run = jnp.where(tokens == tokens[best], 0, run)
-        return jnp.stack(drafts).astype(jnp.int32), jnp.stack(num_drafted).astype(jnp.int32)
+        return jnp.stack(drafts).astype(jnp.int32), jnp.stack(matched)

@@ -8,6 +8,7 @@ import pytest
 import bass_jax as bass
 from bass_jax.drafters import CombinedDrafter, NgramDrafter
 from bass_jax.drafters.combined import combined_drafter
+from bass_jax.drafters.template import RepeatDrafter
 from tests import tiny
 from tests.drafters.test_protocol import LENGTHS, WANTED, G, context, propose
 from tests.test_caches import assert_is_prefix
@@ -20,19 +21,24 @@ def ask(drafter, asked):
     return drafter.propose(drafter.init(asked.tokens, asked.lengths), asked, 1, is_sampled=True)[0]
 
 
-def test_every_draft_is_the_first_parts_that_has_one():
+@pytest.mark.parametrize("trust, enough", [(None, 1.0), ((0.9, 0.3, 1.0), 0.5), ((0.1, 1.0, 0.4), 0.05)])
+def test_every_draft_is_the_surest_parts(trust, enough):
     """Each part asked for one draft behind what stands, from a fresh start."""
     parts = tiny.combined_drafter(tiny.model_drafter(tiny.model(1))).parts
-    proposal, _ = propose(CombinedDrafter(parts), context(), True)
+    proposal, _ = propose(CombinedDrafter(parts, trust, enough), context(), True)
     expected = [[] for _ in LENGTHS]
     turns = np.zeros(len(parts), int)
-    asked = context()
+    asked = context()._replace(min_confidence=jnp.zeros(len(LENGTHS)))
     for slot in range(G):
         wanted = jnp.asarray((slot < WANTED) & (np.array([len(row) for row in expected]) == slot), jnp.int32)
         one = asked._replace(num_wanted=wanted, keys=context().keys[:, slot : slot + 1])
         found = [ask(part, one) for part in parts]
         for row in np.flatnonzero(wanted):
-            turn = next((index for index, part in enumerate(found) if part.num_drafted[row]), None)
+            turn, most = None, -1.0
+            for index, part in enumerate(found):
+                worth = float(part.confidence[row, 0]) * (1.0 if trust is None else trust[index])
+                if part.num_drafted[row] and most < enough and worth > most:
+                    turn, most = index, worth
             if turn is None:
                 continue
             turns[turn] += 1
@@ -40,12 +46,37 @@ def test_every_draft_is_the_first_parts_that_has_one():
             law = found[turn].probs
             law = np.eye(tiny.VOCAB)[expected[row][-1]] if law is None else law[row, 0]
             np.testing.assert_allclose(proposal.probs[row, slot], law, atol=1e-6)
+            np.testing.assert_allclose(proposal.confidence[row, slot], found[turn].confidence[row, 0], atol=1e-6)
             column = int(asked.lengths[row])
             asked = asked._replace(tokens=asked.tokens.at[row, column].set(expected[row][-1]))
         asked = asked._replace(lengths=asked.lengths + wanted)
     found = [proposal.tokens[row, : int(num)].tolist() for row, num in enumerate(proposal.num_drafted)]
     assert found == expected
-    assert (turns > 0).all()
+    assert (turns > 0).sum() > 1
+
+
+def test_a_part_that_does_not_say_how_sure_it_is_comes_first():
+    """It counts as sure, so nobody behind it is asked: parts in order, as long as they have something."""
+    parts = (RepeatDrafter(), NgramDrafter(), tiny.model_drafter(tiny.model(1)))
+    alone, _ = propose(parts[0], context(), False)
+    together, (_, _, kept) = propose(CombinedDrafter(parts), context(), False)
+    np.testing.assert_array_equal(together.num_drafted, alone.num_drafted)
+    for row, num in enumerate(alone.num_drafted):
+        np.testing.assert_array_equal(together.tokens[row, :num], alone.tokens[row, :num])
+    assert (kept.num_cached == LENGTHS - 1).all()  # Never run.
+
+
+def test_a_reader_of_hidden_states_takes_the_rows_that_it_is_surer_of():
+    """A whole row, by its first draft: the states behind a draft are not known yet."""
+    lookup, reader = NgramDrafter(6, 1), tiny.hidden_drafter(tiny.model(1))
+    asked = context()._replace(min_confidence=jnp.zeros(len(LENGTHS)))
+    own = [propose(part, asked, False)[0] for part in (lookup, reader)]
+    for trust, turn in (((1.0, 1e-6), 0), ((1e-6, 1.0), 1)):
+        together, _ = propose(CombinedDrafter((lookup, reader), trust), context(), False)
+        for row in np.flatnonzero(own[0].num_drafted):
+            num = int(together.num_drafted[row])
+            assert num == own[turn].num_drafted[row]
+            np.testing.assert_array_equal(together.tokens[row, :num], own[turn].tokens[row, :num])
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +87,7 @@ def target():
 def test_a_networks_cache_is_true_while_others_draft(target):
     """A hole would leave the text right and let acceptance collapse in silence."""
     network = tiny.model_drafter(target)
-    pair = bass.Pair(target, CombinedDrafter((NgramDrafter(3, 2), network)))
+    pair = bass.Pair(target, CombinedDrafter((NgramDrafter(3, 2), network), enough=0.5))
     step = jax.jit(bass.speculate_step, static_argnames="spec")
     state = bass.prefill(pair, tiny.PROMPTS, SPEC, sampling=bass.Sampling(1.0), max_new_tokens=60)
     lags = []
@@ -81,10 +112,12 @@ def test_a_perfect_network_behind_lookup_is_always_accepted_where_lookup_is_not_
 def test_nothing_to_combine_is_refused():
     with pytest.raises(ValueError, match="parts"):
         CombinedDrafter(())
+    with pytest.raises(ValueError, match=r"trust=.*: expected 1 numbers, one for each part"):
+        CombinedDrafter((NgramDrafter(),), (0.5, 1.0))
 
 
 def test_what_a_pair_has_is_combined():
     network = tiny.model_drafter(tiny.model(1))
     assert [type(part).__name__ for part in combined_drafter(None).parts] == ["NgramDrafter"]
     parts = combined_drafter(network, tiny.store_drafter()).parts
-    assert [type(part).__name__ for part in parts] == ["NgramDrafter", "ModelDrafter", "NgramDrafter", "StoreDrafter"]
+    assert [type(part).__name__ for part in parts] == ["NgramDrafter", "ModelDrafter", "StoreDrafter"]

@@ -204,6 +204,20 @@ def test_prompt_lookup(tokens, settings, expected):
     assert lookup(tokens, wanted=2, **settings) == expected[:2]
 
 
+def test_lookup_is_surer_of_a_longer_match():
+    """And drafts nothing where its match is too short for what is wanted."""
+    tokens = np.zeros((3, CAPACITY), np.int32)
+    for row, text in enumerate(([7, 1, 2, 3, 9, 1, 2, 3], [7, 8, 3, 9, 3], [1, 2, 3])):
+        tokens[row, : len(text)] = text
+    asked = context(np.array([8, 5, 3], np.int32), np.full(3, G, np.int32))._replace(tokens=jnp.asarray(tokens))
+    proposal, _ = propose(NgramDrafter(), asked)
+    assert proposal.num_drafted.tolist() == [G, G, 0]
+    matched = np.array([[3], [1]]) + np.arange(G)
+    np.testing.assert_allclose(proposal.confidence[:2], matched / (matched + 2), rtol=1e-6)
+    cut, _ = propose(NgramDrafter(), asked._replace(min_confidence=jnp.full(3, 0.5)))
+    assert cut.num_drafted.tolist() == [G, 0, 0]
+
+
 @pytest.mark.parametrize("settings", [{"min_ngram": 0}, {"max_ngram": 1, "min_ngram": 2}])
 def test_lookup_settings_out_of_range_are_refused(settings):
     with pytest.raises(ValueError, match="min_ngram"):
