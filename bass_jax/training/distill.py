@@ -107,7 +107,7 @@ def distill(
     if "evaluate" in stages and config.prompts.held_out:
         held_out = write_held_out(config, target, tokenizer)
         agreements = evaluate(draft, held_out, config.draft_len)
-        acceptances = evaluate_sampled(draft, target, held_out)
+        acceptances = evaluate_sampled(draft, target, held_out, config.held_out_temperatures)
         report = {
             name: agreement._asdict() | {"acceptance": acceptances.get(name, {})}
             for name, agreement in agreements.items()

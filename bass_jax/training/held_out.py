@@ -1,5 +1,7 @@
 """The target's answers to held-out prompts, and what a draft is worth on each domain."""
 
+from collections.abc import Sequence
+
 import jax
 
 from bass_jax.checkpoint import Tokenizer
@@ -65,10 +67,15 @@ def evaluate(draft: Model, held_out: Corpus, draft_len: int) -> dict[str, Agreem
     }
 
 
-def evaluate_sampled(draft: Model, target: Model, held_out: Corpus) -> dict[str, dict[float, float]]:
-    """Measures a draft's acceptance on the sampled answers of every held-out domain, by temperature."""
+def evaluate_sampled(
+    draft: Model, target: Model, held_out: Corpus, temperatures: Sequence[float]
+) -> dict[str, dict[float, float]]:
+    """Measures a draft's acceptance on the answers sampled at `temperatures`, by held-out domain and temperature."""
+    wanted = {_rounded(temperature) for temperature in temperatures}
     found: dict[str, dict[float, float]] = {}
     for (name, temperature), rows in held_out_groups(held_out, is_sampled=True):
+        if temperature not in wanted:
+            continue
         found.setdefault(name, {})[temperature] = measure_acceptance(draft, target, rows)
     return found
 

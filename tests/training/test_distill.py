@@ -72,6 +72,9 @@ def test_three_stages_and_a_second_run(config_path):
     assert set(second.acceptances["test"]) == {0.2, 1.0}
     report = json.loads((config_path.parent / "run" / "agreement.json").read_text())
     assert report["test"]["acceptance"]["0.2"] == second.acceptances["test"][0.2]
+    # What is there is not evaluated where the configuration does not ask for it.
+    third = run_distill(config_path, {"held_out_temperatures": [1.0]}, stages=("evaluate",), show_progress=False)
+    assert third.acceptances == {"test": {1.0: second.acceptances["test"][1.0]}}
     assert [shard.stat().st_mtime_ns for shard in shards] == written
     np.testing.assert_array_equal(second.draft.params["head"], first.draft.params["head"])
     assert second.agreements == first.agreements
