@@ -15,7 +15,7 @@ def forbid_extra(*kinds: type) -> None:
         kind.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
 
 
-def read_settings[T](kind: type[T], path: Path, overrides: Mapping[str, Any] | None = None) -> T:
+def read_settings[T](kind: type[T], path: str | Path, overrides: Mapping[str, Any] | None = None) -> T:
     """Reads a file.
 
     With ``extends: OTHER`` at its top the file says only what differs from another one, found relative to it: sections
@@ -29,7 +29,7 @@ def read_settings[T](kind: type[T], path: Path, overrides: Mapping[str, Any] | N
     Raises:
         ValueError: one line naming the file and the dotted path of what is wrong.
     """
-    content = _read(path, ())
+    content = _read(Path(path), ())
     for dotted, value in (overrides or {}).items():
         *parents, last = dotted.split(".")
         place = content

@@ -268,7 +268,7 @@ forbid_extra(
 )  # fmt: skip
 
 
-def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> DistillConfig:
+def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> DistillConfig:
     """Reads a configuration; see `bass_jax.settings.read_settings`."""
     return read_settings(DistillConfig, path, overrides)
 

@@ -65,7 +65,7 @@ def run_distill(
     Raises:
         ValueError: one line that names what is wrong with the configuration, the data or the training.
     """
-    config = load_config(Path(config_path), overrides)
+    config = load_config(config_path, overrides)
     if unknown := set(stages) - {"corpus", "train", "evaluate"}:
         raise ValueError(f"stages: {sorted(unknown)[0]!r}: expected corpus, train or evaluate")
     with DistillProgress(config, is_shown=show_progress) as progress:
@@ -80,7 +80,7 @@ def run_corpus(
     Raises:
         ValueError: as `run_distill`.
     """
-    config = load_config(Path(config_path), overrides)
+    config = load_config(config_path, overrides)
     with DistillProgress(config, is_shown=show_progress) as progress:
         return _written_corpus(config, progress)
 

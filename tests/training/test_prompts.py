@@ -146,7 +146,7 @@ def test_nothing_left_is_an_error(tmp_path):
 def test_overrides_go_by_dotted_path(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(_content()))
-    config = load_config(path, {"training.num_steps": 7, "prompts.data_dir": "there"})
+    config = load_config(str(path), {"training.num_steps": 7, "prompts.data_dir": "there"})
     assert config.training.num_steps == 7 and config.prompts.data_dir == "there"
     path.write_text("a: [")
     with pytest.raises(ValueError, match=r"config\.yaml: not readable as YAML"):
