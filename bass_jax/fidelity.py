@@ -15,6 +15,7 @@ from bass_jax.metrics import Summary, summarize
 from bass_jax.models import Model
 from bass_jax.pair import Pair
 from bass_jax.sampling import Sampling
+from bass_jax.sampling.mode import mode_of
 from bass_jax.typing import Array, Float, Int
 
 
@@ -135,7 +136,7 @@ def _compare(
         draft = jax.nn.softmax(_logits(model, tokens, positions)[..., : drafter.vocab_size], axis=-1)
         columns = jnp.arange(draft.shape[-1]) if model.output_ids is None else model.output_ids
         overlaps.append(jnp.minimum(law[..., columns], draft).sum(axis=-1))
-    return [divergence, jnp.argmax(true, axis=-1) == jnp.argmax(found, axis=-1), *overlaps]
+    return [divergence, mode_of(true) == mode_of(found), *overlaps]
 
 
 def _logits(model: Model, tokens: Int[Array, "B T"], positions: Int[Array, "B T"]) -> Float[Array, "B T O"]:

@@ -15,7 +15,7 @@ from bass_jax.checkpoint import config_file
 from bass_jax.checkpoint import manifest as manifest_file
 from bass_jax.checkpoint.assemble import Progress, assemble
 from bass_jax.checkpoint.manifest import Manifest, one_line, read_json, read_manifest
-from bass_jax.checkpoint.quantization import quantize_read, stored_dtype
+from bass_jax.checkpoint.quantization import quantize_read, stored_dtype, widen
 from bass_jax.checkpoint.tokenizer import Tokenizer, has_tokenizer_files, read_tokenizer
 from bass_jax.checkpoint.trees import flatten, unflatten
 from bass_jax.config import ModelConfig
@@ -239,8 +239,13 @@ def _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding) -> Mo
     is_new = stored.quantize is None and config.quantize is not None
     if is_new and manifest.shares_embedding and config.is_tied:
         raise ValueError(f"{path}: quantize={quantize!r}: its head is its target's embedding; quantise the target")
-    boxed = flatten(abstract_params(dataclasses.replace(config, quantize=None) if is_new else config))
-    placed, default = _placement(config, mesh, rules)
+    is_widened = manifest.is_packed and config.quantize is None
+    # As stored, but for what is quantised one tensor at a time.
+    layout = dataclasses.replace(config, quantize="int8") if is_widened else config
+    if manifest.is_packed:
+        is_new = False
+    boxed = flatten(abstract_params(dataclasses.replace(config, quantize=None) if is_new else layout))
+    placed, default = _placement(layout, mesh, rules)
     expected = {
         name: jax.ShapeDtypeStruct(
             leaf.value.shape, stored_dtype(config, name) if is_new else leaf.value.dtype, sharding=placed[name]
@@ -249,6 +254,7 @@ def _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding) -> Mo
     }
     if manifest.shares_embedding:
         wanted = expected.pop("embedding")
+        expected.pop("embedding_scale", None)
         if embedding is None:
             raise ValueError(f"{path}: stored without its embedding, which is its target's; load it as a pair")
         own = embedding if isinstance(embedding, Weight) else Weight(embedding, None)
@@ -270,6 +276,10 @@ def _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding) -> Mo
         }
 
     arrays = read_arrays(path, tree, keep)
+    if is_widened:
+        widened = widen(flatten(arrays["params"]), config)
+        placed, _ = _placement(config, mesh, rules)
+        arrays["params"] = unflatten({name: jax.device_put(leaf, placed[name]) for name, leaf in widened.items()})
     if manifest.shares_embedding:
         arrays["params"]["embedding"] = own.values
         if own.scale is not None:

@@ -26,6 +26,7 @@ class Manifest:
         license: of the weights.
         source_sha256: hash of the source file, when it was one file.
         shares_embedding: the array ``embedding`` is not stored: it is the target's.
+        is_packed: matrices are stored in INT8, as `ModelConfig.quantize` would have them, and widened as they are read.
         tokenizer_fingerprint: of the tokenizer that the model was trained with.
         files: hash of every other file, by its path inside the directory.
     """
@@ -34,6 +35,7 @@ class Manifest:
     license: str | None = None
     source_sha256: str | None = None
     shares_embedding: bool = False
+    is_packed: bool = False
     tokenizer_fingerprint: str | None = None
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -75,8 +77,9 @@ def read_manifest(directory: Path) -> Manifest:
     for name in ("source", "license", "source_sha256", "tokenizer_fingerprint"):
         if not isinstance(content.get(name), str | None):
             raise ValueError(f"{path}: {name}={content[name]!r}: expected a string")
-    if not isinstance(shared := content.get("shares_embedding", False), bool):
-        raise ValueError(f"{path}: shares_embedding={shared!r}: expected true or false")
+    for name in ("shares_embedding", "is_packed"):
+        if not isinstance(flag := content.get(name, False), bool):
+            raise ValueError(f"{path}: {name}={flag!r}: expected true or false")
     files = content.get("files")
     if not isinstance(files, dict) or not all(isinstance(digest, str) for digest in files.values()):
         raise ValueError(f"{path}: files: expected a hash per file")

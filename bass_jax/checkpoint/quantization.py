@@ -54,12 +54,26 @@ def quantize_read(config: ModelConfig, path: str, array: Array) -> dict[str, Arr
     return {path: values, path + _SCALE: scale}
 
 
+def widen(params: dict[str, Array], config: ModelConfig) -> dict[str, Array]:
+    """Returns weights by their path, those that are INT8 in `params` in the dtype of `config`."""
+    return {
+        path: _widen(leaf, params[path + _SCALE], jnp.dtype(config.dtype)) if path + _SCALE in params else leaf
+        for path, leaf in params.items()
+        if not path.endswith(_SCALE)
+    }
+
+
 def quantize(path: str, weight: Array | np.ndarray) -> tuple[Array, Array]:
     """Quantises the weight of a path; see `bass_jax.models.weights.quantize_weight`."""
     return _quantize(weight, NUM_CONTRACTED[_name(path)])
 
 
 _quantize = jax.jit(quantize_weight, static_argnums=1)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _widen(values: Array, scale: Array, dtype: np.dtype) -> Array:
+    return (values * scale).astype(dtype)
 
 
 def _name(path: str) -> str:

@@ -19,7 +19,7 @@ from bass_jax.checkpoint.manifest import Manifest, hash_array
 from bass_jax.checkpoint.tokenizer import Tokenizer, read_tokenizer
 from bass_jax.checkpoint.trees import flatten
 from bass_jax.config import ModelConfig
-from bass_jax.models import Model
+from bass_jax.models import Model, quantize_model
 from bass_jax.models.families import FAMILIES
 
 
@@ -32,6 +32,7 @@ def save_model(
     license: str | None = None,
     source_sha256: str | None = None,
     shares_embedding: bool = False,
+    is_packed: bool = False,
     verify: bool = False,
 ) -> None:
     """Writes a checkpoint, beside its place and renamed into it: there is never a part of one.
@@ -44,12 +45,15 @@ def save_model(
         license: of the weights.
         source_sha256: hash of the file that the weights came from.
         shares_embedding: leave the array ``embedding`` out: it is the target's.
+        is_packed: store matrices in INT8, half of bfloat16, to be widened as they are read: a smaller file, not another
+            model to run.
         verify: read everything back, and compare it, before it takes its place.
 
     Raises:
-        ValueError: if `directory` exists and is not a checkpoint, or what was written is not `model`.
+        ValueError: if `directory` exists and is not a checkpoint, or what was written is not `model`; if a model is to
+            be packed that has INT8 weights already.
     """
-    params = dict(model.params)
+    params = dict(quantize_model(model).params if is_packed else model.params)
     if shares_embedding:
         del params["embedding"]
         params.pop("embedding_scale", None)
@@ -61,6 +65,7 @@ def save_model(
         license=license,
         source_sha256=source_sha256,
         shares_embedding=shares_embedding,
+        is_packed=is_packed,
         tokenizer_fingerprint=None if tokenizer is None else tokenizer.fingerprint,
     )
     kept = None if shares_embedding else tokenizer

@@ -12,6 +12,7 @@ from bass_jax.models.extend import extend_cache
 from bass_jax.models.model import Model
 from bass_jax.sampling.keys import gumbel
 from bass_jax.sampling.law import draw, make_law
+from bass_jax.sampling.mode import mode_of
 from bass_jax.typing import Array, Float, Int, Key
 
 CATCH_UP_CHUNK = 8
@@ -112,7 +113,7 @@ class ModelDrafter:
             # Chain 0 draws with the noise that a single chain would.
             keys = context.keys if index == 0 else _chain_keys(context.keys, index)
             if law is None:
-                first, probs = jnp.argmax(scores, axis=-1).astype(jnp.int32), None
+                first, probs = mode_of(scores), None
                 is_possible = scores[rows, first] > -jnp.inf
             else:
                 first, probs, is_possible = self._next_first(law, scores, keys[:, 0], context)
@@ -220,7 +221,7 @@ class ModelDrafter:
         logits = self._own_logits(features) if is_narrow else self._logits(features, context, tokens, step)
         confidence = _confidence(logits, self._least(context))
         if not is_sampled:
-            column = jnp.argmax(logits[:, 0], axis=-1).astype(jnp.int32)
+            column = mode_of(logits[:, 0])
             ids = self.model.output_ids if is_narrow else None
             return (column if ids is None else ids[column]), None, confidence
         probs = make_law(logits, context.controls).probs[:, 0]
@@ -256,7 +257,7 @@ class ModelDrafter:
         rows = jnp.arange(law.shape[0])
         mass = law.sum(axis=-1)
         is_greedy = (jnp.asarray(context.controls.temperature) <= 0) & (mass <= 0)
-        best = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+        best = mode_of(scores)
         one_hot = jax.nn.one_hot(best, law.shape[-1], dtype=jnp.float32)
         probs = jnp.where(is_greedy[:, None], one_hot, law / jnp.where(mass > 0, mass, 1.0)[:, None])
         first = draw(probs, gumbel(keys, self.vocab_size))

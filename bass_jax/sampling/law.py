@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from bass_jax.sampling.controls import SamplingControls
+from bass_jax.sampling.mode import mode_of
 from bass_jax.typing import Array, Float, Int
 
 
@@ -38,7 +39,7 @@ def make_law(logits: Float[Array, "B T V"], controls: SamplingControls) -> Law:
         A `Law` over ``[B, T]``. A row whose logits hold NaN has an undefined law: see `is_finite`.
     """
     logits = logits.astype(jnp.float32)
-    mode = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    mode = mode_of(logits)
     temperature, top_k, top_p, min_p = (jnp.asarray(control)[:, None, None] for control in controls[:4])
     # Subnormal temperatures count as 0: devices flush them. The maximum is taken off first, since a logit over a
     # tiny temperature overflows and inf - inf is NaN.
@@ -69,7 +70,7 @@ def draw(probs: Float[Array, "B V"], gumbel: Float[Array, "B V"]) -> Int[Array, 
     `probs` need not sum to 1.
     """
     scores = jnp.where(probs > 0, jnp.log(probs) + gumbel, -jnp.inf)
-    return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+    return mode_of(scores)
 
 
 def log_normalizer(logits: Float[Array, "... V"]) -> Float[Array, "..."]:

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bass_jax.config import ModelConfig
 from bass_jax.drafters import ModelDrafter
 from bass_jax.models import Model
+from bass_jax.sampling.mode import mode_of
 from bass_jax.training.batches import Batch, single_batches
 from bass_jax.training.loss import scored_logits
 from bass_jax.training.rollout import Rollout
@@ -92,4 +92,4 @@ def teacher_forced(draft: Model, rollouts: Sequence[Rollout]) -> Iterator[Bool[n
 
 @functools.partial(jax.jit, static_argnums=0)
 def _predict(config: ModelConfig, params: Params, batch: Batch) -> Int[Array, "M"]:
-    return jnp.argmax(scored_logits(config, params, batch), axis=-1)
+    return mode_of(scored_logits(config, params, batch))

@@ -61,7 +61,8 @@ class DraftConfig:
         target_layers: layers of the target that the draft starts from, in this order; everything above but
             `output_vocab_size` is then the target's.
         start: checkpoint of a draft of this shape, for this target, to go on from; its output vocabulary is kept. It
-            may have fewer layers, and with `reads_hidden` read tokens alone: it begins as good as it was.
+            may have fewer layers, and with `reads_hidden` read tokens alone: it begins as good as it was. A smaller
+            output vocabulary grows by the tokens that the corpus uses most.
     """
 
     width: int = 256
@@ -235,6 +236,7 @@ class DistillConfig:
         draft_len: draft length of the reported block efficiency.
         corpus_dir: where ``corpus/``, ``questions/`` and ``held_out/`` lie, if not in `output_dir`: several drafts can
             learn from one corpus.
+        is_packed: the draft's matrices are written in INT8, half of bfloat16, and widened as they are read.
         held_out_temperatures: at which the held-out prompts are answered too, for the acceptance of sampled answers.
     """
 
@@ -249,6 +251,7 @@ class DistillConfig:
     seed: int = 0
     draft_len: int = 4
     corpus_dir: str | None = None
+    is_packed: bool = False
     held_out_temperatures: tuple[float | int, ...] = ()
 
     def __post_init__(self):

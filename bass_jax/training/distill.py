@@ -16,14 +16,15 @@ from bass_jax.training.agreement import Agreement
 from bass_jax.training.config import DistillConfig, load_config
 from bass_jax.training.corpus import write_whole
 from bass_jax.training.data import CorpusRows, corpus_rows
-from bass_jax.training.draft import draft_config, init_draft, with_hidden, with_layers
+from bass_jax.training.draft import draft_config, init_draft, with_hidden, with_layers, with_output_ids
 from bass_jax.training.held_out import evaluate, evaluate_sampled, write_held_out
 from bass_jax.training.progress import DistillProgress
 from bass_jax.training.prompts import build_prompts
 from bass_jax.training.questions import questions_directory
 from bass_jax.training.trainer import train
-from bass_jax.training.vocabulary import choose_output_ids
+from bass_jax.training.vocabulary import choose_output_ids, proposed_ids
 from bass_jax.training.write import load_target, write_corpus
+from bass_jax.typing import Int
 
 _OUTPUT_IDS = "output_ids.npy"
 
@@ -102,12 +103,14 @@ def distill(
         config, rows, draft, target=target, progress=progress and progress.trained, is_over="train" not in stages
     )
     directory = Path(config.output_dir) / "draft"
-    export(draft, directory, tokenizer)
+    export(draft, directory, tokenizer, is_packed=config.is_packed)
     agreements, acceptances = {}, {}
     if "evaluate" in stages and config.prompts.held_out:
         held_out = write_held_out(config, target, tokenizer)
-        agreements = evaluate(draft, held_out, config.draft_len)
-        acceptances = evaluate_sampled(draft, target, held_out, config.held_out_temperatures)
+        # What was written, which is rounded.
+        written = load_model(directory, dtype="float32", embedding=draft.params["embedding"])
+        agreements = evaluate(written, held_out, config.draft_len)
+        acceptances = evaluate_sampled(written, target, held_out, config.held_out_temperatures)
         report = {
             name: agreement._asdict() | {"acceptance": acceptances.get(name, {})}
             for name, agreement in agreements.items()
@@ -131,35 +134,48 @@ def new_draft(config: DistillConfig, rows: CorpusRows, target: Model, tokenizer:
         ValueError: if the corpus is empty or holds held-out prompts, or `draft.start` has another shape.
     """
     if config.draft.start is not None:
-        return _started(config, target)
-    trained = rows.trained(rows.shards())
-    path = Path(config.output_dir) / _OUTPUT_IDS
-    size = config.draft.output_vocab_size
-    if size is None:
+        return _started(config, rows, target, tokenizer)
+    if config.draft.output_vocab_size is None:
         output_ids = np.arange(target.config.vocab_size, dtype=np.int32)
-    elif path.exists():
-        output_ids = np.load(path)
-        if len(output_ids) != size:
-            raise ValueError(f"{path}: {len(output_ids)} tokens; draft.output_vocab_size is {size}")
     else:
-        prompts = build_prompts(config.prompts, config.seed, questions_directory(config)).prompts
-        output_ids = choose_output_ids(
-            (row.response for row in trained), (tokenizer.encode(prompt.text) for prompt in prompts),
-            vocab_size=target.config.vocab_size, size=size, always=_always(tokenizer),
-        )  # fmt: skip
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, output_ids)
+        output_ids = _chosen_ids(config, rows, tokenizer, target.config.vocab_size, _always(tokenizer))
     return init_draft(config.draft, target, output_ids, jax.random.key(config.seed))
 
 
-def _started(config: DistillConfig, target: Model) -> Model:
-    """Loads the draft that a training goes on from, and gives it the layers and the hidden states that it lacks."""
+def _chosen_ids(
+    config: DistillConfig, rows: CorpusRows, tokenizer: Tokenizer, vocab_size: int, always: set[int]
+) -> Int[np.ndarray, "O"]:
+    """Counts the output vocabulary, or reads what was counted before."""
+    path = Path(config.output_dir) / _OUTPUT_IDS
+    size = config.draft.output_vocab_size
+    assert size is not None
+    if path.exists():
+        output_ids = np.load(path)
+        if len(output_ids) != size:
+            raise ValueError(f"{path}: {len(output_ids)} tokens; draft.output_vocab_size is {size}")
+        return output_ids
+    prompts = build_prompts(config.prompts, config.seed, questions_directory(config)).prompts
+    output_ids = choose_output_ids(
+        (row.response for row in rows.trained(rows.shards())), (tokenizer.encode(prompt.text) for prompt in prompts),
+        vocab_size=vocab_size, size=size, always=always,
+    )  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.save(path, output_ids)
+    return output_ids
+
+
+def _started(config: DistillConfig, rows: CorpusRows, target: Model, tokenizer: Tokenizer) -> Model:
+    """Loads the draft that a training goes on from, and gives it what it lacks: layers, hidden states, tokens."""
     path = str(config.draft.start)
     draft = load_model(path, dtype="float32", embedding=jnp.asarray(target.params["embedding"], jnp.float32))
     if draft.config.num_layers < config.draft.num_layers:
         draft = with_layers(draft, config.draft.num_layers)
     if config.draft.reads_hidden and draft.config.hidden_width is None:
         draft = with_hidden(draft, target.config)
+    have, wanted = draft.config.output_vocab_size, config.draft.output_vocab_size
+    if have is not None and wanted is not None and have < wanted:
+        always = set(proposed_ids(draft).tolist())
+        draft = with_output_ids(draft, _chosen_ids(config, rows, tokenizer, target.config.vocab_size, always))
     expected = draft_config(config.draft, target.config)
     for field in dataclasses.fields(expected):
         wanted, found = getattr(expected, field.name), getattr(draft.config, field.name)
@@ -168,15 +184,15 @@ def _started(config: DistillConfig, target: Model) -> Model:
     return draft
 
 
-def export(draft: Model, directory: Path, tokenizer: Tokenizer) -> None:
-    """Writes a draft in bfloat16, without the embedding that is its target's."""
+def export(draft: Model, directory: Path, tokenizer: Tokenizer, *, is_packed: bool = False) -> None:
+    """Writes a draft in bfloat16, its matrices in INT8 if it is packed, without the embedding that is its target's."""
     params = {name: leaf for name, leaf in draft.params.items() if name != "embedding"}
     stored = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), params)
     stored["embedding"] = draft.params["embedding"]
     config = dataclasses.replace(draft.config, dtype="bfloat16")
     save_model(
         directory, Model(stored, config, draft.output_ids), tokenizer=tokenizer, source="bass-jax distill",
-        license="Apache-2.0", shares_embedding=True,
+        license="Apache-2.0", shares_embedding=True, is_packed=is_packed,
     )  # fmt: skip
 
 

@@ -13,6 +13,9 @@ from bass_jax.typing import Array, Float, Int, Key, Params
 
 _HEAD_SCALE = 0.02
 
+_RIDGE = 1e-3
+"""Of the least squares for new columns of a head, relative to the mean energy of a direction."""
+
 _WRITERS = ("out", "out_bias", "down", "down_bias")
 """Parameters of a layer whose products are added to the residual stream."""
 
@@ -140,6 +143,31 @@ def with_layers(draft: Model, num_layers: int) -> Model:
         is_new = place > 0 and source == sources[place - 1]
         params[f"layer_{place}"] = _silenced(layer) if is_new else layer
     return Model(params, dataclasses.replace(draft.config, num_layers=num_layers), draft.output_ids)
+
+
+def with_output_ids(draft: Model, output_ids: Int[np.ndarray, "O"]) -> Model:
+    """Lets a draft propose other tokens: it scores those that it had as before, and learns the rest from there.
+
+    A new token's column is what its embedding is to the columns that are there: a linear map of embeddings, by least
+    squares.
+
+    Args:
+        draft: with a trimmed head and no bias in it.
+        output_ids: ``[O]`` distinct tokens.
+    """
+    have = np.asarray(draft.output_ids)
+    embedding, head = (np.asarray(draft.params[name], np.float32) for name in ("embedding", "head"))
+    known = embedding[:, have]
+    # Solved through the few by few products: the columns are many.
+    energy = known @ known.T
+    ridge = _RIDGE * np.trace(energy) / len(energy) * np.eye(len(energy), dtype=np.float32)
+    mapped = np.linalg.solve(energy + ridge, known @ head.T)
+    columns = mapped.T @ embedding[:, output_ids]
+    place = {int(token): column for column, token in enumerate(have)}
+    kept = np.array([place.get(int(token), -1) for token in output_ids])
+    columns[:, kept >= 0] = head[:, kept[kept >= 0]]
+    config = dataclasses.replace(draft.config, output_vocab_size=len(output_ids))
+    return Model(dict(draft.params) | {"head": jnp.asarray(columns)}, config, jnp.asarray(output_ids))
 
 
 def _silenced(layer: Params) -> Params:

@@ -16,6 +16,7 @@ from bass_jax.checkpoint import Tokenizer
 from bass_jax.config import DRAFT_LEN_BUCKETS, ModelConfig
 from bass_jax.costmodel import CostModel, expected_emitted, step_seconds
 from bass_jax.models import Model
+from bass_jax.sampling.mode import mode_of
 from bass_jax.training.agreement import accepted_runs, teacher_forced
 from bass_jax.training.config import DistillConfig, DraftConfig
 from bass_jax.training.data import CorpusRows
@@ -161,7 +162,7 @@ def time_pass(draft: Model, context: int) -> float:
     def once(params, tokens, positions, cache):
         model = Model(params, draft.config, draft.output_ids)
         features, cache = model.features(tokens, positions, cache)
-        return jnp.argmax(model.logits(features), axis=-1), cache
+        return mode_of(model.logits(features)), cache
 
     arguments = jnp.zeros((1, 1), jnp.int32), jnp.full((1, 1), context), draft.init_cache(1, 2 * context)
     jax.block_until_ready(once(draft.params, *arguments))

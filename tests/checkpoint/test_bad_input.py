@@ -192,6 +192,7 @@ def test_damage_to_any_file_of_ours_is_found(checkpoint):
         ({"format": "other"}, r"manifest.json: not a manifest of a bass_jax checkpoint"),
         ({"shares_embeding": True}, r"manifest.json: unknown key 'shares_embeding'"),
         ({"shares_embedding": 1}, r"shares_embedding=1: expected true or false"),
+        ({"is_packed": "yes"}, r"is_packed='yes': expected true or false"),
         ({"license": 3}, r"license=3: expected a string"),
         ({"files": []}, r"files: expected a hash per file"),
         ({"files": {}}, r"not in manifest.json"),

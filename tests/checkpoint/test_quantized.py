@@ -69,3 +69,41 @@ def test_a_draft_shares_the_embedding_of_a_quantised_target(tmp_path, tokenizer)
     ]
     for speculated, decoded in zip(*(run.tokens for run in runs), strict=True):
         np.testing.assert_array_equal(speculated, decoded)
+
+
+@pytest.mark.parametrize("changes", [{}, {"is_tied": False, "dtype": "bfloat16", "output_vocab_size": 5}])
+def test_a_packed_model_is_widened_as_it_is_read(changes, tmp_path):
+    model = random_model(small_config(**changes))
+    save_model(tmp_path / "packed", model, is_packed=True, verify=True)
+    rounded = bass.quantize_model(model)
+    found = load_model(tmp_path / "packed")
+    assert found.config == model.config
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), found.params) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), model.params
+    )
+    weight, layer = found.params["layer_0"]["mlp"]["down"], rounded.params["layer_0"]["mlp"]
+    np.testing.assert_array_equal(weight, (layer["down"] * layer["down_scale"]).astype(weight.dtype))
+    np.testing.assert_array_equal(found.params["final_norm"], model.params["final_norm"])
+    # Asked for INT8, it is what it would be had it not been packed.
+    asked = load_model(tmp_path / "packed", quantize="int8")
+    assert_same(dataclasses.replace(asked, output_ids=None), dataclasses.replace(rounded, output_ids=None))
+    # Written again it is whole.
+    convert(tmp_path / "packed", tmp_path / "whole")
+    assert_same(load_model(tmp_path / "whole"), found)
+    with pytest.raises(ValueError, match="expected one without INT8 weights"):
+        save_model(tmp_path / "twice", rounded, is_packed=True)
+
+
+def test_a_packed_draft_shares_its_targets_embedding(tmp_path, tokenizer):
+    target = random_model(small_config())
+    draft = random_model(dataclasses.replace(target.config, is_tied=False, num_layers=1), seed=1)
+    draft = dataclasses.replace(draft, params=draft.params | {"embedding": target.params["embedding"]})
+    save_model(tmp_path / "target", target, tokenizer=tokenizer)
+    save_model(tmp_path / "draft", draft, tokenizer=tokenizer, shares_embedding=True, is_packed=True)
+    (tmp_path / "manifest.json").write_text('{"target": {"path": "target"}, "draft": {"path": "draft"}}')
+    for asked, expected in ((None, None), ("int8", "int8")):
+        found, small, _ = load_target_and_draft(tmp_path, quantize_draft=asked)
+        assert small.config.quantize == expected
+        assert small.params["embedding"] is found.params["embedding"]
+    inspection = inspect_checkpoint(tmp_path / "draft")
+    assert inspection.config.quantize is None and "head_scale" not in inspection.shapes

@@ -99,9 +99,11 @@ def test_a_mesh_places_every_array(tmp_path, model):
     mesh = Mesh(np.array(jax.devices()[:2]), ("tp",))
     save_model(tmp_path / "ours", model)
     save_hugging_face(tmp_path / "theirs", model)
-    for path in ("ours", "theirs"):
+    save_model(tmp_path / "packed", model, is_packed=True)
+    for path in ("ours", "theirs", "packed"):
         found = load_model(tmp_path / path, mesh=mesh)
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(model), strict=True):
+        expected = load_model(tmp_path / path) if path == "packed" else model
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             assert a.sharding.mesh == mesh
             np.testing.assert_array_equal(a, b)
         assert found.params["embedding"].addressable_shards[0].data.shape == (16, VOCAB // 2)

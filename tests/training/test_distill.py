@@ -13,6 +13,8 @@ from bass_jax.cli import main
 from bass_jax.config import ModelConfig
 from bass_jax.models import init_model
 from bass_jax.training import run_corpus, run_distill
+from bass_jax.training.agreement import measure_agreement
+from bass_jax.training.corpus import Corpus
 from tests.checkpoint.small import small_tokenizer
 
 
@@ -140,9 +142,33 @@ def test_a_draft_goes_on_from_another_with_its_vocabulary(config_path):
     shallow = there | {"draft.start": str(deeper.directory), "output_dir": str(config_path.parent / "shallow")}
     with pytest.raises(ValueError, match=r"draft\.start: .*: num_layers=3: the configuration asks for 1"):
         run_distill(config_path, shallow, stages=("train",), show_progress=False)
+    # A larger vocabulary has the smaller one in it.
+    rich = {"output_dir": str(config_path.parent / "rich"), "draft.output_vocab_size": first.draft.config.vocab_size}
+    richer = run_distill(config_path, there | start | still | rich, stages=("train",), show_progress=False)
+    assert set(np.asarray(richer.draft.output_ids)) > set(np.asarray(first.draft.output_ids))
+    poor = there | {"draft.start": str(richer.directory), "output_dir": str(config_path.parent / "poor")}
+    with pytest.raises(ValueError, match=r"draft\.start: .*: output_vocab_size=\d+: the configuration asks for \d+"):
+        run_distill(config_path, poor, stages=("train",), show_progress=False)
     narrow = there | start | {"draft.mlp_width": 8}
     with pytest.raises(ValueError, match=r"draft\.start: .*: mlp_width=16: the configuration asks for 8"):
         run_distill(config_path, narrow, stages=("train",), show_progress=False)
+
+
+def test_a_packed_draft_is_evaluated_as_it_was_written(config_path):
+    whole = run_distill(config_path, show_progress=False)
+    apart = {"output_dir": str(config_path.parent / "packed"), "corpus_dir": str(config_path.parent / "run")}
+    packed = run_distill(config_path, apart | {"is_packed": True}, stages=("train", "evaluate"), show_progress=False)
+    # The training is the same; what is rounded is what is read.
+    np.testing.assert_array_equal(packed.draft.params["head"], whole.draft.params["head"])
+    target = load_model(config_path.parent / "target")
+    found = load_model(packed.directory, dtype="float32", embedding=target.params["embedding"])
+    head = np.asarray(whole.draft.params["head"])
+    assert found.params["head"].dtype == np.float32
+    # Half a step of INT8, and a rounding to bfloat16 before and after.
+    steps = np.abs(head).max(axis=0) * (0.5 / 127 + 2**-7)
+    assert (np.abs(found.params["head"] - head) <= steps).all() and not np.array_equal(found.params["head"], head)
+    greedy = [rollout for rollout, _ in Corpus(config_path.parent / "run" / "held_out").read()]
+    assert packed.agreements["test"] == measure_agreement(found, greedy, 4)
 
 
 @pytest.mark.parametrize(

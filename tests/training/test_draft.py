@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bass_jax.training.config import DraftConfig
-from bass_jax.training.draft import init_draft, with_hidden, with_layers
+from bass_jax.training.draft import init_draft, with_hidden, with_layers, with_output_ids
 from tests.training.conftest import VOCAB
 
 IDS = np.arange(3, 43, dtype=np.int32)
@@ -88,3 +88,22 @@ def test_a_draft_with_more_layers_says_the_same(make_config, make_draft, num_lay
         assert np.abs(layer["attention"]["out"]).max() > 0 and np.abs(layer["mlp"]["down"]).max() > 0
     with pytest.raises(ValueError, match="num_layers=1: the draft has 2"):
         with_layers(draft, 1)
+
+
+def test_a_draft_with_more_tokens_scores_those_that_it_had_as_before(make_config, make_draft):
+    """And the others as their embeddings say, where its head is a map of embeddings."""
+    draft = make_draft(make_config(), np.arange(3, 43, dtype=np.int32))
+    rng = np.random.default_rng(4)
+    embedding = np.asarray(draft.params["embedding"])
+    mapped = rng.normal(size=(draft.config.width, len(embedding))) @ embedding
+    draft = dataclasses.replace(draft, params=draft.params | {"head": jnp.asarray(mapped[:, 3:43], jnp.float32)})
+    ids = np.arange(0, 48, dtype=np.int32)
+    larger = with_output_ids(draft, ids)
+    assert larger.config.output_vocab_size == 48
+    np.testing.assert_array_equal(larger.output_ids, ids)
+    head = larger.params["head"]
+    np.testing.assert_array_equal(head[:, 3:43], draft.params["head"])
+    np.testing.assert_allclose(head, mapped[:, :48], atol=0.02 * np.abs(mapped).max())
+    # Any order, and fewer.
+    other = with_output_ids(draft, np.array([45, 7], np.int32))
+    np.testing.assert_allclose(other.params["head"], np.stack([head[:, 45], head[:, 7]], axis=1), atol=1e-6)
