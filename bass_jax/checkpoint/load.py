@@ -236,14 +236,12 @@ def _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding) -> Mo
 
     manifest, stored = read_ours(path)
     config = _as_asked(stored, dtype, quantize, cache_dtype)
-    is_new = stored.quantize is None and config.quantize is not None
-    if is_new and manifest.shares_embedding and config.is_tied:
+    is_asked = stored.quantize is None and config.quantize is not None
+    if is_asked and manifest.shares_embedding and config.is_tied:
         raise ValueError(f"{path}: quantize={quantize!r}: its head is its target's embedding; quantise the target")
-    is_widened = manifest.is_packed and config.quantize is None
-    # As stored, but for what is quantised one tensor at a time.
+    # What is packed holds the INT8 weights already, to be widened if nobody asked for them.
+    is_new, is_widened = is_asked and not manifest.is_packed, manifest.is_packed and not is_asked
     layout = dataclasses.replace(config, quantize="int8") if is_widened else config
-    if manifest.is_packed:
-        is_new = False
     boxed = flatten(abstract_params(dataclasses.replace(config, quantize=None) if is_new else layout))
     placed, default = _placement(layout, mesh, rules)
     expected = {

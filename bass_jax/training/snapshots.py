@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +42,8 @@ class SnapshotWriter:
         self.best: int | None = None
         self._directory = directory
         self._checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
-        self._pending: Place | None = None
+        self._mover = ThreadPoolExecutor(1)
+        self._pending: tuple[Place, Future[None]] | None = None
 
     def save(self, place: Place, state: Any) -> None:
         """Begins to write a snapshot; `state` may be donated afterwards.
@@ -58,20 +60,24 @@ class SnapshotWriter:
             self._checkpointer.save((partial / "state").absolute(), jax.tree.map(jnp.copy, state))
         except Exception as error:  # Orbax and TensorStore raise what they meet.
             raise self._failure(place, error) from None
-        self._pending = place
+        self._pending = place, self._mover.submit(self._move, place)
+
+    def _move(self, place: Place) -> None:
+        """Waits until a snapshot is written and moves it to its place: a run that is killed then goes on from it."""
+        partial, final = self._partial(place), self._directory / _name(place.step)
+        self._checkpointer.wait_until_finished()
+        (partial / _PLACE).write_text(json.dumps(place._asdict()))
+        _remove(final)
+        partial.rename(final)
 
     def finish(self) -> None:
-        """Waits for the snapshot that is being written, and moves it to its place."""
-        place, self._pending = self._pending, None
-        if place is None:
+        """Waits for the snapshot that is being written, and drops those that it makes superfluous."""
+        pending, self._pending = self._pending, None
+        if pending is None:
             return
-        partial = self._partial(place)
+        place, moved = pending
         try:
-            self._checkpointer.wait_until_finished()
-            (partial / _PLACE).write_text(json.dumps(place._asdict()))
-            final = self._directory / _name(place.step)
-            _remove(final)
-            partial.rename(final)
+            moved.result()
         except Exception as error:
             raise self._failure(place, error) from None
         kept = {_name(self.best)} if self.best is not None else set()
@@ -86,6 +92,7 @@ class SnapshotWriter:
         try:
             self.finish()
         finally:
+            self._mover.shutdown()
             self._checkpointer.close()
 
     def _partial(self, place: Place) -> Path:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 
 import jax
@@ -15,7 +16,7 @@ from bass_jax.training.batches import epoch_batches, make_batch
 from bass_jax.training.loss import distillation_loss, weights_at
 from bass_jax.training.on_policy import OnPolicy
 from bass_jax.training.optimizer import make_optimizer
-from bass_jax.training.snapshots import Place
+from bass_jax.training.snapshots import Place, SnapshotWriter, load_snapshot
 from bass_jax.training.vocabulary import output_columns
 from tests.marks import mostly_slow
 from tests.training.conftest import VOCAB, next_token, synthetic_rollouts
@@ -258,6 +259,20 @@ def test_a_full_disk_stops_and_keeps_the_last_snapshot(make_config, make_rows, m
     monkeypatch.undo()
     assert [path.name for path in Path(config.output_dir, "snapshots").glob("step_*")] == ["step_00000020"]
     trainer.train(config, rows, make_draft(config))
+
+
+def test_a_snapshot_is_in_its_place_as_soon_as_it_is_written(tmp_path):
+    """Not when the next one is due: a run may be killed before that."""
+    state, place = {"weight": jnp.arange(6.0)}, Place(5, 0, 2, [0, 1])
+    with SnapshotWriter(tmp_path) as snapshots:
+        snapshots.save(place, state)
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "step_00000005").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        found = load_snapshot(tmp_path, state)
+    assert found is not None and found[0] == place
+    np.testing.assert_array_equal(found[1]["weight"], state["weight"])
 
 
 def test_a_hidden_state_draft_learns_what_its_target_knows(make_config, make_rows, make_draft, target):
