@@ -151,6 +151,9 @@ class ModelConfig:
         attention: how attention runs: ``"ragged"``, ``"pad"`` or ``"split"``, the forms of
             `kernels_pallas.ops.ragged_attention` on a GPU (elsewhere all three are ``"xla"``), ``"xla"``, or
             ``"cudnn"``, which transposes the cache in every pass and is ``"ragged"`` where cuDNN cannot.
+        product_dtype: what products of activations with weights round their float32 inputs to, and so does the gradient
+            by the activations, not that by a weight: ``"bfloat16"``, or None for not at all. Sums and all else stay
+            float32, and an INT8 weight's inputs are left alone. Set by what trains a model.
         tensor_axis: mesh axis that the key-value heads are split over; set by what places a model on a mesh.
     """
 
@@ -197,6 +200,7 @@ class ModelConfig:
     quantize: str | None = None
     cache_dtype: str | None = None
     attention: str = "ragged"
+    product_dtype: str | None = None
     tensor_axis: str | None = None
 
     def __post_init__(self):
@@ -222,6 +226,8 @@ class ModelConfig:
             raise ValueError(f"quantize={self.quantize!r}: expected None, 'int8' or 'int8_activations'")
         if self.cache_dtype not in (None, "int8"):
             raise ValueError(f"cache_dtype={self.cache_dtype!r}: expected None or 'int8'")
+        if self.product_dtype not in (None, "bfloat16"):
+            raise ValueError(f"product_dtype={self.product_dtype!r}: expected None or 'bfloat16'")
         if self.attention not in ("ragged", "pad", "split", "xla", "cudnn"):
             raise ValueError(f"attention={self.attention!r}: expected 'ragged', 'pad', 'split', 'xla' or 'cudnn'")
         is_projected = self.embedding_width is not None and not self.has_output_projection
@@ -257,9 +263,9 @@ class ModelConfig:
         return self.window if self.windowed_layers is None or self.windowed_layers[layer] else None
 
     @property
-    def rounds_inputs(self) -> bool:
-        """Whether the layers' products take INT8 inputs."""
-        return self.quantize == "int8_activations"
+    def rounds_to(self) -> str | None:
+        """What the layers' products round their inputs to: ``"int8"``, `product_dtype`, or None."""
+        return "int8" if self.quantize == "int8_activations" else self.product_dtype
 
     @property
     def queries_per_kv_head(self) -> int:

@@ -11,7 +11,7 @@ from bass_jax.checkpoint.manifest import read_json
 from bass_jax.config import ModelConfig, RopeScaling
 
 NAME = "config.json"
-RUN_SETTINGS = ("attention", "cache_dtype", "tensor_axis")
+RUN_SETTINGS = ("attention", "cache_dtype", "product_dtype", "tensor_axis")
 """Fields that a run chooses and a checkpoint does not keep."""
 
 

@@ -41,7 +41,7 @@ class Attention(nn.Module):
         config = self.config
         K, R, H, D = config.num_kv_heads, config.queries_per_kv_head, config.head_dim, config.width
         qkv = declare_weight(self, "qkv", (D, K, R + 2, H), ("embed", "kv_heads", None, None))
-        projected = project(x, qkv, rounds_inputs=config.rounds_inputs)
+        projected = project(x, qkv, rounds_to=config.rounds_to)
         if config.has_attention_bias:
             projected += declare(self, "qkv_bias", (K, R + 2, H), ("kv_heads", None, None), zeros)
         scored = projected[:, :, :, : R + 1]
@@ -72,7 +72,7 @@ class Attention(nn.Module):
         # One contracted axis: XLA's CPU product over three is ten times slower.
         flat = Weight(out.values.reshape(K * R * H, D), out.scale)
         attended = attended.reshape(B, T, K * R * H)
-        y = multiply(attended, flat, rounds_inputs=config.rounds_inputs).astype(attended.dtype)
+        y = multiply(attended, flat, rounds_to=config.rounds_to).astype(attended.dtype)
         if config.has_out_bias:
             y += declare(self, "out_bias", (D,), ("embed",), zeros)
         return (y, keys, values) if num_chains == 1 else (y, keys, values, new_keys, new_values)

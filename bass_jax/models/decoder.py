@@ -119,9 +119,10 @@ class Decoder(nn.Module):
         if config.embedding_scale is not None:
             x = x * jnp.asarray(config.embedding_scale, x.dtype)
         if config.embedding_width is not None:
-            x = product(x, self.embedding_projection)
+            x = product(x, self.embedding_projection, rounds_to=config.product_dtype)
         if hidden is not None:
-            x += product(apply_norm(config, hidden, self.hidden_norm), self.hidden_projection)
+            normed = apply_norm(config, hidden, self.hidden_norm)
+            x += product(normed, self.hidden_projection, rounds_to=config.product_dtype)
         if config.positions == "learned":
             rows = jnp.clip(positions, 0, config.context - 1) + config.position_offset
             x = x + jnp.take(self.position_embedding, rows, axis=0)
@@ -174,16 +175,16 @@ class Decoder(nn.Module):
 
     def next_hidden(self, features: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
         """Foretells the target's hidden state at these tokens, which it has not read yet."""
-        return product(features, self.hidden_output)
+        return product(features, self.hidden_output, rounds_to=self.config.product_dtype)
 
     def logits(self, features: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
         """Scores the vocabulary, float32; on a mesh every device gets all scores."""
         config = self.config
         if config.has_output_projection:
-            features = product(features, self.output_projection)
+            features = product(features, self.output_projection, rounds_to=config.product_dtype)
         head = self.embedding if config.is_tied else self.head
-        # Inputs are never rounded here, where an error would be one of the logits themselves.
-        scores = multiply(features, head, dtype=jnp.float32)
+        # Inputs are never rounded to INT8 here, where an error would be one of the logits themselves.
+        scores = multiply(features, head, dtype=jnp.float32, rounds_to=config.product_dtype)
         if config.has_head_bias:
             scores += self.head_bias.astype(jnp.float32)
         if config.logit_softcap is not None:

@@ -28,7 +28,7 @@ class GatedMlp(nn.Module):
         config = self.config
         D, F = config.width, config.mlp_width
         gate_up = declare_weight(self, "gate_up", (D, 2, F), ("embed", None, "mlp"))
-        both = project(x, gate_up, rounds_inputs=config.rounds_inputs)
+        both = project(x, gate_up, rounds_to=config.rounds_to)
         if config.has_mlp_bias:
             both += declare(self, "gate_up_bias", (2, F), (None, "mlp"), zeros)
         hidden = ACTIVATIONS[config.activation](both[:, :, 0]) * both[:, :, 1]
@@ -49,7 +49,7 @@ class PlainMlp(nn.Module):
         config = self.config
         D, F = config.width, config.mlp_width
         up = declare_weight(self, "up", (D, F), ("embed", "mlp"))
-        hidden = project(x, up, rounds_inputs=config.rounds_inputs)
+        hidden = project(x, up, rounds_to=config.rounds_to)
         if config.has_mlp_bias:
             hidden += declare(self, "up_bias", (F,), ("mlp",), zeros)
         y = _down(self, ACTIVATIONS[config.activation](hidden))
@@ -62,4 +62,4 @@ def _down(module: GatedMlp | PlainMlp, hidden):
     """Multiplies ``[B, T, F]`` by the weight back to the residual stream's width."""
     config = module.config
     down = declare_weight(module, "down", (config.mlp_width, config.width), ("mlp", "embed"))
-    return multiply(hidden, down, rounds_inputs=config.rounds_inputs).astype(hidden.dtype)
+    return multiply(hidden, down, rounds_to=config.rounds_to).astype(hidden.dtype)

@@ -78,12 +78,12 @@ def norm_for_projections(config: ModelConfig, x: Float[Array, "B T D"], learned:
     return Normed((x * learned[0]).astype(x.dtype), _inverse_rms(x.astype(jnp.float32), config.norm_eps))
 
 
-def project(x: Normed, weight: Weight, *, rounds_inputs: bool = False) -> Float[Array, "B T ..."]:
+def project(x: Normed, weight: Weight, *, rounds_to: str | None = None) -> Float[Array, "B T ..."]:
     """Returns the product of a normalised input and a weight, in the input's dtype, accumulated in float32.
 
-    `rounds_inputs` is that of `bass_jax.models.weights.multiply`.
+    `rounds_to` is that of `bass_jax.models.weights.multiply`.
     """
-    y = multiply(x.values, weight, factor=x.factor, dtype=jnp.float32, rounds_inputs=rounds_inputs)
+    y = multiply(x.values, weight, factor=x.factor, dtype=jnp.float32, rounds_to=rounds_to)
     return y.astype(x.values.dtype)
 
 

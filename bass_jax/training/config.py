@@ -186,6 +186,8 @@ class TrainingConfig:
         data_shards: devices that a batch is split over.
         param_shards: devices that heads, mlp and vocabulary are split over, for each of those.
         dtype: of the passes; parameters, their gradient's mean and the optimiser's state are float32.
+        product_dtype: what products with weights round their inputs to in float32 passes, and in their gradients by
+            activations; gradients by weights are those of exact products (see `ModelConfig`).
     """
 
     num_steps: int = 2000
@@ -200,6 +202,7 @@ class TrainingConfig:
     data_shards: int = 1
     param_shards: int = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
+    product_dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self):
         positive = (

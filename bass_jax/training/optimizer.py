@@ -14,6 +14,11 @@ _OUTPUT_AXES = {
     "qkv": (1, 2, 3), "out": (3,), "gate_up": (1, 2), "down": (1,), "hidden_projection": (1,), "hidden_output": (1,)
 }  # fmt: skip
 
+_MUON_COEFFICIENTS = ((3.4445, -4.7750, 2.0315),) * 5
+"""Of the five Newton-Schulz iterations: Optax's own, but one by one, which makes Optax loop over them. Given once, they
+are unrolled, and XLA for a CPU computes the sums of all iterations before again at every transpose: 137 ms a step where
+a loop takes 64 (the quickstart's draft on two cores, 2026-11-23, medians of twelve, in turns)."""
+
 
 def schedule(config: OptimizerConfig, peak: float, num_steps: int) -> optax.Schedule:
     """Learning rate of every step: a linear rise to `peak`, then the configured decay."""
@@ -44,6 +49,7 @@ def make_optimizer(config: OptimizerConfig, num_steps: int, accumulate: int = 1)
             adam_learning_rate=rate,
             adam_b2=config.beta2,
             adam_weight_decay=config.weight_decay,
+            ns_coeffs=_MUON_COEFFICIENTS,
             muon_weight_dimension_numbers=_muon_axes,
         )
     whole = optax.chain(optax.clip_by_global_norm(config.clip_norm), inner)

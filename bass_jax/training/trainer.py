@@ -86,7 +86,8 @@ def train(
     like, state = state, jax.tree.map(jnp.array, state)  # Donated below: the caller keeps its own.
     columns = output_columns(proposed_ids(draft), draft.config.vocab_size)
     # The passes' dtype is the training's; the draft that comes out stays float32.
-    passes = dataclasses.replace(draft.config, dtype=options.dtype)
+    rounded = None if options.product_dtype == "float32" else options.product_dtype
+    passes = dataclasses.replace(draft.config, dtype=options.dtype, product_dtype=rounded)
     read_embedding = embedding.astype(options.dtype)
     log = TrainLog(output / "metrics.jsonl", place.step, progress)
     own_answers = OnPolicy(config, draft, columns, target) if options.on_policy_share else None

@@ -71,7 +71,7 @@ def test_rounded_inputs_are_multiplied_as_whole_numbers():
     weight = Weight(*quantize_weight(w, 1))
     size = jnp.abs(x).max(axis=-1, keepdims=True) / 127
     expected = jnp.einsum("btd,dgf->btgf", jnp.round(x / size) * size, weight.values * weight.scale)
-    found = multiply(x, weight, rounds_inputs=True, factor=jnp.full((2, 3), 2.0))
+    found = multiply(x, weight, rounds_to="int8", factor=jnp.full((2, 3), 2.0))
     np.testing.assert_allclose(found, 2 * expected, atol=1e-4)
     assert 1e-3 < relative_error(np.asarray(found) / 2, np.asarray(jnp.einsum("btd,dgf->btgf", x, w))) < 0.05
 
@@ -143,6 +143,7 @@ def test_random_int8_weights_spread_as_others_do():
     [
         ({"quantize": "int4"}, "quantize='int4': expected None, 'int8' or 'int8_activations'"),
         ({"cache_dtype": "fp8"}, "cache_dtype='fp8': expected None or 'int8'"),
+        ({"product_dtype": "float16"}, "product_dtype='float16': expected None or 'bfloat16'"),
     ],
 )
 def test_a_bad_mode_is_named(changes, message):

@@ -1,4 +1,4 @@
-"""Products with weights: one row is summed in parts on a CPU, and comes out as any other row does."""
+"""Products with weights: one row is summed in parts on a CPU, and comes out as any other row does; rounded inputs."""
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,30 @@ def test_a_narrower_result():
     found = product(x, values, jnp.bfloat16)
     assert found.dtype == jnp.bfloat16
     np.testing.assert_allclose(found.astype(jnp.float32), x @ values, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_rounded_inputs_are_summed_in_float32(rows):
+    """And the gradient by a weight is not rounded at all."""
+    x, values, gradient = draw(0, rows, 64), draw(1, 64, 2, 4), draw(2, rows, 2, 4)
+    found, pull = jax.vjp(lambda x, values: product(x, values, rounds_to="bfloat16"), x, values)
+    of_x, of_values = pull(gradient)
+
+    def rounded(x):
+        return np.asarray(x.astype(jnp.bfloat16), np.float64)
+
+    assert found.dtype == of_x.dtype == of_values.dtype == jnp.float32
+    np.testing.assert_allclose(found, np.einsum("md,dnh->mnh", rounded(x), rounded(values)), atol=1e-5)
+    np.testing.assert_allclose(of_x, np.einsum("mnh,dnh->md", rounded(gradient), rounded(values)), atol=1e-5)
+    np.testing.assert_allclose(of_values, np.einsum("md,mnh->dnh", x, gradient), atol=1e-5)
+    assert np.abs(found - product(x, values)).max() > 1e-3
+
+
+def test_bfloat16_inputs_need_no_rounding():
+    x, values = draw(0, 3, 64, dtype=jnp.bfloat16), draw(1, 64, 8, dtype=jnp.bfloat16)
+    found = product(x, values, rounds_to="bfloat16")
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(found, product(x, values))
 
 
 def test_bfloat16_is_left_whole():

@@ -1,5 +1,8 @@
 """What is minimised, against sums by hand, and how its mixture changes with the steps."""
 
+import dataclasses
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -123,3 +126,21 @@ def test_positions_of_a_hidden_state_draft_take_turns(make_config, make_draft, t
 def test_rows_without_features_are_named(make_config, make_draft):
     with pytest.raises(ValueError, match="without the target's features"):
         make_batch(synthetic_rollouts(2), np.arange(VOCAB), 32, 64, 2, reads_hidden=True)
+
+
+def test_a_product_dtype_is_that_of_every_product_with_a_weight(make_config, make_draft, batch):
+    """Two of its three: forward, and the gradient by the activations."""
+    draft = make_draft(make_config(draft={"num_layers": 1}))
+    num_weights = sum(leaf.ndim > 1 for leaf in jax.tree.leaves(draft.params)) - 1  # The embedding is looked up.
+
+    def num_rounded(product_dtype):
+        config = dataclasses.replace(draft.config, product_dtype=product_dtype)
+
+        def loss_of(params):
+            return distillation_loss(config, params, batch, one_hot("soft"))[0]
+
+        lowered = jax.jit(jax.grad(loss_of)).lower(draft.params).as_text()
+        return len(re.findall(r"dot_general .*: \(tensor<[0-9x]*xbf16>, tensor<[0-9x]*xbf16>\)", lowered))
+
+    assert num_rounded(None) == 0
+    assert num_rounded("bfloat16") == 2 * num_weights

@@ -1,5 +1,7 @@
 """A training step compiled for an H200 without one."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -21,8 +23,11 @@ DRAFT = bass.ModelConfig(
 
 
 @needs_gpu_compiler
-@pytest.mark.parametrize("num_tokens", [64, T])
-def test_a_step_compiles_and_keeps_no_weights_of_attention(num_tokens):
+@pytest.mark.parametrize(
+    ("num_tokens", "config"),
+    [(64, DRAFT), (T, DRAFT), (64, dataclasses.replace(DRAFT, dtype="float32", product_dtype="bfloat16"))],
+)
+def test_a_step_compiles_and_keeps_no_weights_of_attention(num_tokens, config):
     """Of the shortest sequences that a configuration makes by default, too."""
     params = {name: leaf for name, leaf in abstract_model(DRAFT).params.items() if name != "embedding"}
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), params)
@@ -37,11 +42,11 @@ def test_a_step_compiles_and_keeps_no_weights_of_attention(num_tokens):
         weights=spec(jnp.float32, M), law_columns=spec(jnp.int32, M, TOP), law_probs=spec(jnp.float32, M, TOP),
         labels=spec(jnp.int32, M), law_mass=spec(jnp.float32, M),
     )  # fmt: skip
-    embedding = spec(jnp.bfloat16, DRAFT.embedding_width, DRAFT.vocab_size)
+    embedding = spec(config.dtype, DRAFT.embedding_width, DRAFT.vocab_size)
     weights = LossWeights(*(spec(jnp.float32) for _ in LossWeights._fields))
 
     def step(state, embedding, batch, weights):
-        return train_step(DRAFT, 1, optimizer, state, embedding, batch, weights)
+        return train_step(config, 1, optimizer, state, embedding, batch, weights)
 
     executable = compile_for(step, state, embedding, batch, weights)
     if num_tokens == T:
