@@ -239,6 +239,7 @@ class DistillConfig:
         draft_len: draft length of the reported block efficiency.
         corpus_dir: where ``corpus/``, ``questions/`` and ``held_out/`` lie, if not in `output_dir`: several drafts can
             learn from one corpus.
+        extra_corpora: directories of other runs on the same target whose ``corpus/`` the training reads too.
         is_packed: the draft's matrices are written in INT8, half of bfloat16, and widened as they are read.
         held_out_temperatures: at which the held-out prompts are answered too, for the acceptance of sampled answers.
     """
@@ -254,6 +255,7 @@ class DistillConfig:
     seed: int = 0
     draft_len: int = 4
     corpus_dir: str | None = None
+    extra_corpora: tuple[str, ...] = ()
     is_packed: bool = False
     held_out_temperatures: tuple[float | int, ...] = ()
 

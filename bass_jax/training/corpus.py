@@ -43,13 +43,17 @@ class Corpus:
             directory.mkdir(parents=True, exist_ok=True)
             write_whole(path, json.dumps(description, indent=1, sort_keys=True).encode())
         elif description is not None:
-            found = json.loads(path.read_text())
+            found = self.description()
             for name, value in json.loads(json.dumps(description)).items():
                 if found.get(name) != value:
                     raise ValueError(
                         f"{directory}: {name} differs from the one that this corpus was begun with; "
                         "use another output_dir"
                     )
+
+    def description(self) -> dict[str, Any]:
+        """Returns what the content depends on."""
+        return json.loads((self.directory / _META).read_text())
 
     def shards(self) -> list[int]:
         """Returns the numbers of the shards written, in order; there may be gaps."""

@@ -15,7 +15,7 @@ from bass_jax.config import ModelConfig
 from bass_jax.models import Model
 from bass_jax.training.agreement import measure_agreement
 from bass_jax.training.batches import Batch, epoch_batches
-from bass_jax.training.config import DistillConfig
+from bass_jax.training.config import DistillConfig, TrainingConfig
 from bass_jax.training.data import CorpusRows
 from bass_jax.training.log import TrainLog, TrainProgress
 from bass_jax.training.loss import LossParts, LossWeights, distillation_loss, weights_at
@@ -85,9 +85,7 @@ def train(
         raise ValueError(f"{output / 'snapshots'}: no snapshot here: run the stage that trains first")
     like, state = state, jax.tree.map(jnp.array, state)  # Donated below: the caller keeps its own.
     columns = output_columns(proposed_ids(draft), draft.config.vocab_size)
-    # The passes' dtype is the training's; the draft that comes out stays float32.
-    rounded = None if options.product_dtype == "float32" else options.product_dtype
-    passes = dataclasses.replace(draft.config, dtype=options.dtype, product_dtype=rounded)
+    passes = passes_config(options, draft.config)
     read_embedding = embedding.astype(options.dtype)
     log = TrainLog(output / "metrics.jsonl", place.step, progress)
     own_answers = OnPolicy(config, draft, columns, target) if options.on_policy_share else None
@@ -128,6 +126,12 @@ def train(
         if chosen is not None:
             state = chosen[1]
     return trained(state)
+
+
+def passes_config(options: TrainingConfig, draft: ModelConfig) -> ModelConfig:
+    """Returns the configuration of the passes to differentiate; the draft that comes out keeps its own, of float32."""
+    rounded = None if options.product_dtype == "float32" else options.product_dtype
+    return dataclasses.replace(draft, dtype=options.dtype, product_dtype=rounded)
 
 
 def best_step(block_efficiencies: dict[int, float]) -> int:

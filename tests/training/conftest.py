@@ -98,7 +98,7 @@ def make_rows(tmp_path):
         corpus = Corpus(tmp_path / "corpus", {"made": "here"})
         for number in range(0, len(rollouts), 50):
             corpus.write(number // 50, rollouts[number : number + 50], ["data"] * len(rollouts[number : number + 50]))
-        return CorpusRows(corpus, share, 128, **options)
+        return CorpusRows([corpus], share, 128, **options)
 
     return make
 

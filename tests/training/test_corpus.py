@@ -3,9 +3,23 @@
 import numpy as np
 import pytest
 
+from bass_jax.checkpoint import Tokenizer
 from bass_jax.training.corpus import Corpus
-from bass_jax.training.data import CorpusRows
+from bass_jax.training.data import CorpusRows, corpus_rows
 from tests.training.conftest import synthetic_rollouts
+
+
+class _Words(Tokenizer):
+    """Every token is a word."""
+
+    def __init__(self):
+        """Reads no file."""
+
+    def decode(self, tokens):
+        return " ".join(map(str, tokens))
+
+
+WORDS = _Words()
 
 
 def test_shards_come_back_as_written(tmp_path):
@@ -53,6 +67,30 @@ def test_corpus_that_overlaps_held_out_prompts_is_refused(make_rows):
     secret = {rollouts[7].prompt.tobytes()}
     few = make_rows(rollouts, find_overlap=lambda row: "a run" if row.prompt.tobytes() in secret else None)
     assert not secret & {row.prompt.tobytes() for row in few.rows(few.shards())}
-    many = CorpusRows(few._corpus, 0.0, 128, lambda row: "to be or not")
+    many = CorpusRows(few._corpora, 0.0, 128, lambda row: "to be or not")
     with pytest.raises(ValueError, match="50 of 50 rows, first on 'to be or not'"):
         many.trained([0])
+
+
+def test_several_corpora_are_read_as_one(tmp_path, make_config):
+    """Shards of the same number are not confused, and each may grow."""
+    rollouts = synthetic_rollouts(30)
+    own, extra = (Corpus(tmp_path / name / "corpus", {"target": "tiny"}) for name in ("run", "other"))
+    own.write(0, rollouts[:10], ["a"] * 10)
+    extra.write(0, rollouts[10:20], ["a"] * 10)
+    rows = corpus_rows(make_config(extra_corpora=[str(tmp_path / "other")], training={"held_out_share": 0.0}), WORDS)
+    before = rows.shards()
+    own.write(1, rollouts[20:], ["a"] * 10)
+    found = [row.prompt.tobytes() for row in rows.trained(before)]
+    assert found == [row.prompt.tobytes() for row in rollouts[:20]]
+    assert len(rows.trained(rows.shards())) == 30 and set(before) < set(rows.shards())
+
+
+def test_an_extra_corpus_that_does_not_fit_is_named(tmp_path, make_config):
+    Corpus(tmp_path / "run" / "corpus", {"target": "tiny"})
+    config = make_config(extra_corpora=[str(tmp_path / "other")])
+    with pytest.raises(ValueError, match="other/corpus: no corpus here"):
+        corpus_rows(config, WORDS)
+    Corpus(tmp_path / "other" / "corpus", {"target": "large"})
+    with pytest.raises(ValueError, match=r"extra_corpora: .*other is of target 'large', expected 'tiny'"):
+        corpus_rows(config, WORDS)
