@@ -15,8 +15,11 @@ from bass_jax.drafters.combined import combined_drafter
 from bass_jax.models import Model, preset, random_model
 from bass_jax.typing import Array, Key
 
-_NAMED = ("model", "hidden", "ngram", "store", "combined")
+_NAMED = ("model", "hidden", "ngram", "store", "combined", "combined_hidden")
 """Drafters that `load_pair` knows by name; what else it is asked for is a path."""
+
+_OF_HIDDEN_DRAFT = ("hidden", "combined_hidden")
+"""Those of the pair's draft that reads the target's hidden states."""
 
 
 @jax.tree_util.register_dataclass
@@ -59,9 +62,10 @@ def load_pair(
         path: of a pair (a directory whose ``manifest.json`` names target and draft), or of anything
             `bass_jax.checkpoint.load_model` takes, which then is a target without a draft.
         drafter: ``"model"`` (the pair's own draft), ``"hidden"`` (the pair's draft that reads the target's hidden
-            states), ``"ngram"`` (prompt lookup), ``"store"`` (the pair's n-gram store), ``"combined"`` (of those that
-            the pair has, see `bass_jax.drafters.combined_drafter`), a path of another draft or
-            ``.safetensors`` store, or a `Drafter`. Default the pair's draft where it has one, else ``"ngram"``.
+            states), ``"ngram"`` (prompt lookup), ``"store"`` (the pair's n-gram store), ``"combined"`` (lookup with the
+            store and the draft that the pair has, see `bass_jax.drafters.combined_drafter`), ``"combined_hidden"``
+            (the same with the hidden-state draft), a path of another draft or ``.safetensors`` store, or a `Drafter`.
+            Default the pair's draft where it has one, else ``"ngram"``.
         dtype: of parameters and activations; default as stored.
         quantize: of the target: ``"int8"`` or ``"int8_activations"``, as in `ModelConfig`; default as stored.
         cache_dtype: of the target's cache: ``"int8"``, or None for `dtype`.
@@ -101,7 +105,7 @@ def load_pair(
     store = checkpoint.store_of(path)
     has_path = isinstance(drafter, str | Path) and str(drafter) not in _NAMED
     loaded = checkpoint.load_target_and_draft(
-        path, role="hidden_draft" if drafter == "hidden" else "draft", quantize_draft=quantize_draft,
+        path, role="hidden_draft" if drafter in _OF_HIDDEN_DRAFT else "draft", quantize_draft=quantize_draft,
         draft_rules=draft_rules, ahead=None if ahead is None or has_path else lambda *shapes: ahead(made_of(*shapes)),
         **of_target,
     )  # fmt: skip
@@ -131,16 +135,16 @@ def _find_drafter(
     vocab_size = target.config.vocab_size
     if name == "ngram":
         return NgramDrafter()
-    if name in ("model", "hidden"):
-        if draft is None:
-            kind = "draft" if name == "model" else "hidden-state draft"
-            raise ValueError(f"drafter={name!r}: {path} has no {kind}; expected 'ngram' or the path of a draft")
+    if draft is None and name in ("model", *_OF_HIDDEN_DRAFT):
+        kind = "hidden-state draft" if name in _OF_HIDDEN_DRAFT else "draft"
+        raise ValueError(f"drafter={name!r}: {path} has no {kind}; expected 'ngram' or the path of a draft")
+    if draft is not None and name in ("model", "hidden"):
         return ModelDrafter(draft, vocab_size)
     if name == "store":
         if store is None:
             raise ValueError(f"drafter='store': {path} has no n-gram store; bass-jax build-store writes one")
         return load_store(store, target, tokenizer)
-    if name == "combined":
+    if name in ("combined", "combined_hidden"):
         return combined_drafter(
             None if draft is None else ModelDrafter(draft, vocab_size),
             None if store is None else load_store(store, target, tokenizer),

@@ -207,6 +207,7 @@ def _draft_seconds(pair: Pair, spec: SpecConfig, state: SpecState) -> tuple[floa
         def once() -> float:
             nonlocal state
             drafter_state = pair.drafter.commit(state.drafter, state.lengths - num_behind)
+            drafter_state = pair.drafter.commit(drafter_state, state.lengths)  # as after regular decoding
             jax.block_until_ready(drafter_state)
             start = time.perf_counter()
             proposal, drafter_state = execute(pair, drafter_state, rows, wanted, keys)

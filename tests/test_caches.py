@@ -123,17 +123,21 @@ def test_a_hidden_state_draft_keeps_true_features_and_a_true_cache(target):
     state, infos = advance(pair, start(pair), PLANS["mixed"])
     assert sum(int(info.num_accepted.sum()) for info in infos) > 0
     assert_is_prefix(target, state.target_cache, state, state.lengths - 1)
+    assert_knows_the_truth(target, drafter.model, state.drafter, state)
+
+
+def assert_knows_the_truth(target, model, kept, state, num_behind=4):
+    """Features are those of one fresh pass of the target, and the cache is that of one pass of the draft over them."""
     positions = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
     positions = jnp.where(positions < state.lengths[:, None], positions, len(positions))
     features, _ = jax.jit(bass.Model.features)(target, state.tokens, positions, empty_cache(target, state))
     before = jnp.pad(features, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-    _, cache = jax.jit(bass.Model.features)(
-        drafter.model, state.tokens, positions, empty_cache(drafter.model, state), before
-    )
-    kept, features, cache = jax.device_get((state.drafter, features, cache))
+    _, cache = jax.jit(bass.Model.features)(model, state.tokens, positions, empty_cache(model, state), before)
+    kept, features, cache = jax.device_get((kept, features, cache))
     for row in range(3):
         num, num_cached = int(state.lengths[row]) - 1, int(kept.num_cached[row])
-        assert num - 4 <= num_cached <= num
+        assert kept.num_known[row] == num
+        assert num - num_behind <= num_cached <= num
         np.testing.assert_allclose(kept.hidden[row, :num], features[row, :num], atol=TOLERANCE, rtol=TOLERANCE)
         for found, expected in zip(jax.tree.leaves(kept.cache), jax.tree.leaves(cache), strict=True):
             found, expected = found[row, :, :num_cached], expected[row, :, :num_cached]

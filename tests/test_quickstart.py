@@ -29,9 +29,9 @@ def prompts() -> list[str]:
 @pytest.fixture(scope="module")
 def pairs() -> dict[str, bass.Pair]:
     pair, _ = bass.load_pair(PAIR)
-    hidden, _ = bass.load_pair(PAIR, drafter="hidden")
-    lookup = bass.drafters.NgramDrafter()
-    return {"model": pair, "hidden": pair.with_drafter(hidden.drafter), "ngram": pair.with_drafter(lookup)}
+    readers = {name: bass.load_pair(PAIR, drafter=name)[0].drafter for name in ("hidden", "combined_hidden")}
+    drafters = readers | {"ngram": bass.drafters.NgramDrafter()}
+    return {"model": pair} | {name: pair.with_drafter(drafter) for name, drafter in drafters.items()}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def baseline(pairs, encoded) -> bass.Generation:
     return bass.generate(pairs["ngram"], encoded, step="decode", max_new_tokens=NUM_TOKENS)
 
 
-@pytest.mark.parametrize("drafter", ["model", "hidden", "ngram"])
+@pytest.mark.parametrize("drafter", ["model", "hidden", "combined_hidden", "ngram"])
 def test_greedy_speculation_is_regular_decoding(pairs, encoded, baseline, drafter):
     run = bass.generate(pairs[drafter], encoded, bass.SpecConfig(draft_len=4), max_new_tokens=NUM_TOKENS)
     for speculated, decoded in zip(run.tokens, baseline.tokens, strict=True):
@@ -53,10 +53,10 @@ def test_greedy_speculation_is_regular_decoding(pairs, encoded, baseline, drafte
     np.testing.assert_allclose(np.concatenate(run.logprobs), np.concatenate(baseline.logprobs), atol=2e-3)
 
 
-@pytest.mark.parametrize("drafter", ["model", "hidden"])
+@pytest.mark.parametrize("drafter", ["model", "hidden", "combined_hidden"])
 def test_the_shipped_drafts_are_worth_drafting_with(pairs, encoded, drafter):
     """A floor well under what they were measured at: broken by a stale draft cache or a wrong vocabulary map."""
-    assert pairs[drafter].drafter.reads_features == (drafter == "hidden")
+    assert pairs[drafter].drafter.reads_features == (drafter != "model")
     run = bass.generate(pairs[drafter], encoded, bass.SpecConfig(draft_len=4), max_new_tokens=NUM_TOKENS)
     assert run.summary.block_efficiency > 1.6
 

@@ -44,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     batch.add_argument("--samples", type=int, default=1, help="answers per prompt (default: %(default)s)")
     batch.add_argument("--max-new-tokens", type=int, default=128, help="limit per answer (default: %(default)s)")
     spec = parser.add_argument_group("speculation")
-    drafts = "'model' or 'hidden' (the pair's own), 'ngram', 'store', 'combined', or a path (default: the pair's draft)"
+    drafts = (
+        "'model' or 'hidden' (the pair's own), 'ngram', 'store', 'combined' or 'combined_hidden' (either of them with "
+        "lookup and store), or a path (default: the pair's draft)"
+    )
     spec.add_argument("--draft", help=drafts)
     spec.add_argument("--draft-len", type=int, default=4, help="draft tokens per step (default: %(default)s)")
     spec.add_argument("--acceptance", default="token", help="acceptance rule (default: %(default)s)")

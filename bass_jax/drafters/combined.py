@@ -35,7 +35,6 @@ class _Slot(NamedTuple):
     is_drafted: Array  # [B] bool
     probs: Array | None  # [B, V]
     confidence: Array  # [B] float32
-    worth: Array  # [B] float32, confidence as the parts are trusted; -1 without a draft
 
 
 @jax.tree_util.register_dataclass
@@ -51,8 +50,7 @@ class CombinedDrafter:
     part's: one token for a deterministic part, a network's law for a network.
 
     Attributes:
-        parts: drafters of one vocabulary. One that reads the target's features is asked last, for whole rows, and takes
-            those whose first draft it is surer of: the features behind a draft are not known yet.
+        parts: drafters of one vocabulary. One that reads the target's features has to foretell them behind a draft.
         trust: of each part, 0 to 1; traced. None trusts all alike.
         enough: what ends the asking; traced.
     """
@@ -104,15 +102,7 @@ class CombinedDrafter:
         filled = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), filled)
         num_drafted = filled.is_drafted.sum(axis=1, dtype=jnp.int32)
         proposal = Proposal(filled.token, num_drafted, filled.probs, filled.confidence)
-        states, worth = list(drafts.states), filled.worth[:, 0]
-        for index, part in enumerate(self.parts):
-            if reads_features(part):
-                num_wanted = jnp.where(worth < self.enough, context.num_wanted, 0)
-                whole, states[index] = _ask(
-                    part, states[index], context._replace(num_wanted=num_wanted), draft_len, is_sampled
-                )
-                proposal, worth = _surest(proposal, worth, whole, self._worth(index, whole))
-        return proposal, tuple(states)
+        return proposal, drafts.states
 
     def commit(self, state: tuple[Any, ...], lengths: Array) -> tuple[Any, ...]:
         """Tells every part."""
@@ -135,8 +125,6 @@ class CombinedDrafter:
         worth = jnp.full(num_rows, -1.0)
         states = list(drafts.states)
         for index, part in enumerate(self.parts):
-            if reads_features(part):
-                continue
             is_asked = is_missing & (worth < self.enough)
             own = behind._replace(num_wanted=is_asked.astype(jnp.int32))
             proposal, states[index] = _ask(part, states[index], own, 1, is_sampled)
@@ -147,7 +135,7 @@ class CombinedDrafter:
         columns = jnp.where(is_drafted, lengths, drafts.tokens.shape[1])
         tokens = drafts.tokens.at[rows, columns].set(found.tokens[:, 0], mode="drop")
         probs = None if found.probs is None else found.probs[:, 0]
-        filled = _Slot(found.tokens[:, 0], is_drafted, probs, found.confidence[:, 0], worth)
+        filled = _Slot(found.tokens[:, 0], is_drafted, probs, found.confidence[:, 0])
         return _Drafts(tokens, drafts.is_open & is_drafted, tuple(states)), filled
 
     def _worth(self, index: int, proposal: Proposal) -> Float[Array, "B"]:

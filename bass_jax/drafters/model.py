@@ -13,7 +13,7 @@ from bass_jax.models.model import Model
 from bass_jax.sampling.keys import gumbel
 from bass_jax.sampling.law import draw, make_law
 from bass_jax.sampling.mode import mode_of
-from bass_jax.typing import Array, Float, Int, Key
+from bass_jax.typing import Array, Bool, Float, Int, Key
 
 CATCH_UP_CHUNK = 8
 """Tokens per row that one pass reads while the draft catches up."""
@@ -23,8 +23,9 @@ class ModelDrafterState(NamedTuple):
     """The draft's cache and how much of it is true."""
 
     cache: KVCache | PagedCache
-    num_cached: Array  # [B] int32, leading committed tokens whose keys and values the cache holds
-    hidden: Array | None = None  # [B, C, E], the target's features at all committed tokens but the last; None: not read
+    num_cached: Array  # [B] int32, leading tokens whose keys and values the cache holds
+    hidden: Array | None = None  # [B, C, E], the target's features, behind them those foretold; None: not read
+    num_known: Array | None = None  # [B] int32, leading tokens whose features are the target's: all but the last
 
 
 type Draft = tuple[Array, Array | None, Array | None]
@@ -42,7 +43,8 @@ class ModelDrafter:
     missing; a loop reads those first, and it costs nothing when there are none.
 
     A model with a `ModelConfig.hidden_width` reads at every token what the target made of the token before, and behind
-    its own drafts what it takes for that. Drafts that were accepted are therefore read again, with the true features.
+    drafts what it takes for that, its own or another's. Drafts that were accepted are therefore read again, with the
+    true features.
 
     Attributes:
         model: the draft; with `output_ids` it proposes those tokens alone, and every other token has
@@ -64,14 +66,17 @@ class ModelDrafter:
         """Prefills all but the last token of each row."""
         cache = self.model.init_cache(tokens.shape[0], tokens.shape[1])
         before = None if features is None else jnp.pad(features, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-        return ModelDrafterState(extend_cache(self.model, tokens, lengths - 1, cache, before), lengths - 1, features)
+        cache = extend_cache(self.model, tokens, lengths - 1, cache, before)
+        return ModelDrafterState(cache, lengths - 1, features, None if features is None else lengths - 1)
 
     def observe(self, state: ModelDrafterState, features: Array, positions: Array) -> ModelDrafterState:
-        """Keeps the features of a target pass."""
-        assert state.hidden is not None
+        """Keeps the features of a target pass; what was read with foretold ones is void."""
+        assert state.hidden is not None and state.num_known is not None
         rows = jnp.arange(positions.shape[0])[:, None]
         hidden = state.hidden.at[rows, positions].set(features.astype(state.hidden.dtype), mode="drop")
-        return state._replace(hidden=hidden)
+        num_seen = jnp.where(positions < hidden.shape[1], positions + 1, 0).max(axis=1).astype(jnp.int32)
+        num_known = jnp.where(num_seen > 0, num_seen, state.num_known)
+        return state._replace(hidden=hidden, num_cached=_num_true(state), num_known=num_known)
 
     def read(self, state: ModelDrafterState, tokens: Array, positions: Array) -> ModelDrafterState:
         """Reads a piece of the prompts in one pass."""
@@ -87,13 +92,13 @@ class ModelDrafter:
         With ``context.min_confidence`` a row ends before its first draft whose law gives no token that much. The law
         comes before the draft, so this drops no draft for what it is.
         """
-        features, cache = self._start(state, context, draft_len)
+        features, state = self._start(state, context, draft_len)
         first = self._choose(features, context, context.tokens, 0, context.keys[:, 0], is_sampled)
-        proposal, cache = self._continue(first, features, context.num_wanted, cache, context, context.keys, draft_len)
-        # What was read with foretold features is void.
-        num_fed = 0 if self.reads_features else jnp.maximum(proposal.num_drafted, 1) - 1
-        num_cached = jnp.where(context.num_wanted > 0, context.lengths + num_fed, state.num_cached)
-        return proposal, state._replace(cache=cache, num_cached=num_cached)
+        proposal, cache = self._continue(
+            first, features, context.num_wanted, state.cache, context, context.keys, draft_len
+        )
+        num_fed = jnp.where(context.num_wanted > 0, jnp.maximum(proposal.num_drafted, 1) - 1, 0)
+        return proposal, state._replace(cache=cache, num_cached=state.num_cached + num_fed)
 
     def propose_chains(
         self, state: ModelDrafterState, context: DraftContext, draft_len: int, num_chains: int, *, is_sampled: bool
@@ -102,7 +107,8 @@ class ModelDrafter:
 
         The chains take turns in the cache, so that accepted drafts are read again in the next round.
         """
-        features, cache = self._start(state, context, draft_len)
+        features, state = self._start(state, context, draft_len)
+        cache = state.cache
         logits = self._logits(features, context, context.tokens, 0)
         rows = jnp.arange(context.lengths.shape[0])
         law = make_law(logits, context.controls).probs[:, 0] if is_sampled else None
@@ -124,31 +130,34 @@ class ModelDrafter:
             chain, cache = self._continue(draft, features, num_wanted, cache, context, keys, draft_len)
             chains.append(chain)
         proposal = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *chains)
-        num_cached = jnp.where(context.num_wanted > 0, context.lengths, state.num_cached)
-        return proposal, state._replace(cache=cache, num_cached=num_cached)
+        return proposal, state._replace(cache=cache)
 
     def commit(self, state: ModelDrafterState, lengths: Array) -> ModelDrafterState:
         """Keeps what was fed and accepted; the last committed token is never in the cache."""
-        return state._replace(num_cached=jnp.minimum(state.num_cached, lengths - 1))
+        num_known = None if state.num_known is None else lengths - 1
+        return state._replace(num_cached=jnp.minimum(_num_true(state), lengths - 1), num_known=num_known)
 
     def _start(
         self, state: ModelDrafterState, context: DraftContext, draft_len: int
-    ) -> tuple[Array, KVCache | PagedCache]:
-        """Reads the committed tokens that the cache lacks; returns the features ``[B, 1, D]`` after the last."""
+    ) -> tuple[Float[Array, "B 1 D"], ModelDrafterState]:
+        """Reads the tokens that the cache lacks; returns the draft's own features after the last."""
         # Of a step before: the last draft and the bonus token, or all that was accepted.
         num_slots = draft_len + 1 if self.reads_features else 2
         state = self._catch_up(state, context, num_slots)
         rows = jnp.arange(context.lengths.shape[0])
         positions = state.num_cached[:, None] + jnp.arange(num_slots)
-        is_missing = (positions < context.lengths[:, None]) & (context.num_wanted > 0)[:, None]
+        is_drafting = context.num_wanted > 0
+        is_missing = (positions < context.lengths[:, None]) & is_drafting[:, None]
         features, cache = self._read(state, context, positions, is_missing)
         last = jnp.clip(context.lengths - 1 - state.num_cached, 0, num_slots - 1)
-        return features[rows, last][:, None], cache
+        features = features[rows, last][:, None]
+        state = state._replace(cache=cache, num_cached=jnp.where(is_drafting, context.lengths, state.num_cached))
+        return features, self._foretell(state, features, is_drafting)
 
     def _read(
         self, state: ModelDrafterState, context: DraftContext, positions: Int[Array, "B T"], is_missing: Array
     ) -> tuple[Array, KVCache | PagedCache]:
-        """Reads the committed tokens at `positions`, where they are missing."""
+        """Reads the tokens at `positions`, where they are missing."""
         rows = jnp.arange(context.lengths.shape[0])[:, None]
         tokens = context.tokens[rows, jnp.minimum(positions, context.tokens.shape[1] - 1)]
         hidden = None
@@ -208,6 +217,18 @@ class ModelDrafter:
         least = jnp.broadcast_to(jnp.asarray(self.min_confidence, jnp.float32), context.lengths.shape)
         return least if context.min_confidence is None else jnp.maximum(least, context.min_confidence)
 
+    def _foretell(
+        self, state: ModelDrafterState, features: Float[Array, "B 1 D"], is_read: Bool[Array, "B"]
+    ) -> ModelDrafterState:
+        """Keeps what the draft takes for the target's features at the last token read, where they are not known."""
+        if state.hidden is None or state.num_known is None:
+            return state
+        last = state.num_cached - 1
+        columns = jnp.where(is_read & (last >= state.num_known), last, state.hidden.shape[1])
+        foretold = self.model.next_hidden(features)[:, 0].astype(state.hidden.dtype)
+        rows = jnp.arange(columns.shape[0])
+        return state._replace(hidden=state.hidden.at[rows, columns].set(foretold, mode="drop"))
+
     def _next_hidden(self, features: Float[Array, "B 1 D"]) -> Float[Array, "B 1 E"] | None:
         """What a draft that reads the target's features takes for them where the target has not been."""
         return self.model.next_hidden(features) if self.reads_features else None
@@ -264,19 +285,34 @@ class ModelDrafter:
         return first, probs, (mass > 0) | (is_greedy & (scores[rows, best] > -jnp.inf))
 
     def _catch_up(self, state: ModelDrafterState, context: DraftContext, num_slots: int) -> ModelDrafterState:
-        """Reads committed tokens until at most `num_slots` are missing from every drafting row."""
+        """Reads tokens until one pass of `num_slots` can read what is missing from every drafting row.
 
-        def num_behind(num_cached):
-            return jnp.where(context.num_wanted > 0, context.lengths - num_slots - num_cached, 0)
+        Behind a token whose features are not known the draft reads one token a pass: it has to foretell them.
+        """
+
+        def num_behind(state):
+            num = context.lengths - num_slots - state.num_cached
+            if state.num_known is not None:
+                num = jnp.maximum(num, context.lengths - 1 - jnp.maximum(state.num_known, state.num_cached))
+            return jnp.where(context.num_wanted > 0, num, 0)
 
         def read(state):
-            positions = state.num_cached[:, None] + jnp.arange(CATCH_UP_CHUNK)
-            is_missing = jnp.arange(CATCH_UP_CHUNK) < num_behind(state.num_cached)[:, None]
-            _, cache = self._read(state, context, positions, is_missing)
-            num_cached = state.num_cached + is_missing.sum(axis=1, dtype=jnp.int32)
-            return state._replace(cache=cache, num_cached=num_cached)
+            num_read = jnp.clip(num_behind(state), 0, CATCH_UP_CHUNK)
+            if state.num_known is not None:
+                num_read = jnp.minimum(num_read, jnp.maximum(state.num_known - state.num_cached, 0) + 1)
+            slots = jnp.arange(CATCH_UP_CHUNK)
+            positions = state.num_cached[:, None] + slots
+            features, cache = self._read(state, context, positions, slots < num_read[:, None])
+            last = features[jnp.arange(num_read.shape[0]), jnp.maximum(num_read, 1) - 1][:, None]
+            state = state._replace(cache=cache, num_cached=state.num_cached + num_read)
+            return self._foretell(state, last, num_read > 0)
 
-        return jax.lax.while_loop(lambda state: (num_behind(state.num_cached) > 0).any(), read, state)
+        return jax.lax.while_loop(lambda state: (num_behind(state) > 0).any(), read, state)
+
+
+def _num_true(state: ModelDrafterState) -> Int[Array, "B"]:
+    """Leading tokens that the cache holds as they will stay: those that were read with the target's own features."""
+    return state.num_cached if state.num_known is None else jnp.minimum(state.num_cached, state.num_known + 1)
 
 
 def _chain_keys(keys: Key[Array, "B G"], chain: int) -> Key[Array, "B G"]:

@@ -16,7 +16,7 @@ class PairConfig:
 
     Attributes:
         path: of a pair or a target, as `bass_jax.load_pair` takes it; its draft is the drafter unless `draft` names
-            another: ``"ngram"``, ``"store"``, ``"combined"``, or the path of one.
+            another: ``"ngram"``, ``"store"``, ``"combined"``, ``"combined_hidden"``, or the path of one.
         target: instead of a path, a name of `bass_jax.models.PRESETS`: random weights of that shape, for speed alone.
             `draft` is then a preset too, or None for ``"ngram"``.
         draft: see above.

@@ -88,9 +88,13 @@ def _lay_out(rows: Sequence[Rollout], num_rows: int, drafter: Drafter) -> tuple:
 @functools.partial(jax.jit, static_argnums=5)
 def _run(drafter, tokens, lengths, ends, features, draft_len: int) -> Array:
     """Returns tokens, passes, drafts and accepted drafts of all rows."""
-    num_rows = tokens.shape[0]
-    state = drafter.init(tokens, lengths) if features is None else drafter.init(tokens, lengths, features)
+    num_rows, capacity = tokens.shape
     rows, slots = jnp.arange(num_rows)[:, None], jnp.arange(draft_len)
+    if features is None:
+        state = drafter.init(tokens, lengths)
+    else:  # The rest is seen as the target would see it.
+        is_seen = jnp.arange(capacity) < lengths[:, None] - 1
+        state = drafter.init(tokens, lengths, jnp.where(is_seen[..., None], features, 0))
     controls = Sampling().controls(num_rows, 1)
     adjuster = Adjuster(None, lengths, jnp.full((num_rows, 1), -1))
     keys = jnp.broadcast_to(jax.random.key(0), (num_rows, draft_len))
@@ -105,6 +109,12 @@ def _run(drafter, tokens, lengths, ends, features, draft_len: int) -> Array:
         num_drafted = jnp.minimum(proposal.num_drafted, num_wanted)
         num_accepted = leading_run(proposal.tokens == truth, num_drafted)
         num_emitted = jnp.where(is_active, num_accepted + 1, 0)
+        if features is not None:
+            inputs = lengths[:, None] - 1 + jnp.arange(draft_len + 1)
+            seen = features[rows, jnp.minimum(inputs, capacity - 1)]
+            state = drafter.observe(
+                state, seen, jnp.where(inputs < lengths[:, None] + num_drafted[:, None], inputs, capacity)
+            )
         lengths = lengths + num_emitted
         counted = jnp.stack([num_emitted.sum(), is_active.sum(), num_drafted.sum(), num_accepted.sum()])
         return lengths, drafter.commit(state, lengths), counts + counted.astype(jnp.int32)

@@ -1,30 +1,69 @@
 """Several drafters as one: whose turn it is, whose law it is, and what a network keeps while others draft."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import bass_jax as bass
-from bass_jax.drafters import CombinedDrafter, NgramDrafter
+from bass_jax.drafters import CombinedDrafter, NgramDrafter, reads_features
 from bass_jax.drafters.combined import combined_drafter
 from bass_jax.drafters.template import RepeatDrafter
 from tests import tiny
-from tests.drafters.test_protocol import LENGTHS, WANTED, G, context, propose
-from tests.test_caches import assert_is_prefix
+from tests.drafters.test_protocol import LENGTHS, WANTED, G, context, init, propose
+from tests.test_caches import assert_is_prefix, assert_knows_the_truth
 
 SPEC = bass.SpecConfig(4)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class NowAndThen(RepeatDrafter):
+    """Says the last token again, but nothing behind a number of tokens that three divides."""
+
+    def propose(self, state, context, draft_len, *, is_sampled):
+        proposal, state = super().propose(state, context, draft_len, is_sampled=is_sampled)
+        return proposal._replace(num_drafted=jnp.where(context.lengths % 3 == 0, 0, proposal.num_drafted)), state
+
+
 @jax.jit
-def ask(drafter, asked):
-    return drafter.propose(drafter.init(asked.tokens, asked.lengths), asked, 1, is_sampled=True)[0]
+def ask(drafter, asked, num_committed):
+    state = init(drafter, asked.tokens, asked.lengths)
+    if reads_features(drafter):
+        features = foretold(drafter.model, asked, state.hidden, num_committed)
+        state = drafter.init(asked.tokens, asked.lengths, features)
+    return drafter.propose(state, asked, 1, is_sampled=True)[0]
 
 
-@pytest.mark.parametrize("trust, enough", [(None, 1.0), ((0.9, 0.3, 1.0), 0.5), ((0.1, 1.0, 0.4), 0.05)])
-def test_every_draft_is_the_surest_parts(trust, enough):
+def foretold(model, asked, features, num_committed):
+    """The target's features as far as they are known, and what the draft takes for those behind: pass after pass."""
+    slots = jnp.arange(features.shape[1])
+    is_known = (slots < num_committed[:, None] - 1)[..., None]
+    positions = jnp.where(slots < asked.lengths[:, None], slots, len(slots))
+    for _ in range(G):
+        before = jnp.pad(features, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        own, _ = model.features(asked.tokens, positions, model.init_cache(*asked.tokens.shape), before)
+        features = jnp.where(is_known, features, model.next_hidden(own))
+    return features
+
+
+LOOKUP_AND_STORE = tiny.combined_drafter(tiny.model_drafter(tiny.model(1))).parts[:2]
+
+
+@pytest.mark.parametrize("network", [tiny.model_drafter(tiny.model(1)), tiny.hidden_drafter(tiny.model(1))])
+@pytest.mark.parametrize(
+    "others, trust, enough",
+    [
+        (LOOKUP_AND_STORE, None, 1.0), (LOOKUP_AND_STORE, (0.9, 0.3, 1.0), 0.5),
+        (LOOKUP_AND_STORE, (0.1, 1.0, 0.4), 0.05),
+        ((NowAndThen(),), None, 1.0),  # The network is skipped, and asked behind tokens that it has not read.
+    ],
+)  # fmt: skip
+def test_every_draft_is_the_surest_parts(network, others, trust, enough):
     """Each part asked for one draft behind what stands, from a fresh start."""
-    parts = tiny.combined_drafter(tiny.model_drafter(tiny.model(1))).parts
+    parts = (*others, network)
     proposal, _ = propose(CombinedDrafter(parts, trust, enough), context(), True)
     expected = [[] for _ in LENGTHS]
     turns = np.zeros(len(parts), int)
@@ -32,11 +71,12 @@ def test_every_draft_is_the_surest_parts(trust, enough):
     for slot in range(G):
         wanted = jnp.asarray((slot < WANTED) & (np.array([len(row) for row in expected]) == slot), jnp.int32)
         one = asked._replace(num_wanted=wanted, keys=context().keys[:, slot : slot + 1])
-        found = [ask(part, one) for part in parts]
+        found = [ask(part, one, jnp.asarray(LENGTHS)) for part in parts]
         for row in np.flatnonzero(wanted):
             turn, most = None, -1.0
             for index, part in enumerate(found):
-                worth = float(part.confidence[row, 0]) * (1.0 if trust is None else trust[index])
+                sure = 1.0 if part.confidence is None else float(part.confidence[row, 0])
+                worth = sure * (1.0 if trust is None else trust[index])
                 if part.num_drafted[row] and most < enough and worth > most:
                     turn, most = index, worth
             if turn is None:
@@ -46,7 +86,8 @@ def test_every_draft_is_the_surest_parts(trust, enough):
             law = found[turn].probs
             law = np.eye(tiny.VOCAB)[expected[row][-1]] if law is None else law[row, 0]
             np.testing.assert_allclose(proposal.probs[row, slot], law, atol=1e-6)
-            np.testing.assert_allclose(proposal.confidence[row, slot], found[turn].confidence[row, 0], atol=1e-6)
+            sure = 1.0 if found[turn].confidence is None else found[turn].confidence[row, 0]
+            np.testing.assert_allclose(proposal.confidence[row, slot], sure, atol=1e-6)
             column = int(asked.lengths[row])
             asked = asked._replace(tokens=asked.tokens.at[row, column].set(expected[row][-1]))
         asked = asked._replace(lengths=asked.lengths + wanted)
@@ -66,27 +107,15 @@ def test_a_part_that_does_not_say_how_sure_it_is_comes_first():
     assert (kept.num_cached == LENGTHS - 1).all()  # Never run.
 
 
-def test_a_reader_of_hidden_states_takes_the_rows_that_it_is_surer_of():
-    """A whole row, by its first draft: the states behind a draft are not known yet."""
-    lookup, reader = NgramDrafter(6, 1), tiny.hidden_drafter(tiny.model(1))
-    asked = context()._replace(min_confidence=jnp.zeros(len(LENGTHS)))
-    own = [propose(part, asked, False)[0] for part in (lookup, reader)]
-    for trust, turn in (((1.0, 1e-6), 0), ((1e-6, 1.0), 1)):
-        together, _ = propose(CombinedDrafter((lookup, reader), trust), context(), False)
-        for row in np.flatnonzero(own[0].num_drafted):
-            num = int(together.num_drafted[row])
-            assert num == own[turn].num_drafted[row]
-            np.testing.assert_array_equal(together.tokens[row, :num], own[turn].tokens[row, :num])
-
-
 @pytest.fixture(scope="module")
 def target():
     return tiny.model(1)
 
 
-def test_a_networks_cache_is_true_while_others_draft(target):
+@pytest.mark.parametrize("kind", ["model", "hidden"])
+def test_a_networks_cache_is_true_while_others_draft(target, kind):
     """A hole would leave the text right and let acceptance collapse in silence."""
-    network = tiny.model_drafter(target)
+    network = tiny.model_drafter(target) if kind == "model" else tiny.hidden_drafter(target)
     pair = bass.Pair(target, CombinedDrafter((NgramDrafter(3, 2), network), enough=0.5))
     step = jax.jit(bass.speculate_step, static_argnames="spec")
     state = bass.prefill(pair, tiny.PROMPTS, SPEC, sampling=bass.Sampling(1.0), max_new_tokens=60)
@@ -96,7 +125,10 @@ def test_a_networks_cache_is_true_while_others_draft(target):
         _, kept = state.drafter
         lags += (state.lengths - kept.num_cached)[:3].tolist()
         assert (kept.num_cached <= state.lengths - 1).all()
-        assert_is_prefix(network.model, kept.cache, state, kept.num_cached)
+        if kind == "model":
+            assert_is_prefix(network.model, kept.cache, state, kept.num_cached)
+        else:
+            assert_knows_the_truth(target, network.model, kept, state, num_behind=max(lags))
     assert max(lags) > 3  # Lookup drafted for several steps meanwhile.
 
 

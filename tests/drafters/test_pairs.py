@@ -34,12 +34,13 @@ def directory(tmp_path_factory):
     [
         (None, "ModelDrafter"), ("model", "ModelDrafter"), ("hidden", "ModelDrafter"), ("ngram", "NgramDrafter"),
         ("store", "StoreDrafter"), ("combined", "CombinedDrafter"),
+        ("combined_hidden", "CombinedDrafter"),
     ],
 )  # fmt: skip
 def test_a_drafter_by_its_name(directory, name, expected):
     pair, _ = bass.load_pair(directory, drafter=name)
     assert type(pair.drafter).__name__ == expected
-    assert bass.drafters.reads_features(pair.drafter) == (name == "hidden")
+    assert bass.drafters.reads_features(pair.drafter) == (name in ("hidden", "combined_hidden"))
 
 
 def test_a_drafter_by_its_path(directory):
@@ -53,6 +54,7 @@ def test_a_drafter_by_its_path(directory):
     "name, message",
     [
         ("model", "has no draft"), ("hidden", "has no hidden-state draft"),
+        ("combined_hidden", "has no hidden-state draft"),
         ("store", "has no n-gram store; bass-jax build-store writes one"),
         ("nowhere", "nowhere: no such file or directory"),
     ],

@@ -26,11 +26,11 @@ def rollouts(target):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["hidden", "combined"])
+@pytest.mark.parametrize("kind", ["hidden", "combined", "combined with hidden"])
 def test_it_counts_what_speculation_with_the_target_does(target, rollouts, kind):
     """Pass by pass: drafts, accepted drafts and tokens; features of a rollout are kept in 16 bits."""
-    network = tiny.model_drafter(tiny.perturbed(target, 0.1))
-    drafter = tiny.hidden_drafter(target) if kind == "hidden" else tiny.combined_drafter(network)
+    network = tiny.model_drafter(tiny.perturbed(target, 0.1)) if kind == "combined" else tiny.hidden_drafter(target)
+    drafter = network if kind == "hidden" else tiny.combined_drafter(network)
     found = speculate_on(drafter, rollouts, 4, batch=2)
     pair = bass.Pair(target, drafter)
     run = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4, "greedy"), max_new_tokens=LIMIT)
