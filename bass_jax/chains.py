@@ -56,7 +56,7 @@ def verify_chains(
     rows = jnp.arange(B)
     # A chain without drafts still scores the root, as every chain does: the rule reads it wherever it likes.
     num_inputs = jnp.where(state.done[:, None], 0, proposal.num_drafted + 1)
-    positions = input_positions(state, G + 1, num_inputs)
+    positions = input_positions(state.lengths, G + 1, num_inputs, state.target_cache.capacity)
     with jax.named_scope("verify"):
         roots = jnp.broadcast_to(last_tokens(state)[:, None, None], (B, M, 1))
         inputs = jnp.concatenate([roots, proposal.tokens], axis=2)

@@ -133,22 +133,20 @@ def _find_drafter(
 ) -> Drafter:
     """Returns the drafter that `load_pair` was asked for by name or path."""
     vocab_size = target.config.vocab_size
+    network = None if draft is None else ModelDrafter(draft, vocab_size)
     if name == "ngram":
         return NgramDrafter()
-    if draft is None and name in ("model", *_OF_HIDDEN_DRAFT):
+    if network is None and name in ("model", *_OF_HIDDEN_DRAFT):
         kind = "hidden-state draft" if name in _OF_HIDDEN_DRAFT else "draft"
         raise ValueError(f"drafter={name!r}: {path} has no {kind}; expected 'ngram' or the path of a draft")
-    if draft is not None and name in ("model", "hidden"):
-        return ModelDrafter(draft, vocab_size)
+    if network is not None and name in ("model", "hidden"):
+        return network
     if name == "store":
         if store is None:
             raise ValueError(f"drafter='store': {path} has no n-gram store; bass-jax build-store writes one")
         return load_store(store, target, tokenizer)
     if name in ("combined", "combined_hidden"):
-        return combined_drafter(
-            None if draft is None else ModelDrafter(draft, vocab_size),
-            None if store is None else load_store(store, target, tokenizer),
-        )
+        return combined_drafter(network, None if store is None else load_store(store, target, tokenizer))
     if name.endswith(".safetensors"):
         return load_store(name, target, tokenizer)
     from bass_jax import checkpoint

@@ -137,7 +137,7 @@ def _verify(pair: Pair, state: SpecState, inputs: Int[Array, "B T"], num_inputs:
 
     Returns the logits, the target's cache, and the drafter's state, which has seen the features if it reads them.
     """
-    positions = input_positions(state, inputs.shape[1], num_inputs)
+    positions = input_positions(state.lengths, inputs.shape[1], num_inputs, state.target_cache.capacity)
     if not reads_features(pair.drafter):
         logits, cache = pair.target.forward(inputs, positions, state.target_cache)
         return logits, cache, state.drafter

@@ -11,17 +11,20 @@ def last_tokens(state: SpecState) -> Int[Array, "B"]:
     return jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)[:, 0]
 
 
-def input_positions(state: SpecState, num_slots: int, num_inputs: Int[Array, "..."]) -> Int[Array, "... T"]:
+def input_positions(
+    lengths: Int[Array, "B"], num_slots: int, num_inputs: Int[Array, "..."], capacity: int
+) -> Int[Array, "... T"]:
     """Positions of a pass over the last committed token and drafts; what lies past `num_inputs` writes nothing.
 
     Args:
-        state: the rows.
+        lengths: committed tokens.
         num_slots: T.
         num_inputs: ``[B]``, or ``[B, M]`` for several chains.
+        capacity: of the cache; the position that writes nothing.
     """
     slots = jnp.arange(num_slots)
-    start = state.lengths.reshape(-1, *(1,) * num_inputs.ndim) - 1
-    return jnp.where(slots < num_inputs[..., None], start + slots, state.target_cache.capacity)
+    start = lengths.reshape(-1, *(1,) * num_inputs.ndim) - 1
+    return jnp.where(slots < num_inputs[..., None], start + slots, capacity)
 
 
 def with_drafts(state: SpecState, drafts: Int[Array, "B G"]) -> Int[Array, "B C"]:

@@ -11,17 +11,16 @@ as it is, and of others. Take answers that the draft was not trained on. Nothing
 as JSON.
 """
 
-import argparse
 import datetime
 import functools
 import itertools
 import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from distillation import distillation_parser, overrides_of
 from rich.table import Table
 
 import bass_jax as bass
@@ -49,10 +48,7 @@ class Said(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path, help="of the distillation whose corpus or held-out prompts are read")
-    parser.add_argument("--data-dir", help="where the prompts' files are")
-    parser.add_argument("--corpus-dir", help="of another run than the configuration's")
+    parser = distillation_parser(__doc__)
     parser.add_argument("--pair", default="checkpoints/quickstart")
     parser.add_argument("--num-answers", type=int, default=500, help="greedy answers, spread over the corpus")
     parser.add_argument("--held-out", action="store_true", help="the answers to the held-out prompts, all of them")
@@ -61,10 +57,7 @@ def main() -> None:
     parser.add_argument("--store-trusts", default="0.2,0.3,0.4,0.5,0.6")
     options = parser.parse_args()
 
-    overrides: dict[str, object] = {"held_out_temperatures": []}
-    overrides |= {"prompts.data_dir": options.data_dir} if options.data_dir else {}
-    overrides |= {"corpus_dir": options.corpus_dir} if options.corpus_dir else {}
-    config = load_config(options.config, overrides)
+    config = load_config(options.config, overrides_of(options) | {"held_out_temperatures": []})
     corpus = write_held_out(config, *load_target(config, "float32")) if options.held_out else open_corpus(config)
     answers = [(rollout, source) for rollout, source in corpus.read() if rollout.temperature == 0]
     if not options.held_out:

@@ -6,12 +6,11 @@ Every drafter drafts along the same answers of the target (`speculate_on`), whic
 missing. Nothing is timed, and no two drafters see different text. The last line is the table as JSON.
 """
 
-import argparse
 import datetime
 import json
-from pathlib import Path
 
 import jax
+from distillation import distillation_parser, overrides_of
 from rich.table import Table
 
 import bass_jax as bass
@@ -23,18 +22,13 @@ from bass_jax.training.write import load_target
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path, help="of the distillation whose held-out prompts are answered")
-    parser.add_argument("--data-dir", help="where the prompts' files are")
+    parser = distillation_parser(__doc__)
     parser.add_argument("--pair", default="checkpoints/quickstart")
     parser.add_argument("--drafters", default="model,ngram,store,combined", help="names, or paths of drafts")
     parser.add_argument("--draft-len", type=int, default=4)
     options = parser.parse_args()
 
-    overrides: dict[str, object] = {"held_out_temperatures": []}
-    if options.data_dir:
-        overrides["prompts.data_dir"] = options.data_dir
-    config = load_config(options.config, overrides)
+    config = load_config(options.config, overrides_of(options) | {"held_out_temperatures": []})
     domains = held_out_groups(write_held_out(config, *load_target(config, "float32")), is_sampled=False)
 
     found: dict[str, dict[str, float]] = {}

@@ -8,18 +8,17 @@ steps on batches of the commonest lengths of the corpus, which must be there; wh
 its length comes. The first turn is not timed. Nothing is written. The last line is the table as JSON.
 """
 
-import argparse
 import collections
 import datetime
 import itertools
 import json
 import time
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from distillation import distillation_parser, overrides_of
 from rich.table import Table
 
 from bass_jax.commands.output import output_console
@@ -43,18 +42,14 @@ class Way(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path, help="of a distillation whose corpus is there")
-    parser.add_argument("--data-dir", help="where the prompts' files are")
-    parser.add_argument("--corpus-dir", help="of another run than the configuration's")
+    parser = distillation_parser(__doc__)
     parser.add_argument("--ways", default="training.product_dtype=float32", help="separated by spaces")
     parser.add_argument("--num-lengths", type=int, default=3)
     parser.add_argument("--num-batches", type=int, default=3, help="of each length")
     parser.add_argument("--turns", type=int, default=5)
     options = parser.parse_args()
 
-    overrides: dict[str, object] = {"prompts.data_dir": options.data_dir} if options.data_dir else {}
-    overrides |= {"corpus_dir": options.corpus_dir} if options.corpus_dir else {}
+    overrides = overrides_of(options)
     names = options.ways.split()
     config = load_config(options.config, overrides)
     target, tokenizer = load_target(config, "float32")

@@ -81,7 +81,7 @@ class Drafter(Protocol):
     # ``features`` ``[B, C, D]`` behind the lengths, of all committed tokens but the last; and after every pass of the
     # target, drafts or none, `observe(state, features, positions)` hands it those of the pass, ``[B, T, D]`` at
     # positions ``[B, T]``, before `commit` says how many of them stand. A position of C or more means nothing. In a
-    # combination it is asked behind drafts too, its own and others', whose features nobody knows yet.
+    # combination such a drafter is asked behind drafts too, its own and others', whose features nobody knows yet.
 
 
 def reads_features(drafter: Drafter) -> bool:

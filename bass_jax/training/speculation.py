@@ -13,6 +13,7 @@ from bass_jax.sampling import Adjuster, Sampling
 from bass_jax.sampling.greedy import leading_run
 from bass_jax.training.rollout import Rollout
 from bass_jax.typing import Array
+from bass_jax.window import input_positions
 
 _GRAIN = 256
 
@@ -110,11 +111,9 @@ def _run(drafter, tokens, lengths, ends, features, draft_len: int) -> Array:
         num_accepted = leading_run(proposal.tokens == truth, num_drafted)
         num_emitted = jnp.where(is_active, num_accepted + 1, 0)
         if features is not None:
-            inputs = lengths[:, None] - 1 + jnp.arange(draft_len + 1)
-            seen = features[rows, jnp.minimum(inputs, capacity - 1)]
-            state = drafter.observe(
-                state, seen, jnp.where(inputs < lengths[:, None] + num_drafted[:, None], inputs, capacity)
-            )
+            num_inputs = jnp.where(is_active, num_drafted + 1, 0)
+            positions = input_positions(lengths, draft_len + 1, num_inputs, capacity)
+            state = drafter.observe(state, features[rows, jnp.minimum(positions, capacity - 1)], positions)
         lengths = lengths + num_emitted
         counted = jnp.stack([num_emitted.sum(), is_active.sum(), num_drafted.sum(), num_accepted.sum()])
         return lengths, drafter.commit(state, lengths), counts + counted.astype(jnp.int32)

@@ -18,6 +18,15 @@ from tests.test_caches import assert_is_prefix, assert_knows_the_truth
 SPEC = bass.SpecConfig(4)
 
 
+@pytest.fixture(scope="module")
+def target():
+    return tiny.model(1)
+
+
+def network_of(kind, target):
+    return tiny.model_drafter(target) if kind == "model" else tiny.hidden_drafter(target)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NowAndThen(RepeatDrafter):
@@ -49,21 +58,20 @@ def foretold(model, asked, features, num_committed):
     return features
 
 
-LOOKUP_AND_STORE = tiny.combined_drafter(tiny.model_drafter(tiny.model(1))).parts[:2]
-
-
-@pytest.mark.parametrize("network", [tiny.model_drafter(tiny.model(1)), tiny.hidden_drafter(tiny.model(1))])
+@pytest.mark.parametrize("kind", ["model", "hidden"])
 @pytest.mark.parametrize(
     "others, trust, enough",
     [
-        (LOOKUP_AND_STORE, None, 1.0), (LOOKUP_AND_STORE, (0.9, 0.3, 1.0), 0.5),
-        (LOOKUP_AND_STORE, (0.1, 1.0, 0.4), 0.05),
-        ((NowAndThen(),), None, 1.0),  # The network is skipped, and asked behind tokens that it has not read.
+        ("lookup and store", None, 1.0), ("lookup and store", (0.9, 0.3, 1.0), 0.5),
+        ("lookup and store", (0.1, 1.0, 0.4), 0.05),
+        ("now and then", None, 1.0),  # The network is skipped, and asked behind tokens that it has not read.
     ],
 )  # fmt: skip
-def test_every_draft_is_the_surest_parts(network, others, trust, enough):
+def test_every_draft_is_the_surest_parts(target, kind, others, trust, enough):
     """Each part asked for one draft behind what stands, from a fresh start."""
-    parts = (*others, network)
+    parts = tiny.combined_drafter(network_of(kind, target)).parts
+    if others == "now and then":
+        parts = (NowAndThen(), parts[-1])
     proposal, _ = propose(CombinedDrafter(parts, trust, enough), context(), True)
     expected = [[] for _ in LENGTHS]
     turns = np.zeros(len(parts), int)
@@ -72,11 +80,12 @@ def test_every_draft_is_the_surest_parts(network, others, trust, enough):
         wanted = jnp.asarray((slot < WANTED) & (np.array([len(row) for row in expected]) == slot), jnp.int32)
         one = asked._replace(num_wanted=wanted, keys=context().keys[:, slot : slot + 1])
         found = [ask(part, one, jnp.asarray(LENGTHS)) for part in parts]
+        # A part that does not say counts as sure.
+        sure = [np.ones(len(LENGTHS)) if part.confidence is None else part.confidence[:, 0] for part in found]
         for row in np.flatnonzero(wanted):
             turn, most = None, -1.0
             for index, part in enumerate(found):
-                sure = 1.0 if part.confidence is None else float(part.confidence[row, 0])
-                worth = sure * (1.0 if trust is None else trust[index])
+                worth = float(sure[index][row]) * (1.0 if trust is None else trust[index])
                 if part.num_drafted[row] and most < enough and worth > most:
                     turn, most = index, worth
             if turn is None:
@@ -86,8 +95,7 @@ def test_every_draft_is_the_surest_parts(network, others, trust, enough):
             law = found[turn].probs
             law = np.eye(tiny.VOCAB)[expected[row][-1]] if law is None else law[row, 0]
             np.testing.assert_allclose(proposal.probs[row, slot], law, atol=1e-6)
-            sure = 1.0 if found[turn].confidence is None else found[turn].confidence[row, 0]
-            np.testing.assert_allclose(proposal.confidence[row, slot], sure, atol=1e-6)
+            np.testing.assert_allclose(proposal.confidence[row, slot], sure[turn][row], atol=1e-6)
             column = int(asked.lengths[row])
             asked = asked._replace(tokens=asked.tokens.at[row, column].set(expected[row][-1]))
         asked = asked._replace(lengths=asked.lengths + wanted)
@@ -107,15 +115,10 @@ def test_a_part_that_does_not_say_how_sure_it_is_comes_first():
     assert (kept.num_cached == LENGTHS - 1).all()  # Never run.
 
 
-@pytest.fixture(scope="module")
-def target():
-    return tiny.model(1)
-
-
 @pytest.mark.parametrize("kind", ["model", "hidden"])
 def test_a_networks_cache_is_true_while_others_draft(target, kind):
     """A hole would leave the text right and let acceptance collapse in silence."""
-    network = tiny.model_drafter(target) if kind == "model" else tiny.hidden_drafter(target)
+    network = network_of(kind, target)
     pair = bass.Pair(target, CombinedDrafter((NgramDrafter(3, 2), network), enough=0.5))
     step = jax.jit(bass.speculate_step, static_argnames="spec")
     state = bass.prefill(pair, tiny.PROMPTS, SPEC, sampling=bass.Sampling(1.0), max_new_tokens=60)
