@@ -1,10 +1,15 @@
 """Drafting along answers that are there already, against speculation with the target."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import bass_jax as bass
+from bass_jax.drafters import Proposal
+from bass_jax.drafters.template import RepeatDrafter
 from bass_jax.training.rollout import roll_out
 from bass_jax.training.speculation import speculate_on
 from tests import tiny
@@ -40,6 +45,49 @@ def test_it_counts_what_speculation_with_the_target_does(target, rollouts, kind)
     assert found.num_passes == sum(int(info.is_active.sum()) for info in run.infos)
     assert (found.num_drafted, found.num_accepted) == (run.summary.num_drafted, run.summary.num_accepted)
     assert found.block_efficiency == pytest.approx(run.summary.block_efficiency)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Knowing(RepeatDrafter):
+    """Drafts the answer, as long as it was handed the target's features up to the last token but one, and no more."""
+
+    answer: jax.Array  # [C]
+    truth: jax.Array  # [C, D], NaN where there is none
+    reads_features: bool = dataclasses.field(default=True, metadata={"static": True})
+
+    def init(self, tokens, lengths, features):
+        return features
+
+    def observe(self, state, features, positions):
+        return state.at[jnp.arange(len(positions))[:, None], positions].set(features, mode="drop")
+
+    def propose(self, state, context, draft_len, *, is_sampled):
+        is_true = jnp.isclose(state[0, : len(self.truth)], self.truth, rtol=2**-8, atol=1e-3).all(axis=-1)
+        last, slots = context.lengths[0] - 1, jnp.arange(len(self.truth))
+        is_handed = jnp.where(slots < last, is_true, True).all() & ~is_true[last]
+        tokens = jax.lax.dynamic_slice_in_dim(self.answer, last + 1, draft_len)[None]
+        return Proposal(tokens, jnp.where(is_handed, context.num_wanted, 0), None), state
+
+    def commit(self, state, lengths):
+        return state
+
+
+def test_after_full_acceptance_every_feature_but_the_last_is_known(target, rollouts):
+    """A pass hands over what it made of its last draft too, and nothing of an answer that is there comes early."""
+    rollout = rollouts[0]
+    sequence = np.concatenate([rollout.prompt, rollout.response])
+    answer = jnp.asarray(np.pad(sequence, (0, 64 - len(sequence))), jnp.int32)
+    truth = np.full((64, target.config.width), np.nan, np.float32)
+    truth[: len(rollout.features)] = rollout.features
+    drafter = Knowing(answer, jnp.asarray(truth))
+    found = speculate_on(drafter, [rollout], 4, batch=1)
+    assert (found.num_tokens, found.num_passes) == (LIMIT, -(-LIMIT // 5))
+    assert found.num_drafted == found.num_accepted == LIMIT - found.num_passes
+    run = bass.generate(
+        bass.Pair(target, drafter), tiny.PROMPTS[:1], bass.SpecConfig(4, "greedy"), max_new_tokens=LIMIT
+    )
+    assert (run.summary.num_drafted, run.summary.num_accepted) == (found.num_drafted, found.num_accepted)
 
 
 def test_rollouts_keep_the_targets_features(target, rollouts):
