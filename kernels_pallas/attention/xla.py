@@ -94,4 +94,6 @@ def ragged_attention_xla(
     products = jnp.einsum("bkms,bksh->bkmh", stacked, values, preferred_element_type=jnp.float32)
     out = sum(jnp.split(products, len(terms), axis=2))
     out /= jnp.where(row_sum == 0.0, 1.0, row_sum)
+    # A query that is none has weights of zero, and 0 * NaN of a written position is NaN.
+    out = jnp.where((token < num_queries[:, None])[:, None, :, None], out, 0.0)
     return unpack_rows(out.astype(q.dtype), num_tokens)

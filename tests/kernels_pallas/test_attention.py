@@ -237,6 +237,21 @@ def test_row_near_its_capacity_uses_fewer_queries(implementation):
     assert not out[:, 2:].any()
 
 
+@pytest.mark.parametrize("implementation", ["triton", "mosaic_gpu", "xla"])
+def test_rows_without_queries_are_zero_whatever_their_cache_holds(implementation):
+    """Their prefix counts as written, and XLA multiplied its NaN by weights of zero."""
+    spec = AttentionSpec("none", 3, 3, 4, 2, 64, 128, "float16")
+    arguments = attention_arguments(spec, lengths=np.array([20, 9, 9], np.int32))
+    for name in ("k_cache", "v_cache"):
+        arguments[name] = arguments[name].at[:2].set(jnp.nan)
+    arguments["lengths"] = jnp.array([20, 10**6, 9], jnp.int32)
+    arguments["num_queries"] = jnp.array([0, 0, 3], jnp.int32)
+    out = ragged_attention(**arguments, implementation=implementation, interpret=True)
+    assert not out[:2].any()
+    assert out[2].any()
+    assert jnp.isfinite(out).all()
+
+
 # Few shapes, so that few programs are compiled; lengths and counts, drawn freely, are traced.
 DRAWN_SPECS = (
     AttentionSpec("multi_head", 3, 1, 3, 3, 16, 70, "float32", None, True),
