@@ -1,7 +1,8 @@
 """A YAML file as a frozen dataclass, checked to the last key."""
 
 import dataclasses
-from collections.abc import Mapping
+import typing
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,51 @@ def read_settings[T](kind: type[T], path: str | Path, overrides: Mapping[str, An
     """
     content = _read(Path(path), ())
     for dotted, value in (overrides or {}).items():
-        *parents, last = dotted.split(".")
-        place = content
-        for parent in parents:
-            place = place.setdefault(parent, {})
-            if not isinstance(place, dict):
-                raise ValueError(f"{dotted}: {parent} is not a section")
-        place[last] = value
+        _override(kind, content, dotted, value)
     return parse_settings(kind, content, str(path))
+
+
+def _override(kind: Any, content: dict[str, Any], dotted: str, value: Any) -> None:
+    """Sets one key; a section that is a dataclass can be missing, an entry of a mapping of them cannot."""
+    *parents, last = dotted.split(".")
+    place = content
+    for parent in parents:
+        entry = _entry_of(kind)
+        if entry is not None and parent not in place:
+            raise ValueError(f"{dotted}: no {parent!r}: expected one of {sorted(place)}")
+        kind = _field_of(kind, parent) if entry is None else entry
+        place = place.setdefault(parent, {})
+        if not isinstance(place, dict):
+            raise ValueError(f"{dotted}: {parent} is not a section")
+    place[last] = value
+
+
+def _field_of(kind: Any, name: str) -> Any:
+    """Returns the type of a dataclass's field; None if it has none, which is an error later."""
+    return typing.get_type_hints(kind).get(name) if dataclasses.is_dataclass(kind) else None
+
+
+def _entry_of(kind: Any) -> Any:
+    """Returns the dataclass that a mapping's values are; None for any other type."""
+    if typing.get_origin(kind) not in (dict, Mapping):
+        return None
+    value = typing.get_args(kind)[1]
+    return value if dataclasses.is_dataclass(value) else None
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Reads YAML, in which a key that comes twice is an error."""
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} comes twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
 
 
 def _read(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
@@ -46,7 +84,7 @@ def _read(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in extending:
         raise ValueError(f"{path}: extends itself")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):

@@ -21,6 +21,13 @@ class Settings:
     free: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True)
+class Named:
+    name: str
+    sections: Mapping[str, Section]
+    section: Section = Section()
+
+
 @pytest.fixture
 def write(tmp_path):
     def write(name, text):
@@ -57,3 +64,30 @@ def test_mistakes_name_the_file(write, text, message):
     write("list.yaml", "- 1")
     with pytest.raises(ValueError, match=message):
         read_settings(Settings, write("own.yaml", text))
+
+
+@pytest.mark.parametrize(
+    "text, key",
+    [
+        ("name: a\nname: b", "name"),
+        ("name: a\nsection: {first: 1, second: [1], first: 2}", "first"),
+        ("name: a\nfree:\n  x: 1\n  y: 2\n  x: 3", "x"),
+    ],
+)
+def test_a_key_that_comes_twice_is_refused(write, text, key):
+    with pytest.raises(ValueError, match=rf"own\.yaml: not readable as YAML: key '{key}' comes twice.* line"):
+        read_settings(Settings, write("own.yaml", text))
+
+
+def test_merge_keys_are_no_duplicates(write):
+    path = write("own.yaml", "name: a\nsection: &one {first: 1}\nfree: {<<: {x: 1}, x: 2}")
+    assert read_settings(Settings, path).free == {"x": 2}
+
+
+def test_an_override_makes_no_new_entry_of_a_mapping(write):
+    """`modes.speculat.draft_len=8` made a mode of that name, which ran."""
+    path = write("own.yaml", "name: a\nsections: {one: {first: 1}}")
+    changed = read_settings(Named, path, {"sections.one.first": 2, "section.first": 3})
+    assert (changed.sections["one"].first, changed.section.first) == (2, 3)
+    with pytest.raises(ValueError, match=r"sections\.two\.first: no 'two': expected one of \['one'\]"):
+        read_settings(Named, path, {"sections.two.first": 2})
