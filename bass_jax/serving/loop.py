@@ -67,6 +67,8 @@ class Loop:
         self._arrived: deque[Ticket] = deque()
         self._cancelled: deque[Ticket] = deque()
         self._lock = threading.Lock()
+        # A callback may advance the loop itself.
+        self._stepping = threading.RLock()
         self._num_arrived = 0
 
     @property
@@ -94,9 +96,11 @@ class Loop:
         self._cancelled.append(ticket)
 
     def advance(self) -> bool:
-        """Takes one step; False when there was nothing to do."""
-        if self.is_idle:
-            return False
+        """Takes one step, from any thread, one at a time; False when there was nothing to do."""
+        with self._stepping:
+            return not self.is_idle and self._advance()
+
+    def _advance(self) -> bool:
         events: list[tuple[Ticket, Event]] = []
         has_stepped = self._is_in_flight
         if has_stepped:

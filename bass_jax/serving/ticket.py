@@ -166,22 +166,21 @@ class Ticket:
 
     def __iter__(self) -> Iterator[Event]:
         while True:
+            # Asked first, because another thread may hand out the last event meanwhile.
+            is_finished = self.is_finished
             while self._unread:
-                yield (event := self._unread.popleft())
-                if event.finish_reason is not None:
-                    return
-            if self.is_finished or self._driver is None:
+                yield self._unread.popleft()
+            if is_finished or self._driver is None:
                 return
             self._driver.advance()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         try:
             while True:
+                is_finished = self.is_finished
                 while self._unread:
-                    yield (event := self._unread.popleft())
-                    if event.finish_reason is not None:
-                        return
-                if self.is_finished or self._driver is None:
+                    yield self._unread.popleft()
+                if is_finished or self._driver is None:
                     return
                 await self._driver.advance_async()
         except (GeneratorExit, asyncio.CancelledError):
@@ -230,8 +229,8 @@ class Ticket:
         if self._text is not None and not self.has_stop_strings:
             is_last = event.finish_reason is not None
             event = event._replace(text=self._text.push(0, event.tokens, is_last)[1])
-        self._history.append(event)
         self._unread.append(event)
+        self._history.append(event)
         if self._on_event is None:
             return True
         try:
