@@ -15,6 +15,9 @@ from bass_jax.models import abstract_params
 from bass_jax.models.families import FAMILIES, Rule, tiles
 from bass_jax.typing import Params
 
+_HEADS = {"lm_head.weight", "embed_out.weight"}
+"""What a tied head is stored under, where a checkpoint repeats it."""
+
 Progress = Callable[[int, int], None]
 """Called with (tensors done, tensors in all)."""
 
@@ -71,7 +74,7 @@ def assemble(
 
 
 def plan(source: TensorSource, config: ModelConfig) -> dict[str, Callable[[], np.ndarray]]:
-    """Checks names and sizes, and says how each parameter of ours is made; reads no tensor.
+    """Checks names and sizes, and says how each parameter of ours is made; reads no tensor but a tied head.
 
     Returns:
         Our path of every parameter → a function that makes it, in row-major order and in memory of its own.
@@ -91,9 +94,11 @@ def plan(source: TensorSource, config: ModelConfig) -> dict[str, Callable[[], np
     wanted = {name for rule in rules.values() for name in rule.sources}
     if missing := sorted(wanted - stored.keys()):
         raise ValueError(f"{source.path}: missing tensor {missing[0]!r} ({len(missing)} missing)")
-    is_copy = {"lm_head.weight", "embed_out.weight"} if config.is_tied else set()
-    if extra := sorted(stored.keys() - wanted - is_copy):
+    copies = stored.keys() & _HEADS if config.is_tied else set()
+    if extra := sorted(stored.keys() - wanted - copies):
         raise ValueError(f"{source.path}: unexpected tensor {extra[0]!r} ({len(extra)} unexpected)")
+    for copy in copies:
+        _check_copy(source, stored[copy], stored[rules["embedding"].sources[0]])
     whole = abstract_params(dataclasses.replace(config, quantize=None))
     builders: dict[str, Callable[[], np.ndarray]] = {
         path: functools.partial(
@@ -102,6 +107,17 @@ def plan(source: TensorSource, config: ModelConfig) -> dict[str, Callable[[], np
         for path, boxed in flatten(whole).items()
     }
     return quantizing(builders, config)
+
+
+def _check_copy(source: TensorSource, head: str, embedding: str) -> None:
+    """Refuses a head of its own in a checkpoint whose configuration ties it to the embedding."""
+    is_equal = np.array_equal(source.read(head), source.read(embedding))
+    source.release((head, embedding))
+    if not is_equal:
+        raise ValueError(
+            f"{source.path}: tensors {head!r} and {embedding!r} differ: expected equal ones, because the "
+            "configuration ties them (tie_word_embeddings)"
+        )
 
 
 def _check_size(source: TensorSource, config: ModelConfig) -> None:

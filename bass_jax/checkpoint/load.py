@@ -21,6 +21,7 @@ from bass_jax.checkpoint.trees import flatten, unflatten
 from bass_jax.config import ModelConfig
 from bass_jax.models import Model, abstract_params
 from bass_jax.models.families import FAMILIES
+from bass_jax.models.families.base import check_common
 from bass_jax.models.sharding import param_shardings, placed_config
 from bass_jax.models.weights import Weight
 from bass_jax.typing import Array
@@ -205,6 +206,7 @@ def read_model_config(source: Any) -> ModelConfig:
     if kind not in FAMILIES:
         raise ValueError(f"{source.path}: model_type={kind!r}: expected one of {sorted(FAMILIES)}")
     try:
+        check_common(source.config)
         config = FAMILIES[kind].read_config(source.config)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         reason = f"missing key {error}" if isinstance(error, KeyError) else error

@@ -64,13 +64,13 @@ def test_a_hub_id_without_a_network(monkeypatch):
         ({"model_type": ...}, r"model_type=None: expected one of"),
         ({"hidden_act": "tanh"}, r"theirs: config.json: hidden_act='tanh': expected one of \['gelu'"),
         ({"hidden_size": "big"}, r"hidden_size='big': expected an integer"),
-        ({"num_hidden_layers": ...}, r"num_hidden_layers=None: expected an integer"),
+        ({"num_hidden_layers": ...}, r"missing key 'num_hidden_layers'"),
         ({"num_key_value_heads": 3}, r"num_kv_heads=3: expected a divisor of num_heads=4"),
         ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, r"rope_type='longrope': expected 'default'"),
         ({"rope_parameters": {"rope_type": "yarn"}}, r"missing key 'factor'"),
         (
             {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0}},
-            r"rope_scaling.original_context=0: expected a positive number",
+            r"original_max_position_embeddings=0: expected a positive integer",
         ),
         ({"rope_parameters": {"rope_theta": 1}}, r"rope_base=1.0: expected a number above 1"),
         ({"rope_parameters": {"rope_type": "linear"}}, r"missing key 'factor'"),
@@ -86,22 +86,41 @@ def test_a_hub_id_without_a_network(monkeypatch):
         ),
         ({"head_dim": 2}, r"misshapen tensor 'model.layers.0.self_attn.o_proj.weight' \[16, 16\]: does not"),
         ({"tie_word_embeddings": False}, r"missing tensor 'lm_head.weight' \(1 missing\)"),
-        ({"model_type": "mistral", "sliding_window": -1}, r"theirs: window=-1: expected a positive integer"),
+        ({"model_type": "mistral", "sliding_window": -1}, r"theirs: window=-1: expected a whole number of at least 1"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, r"attn_logit_softcapping=50.0: expected None"),
         (
             {"model_type": "gemma2", "attn_logit_softcapping": -1.0},
             r"attention_softcap=-1.0: expected a positive",
         ),
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, r"use_bidirectional_attention=True: expected"),
-        ({"model_type": "gemma3_text", "layer_types": ["chunked"]}, r"layer_types: 'chunked': expected"),
+        (
+            {"model_type": "gemma3_text", "layer_types": ["chunked", "full_attention"]},
+            r"layer_types: 'chunked': expected",
+        ),
         ({"model_type": "qwen3"}, r"missing tensor 'model.layers.0.self_attn.k_norm.weight' \(4 missing\)"),
-        ({"model_type": "codegen"}, r"n_embd=None: expected an integer"),
+        ({"model_type": "codegen"}, r"hidden_size=16 and n_embd=None: expected only n_embd"),
         ({"attention_bias": True}, r"missing tensor 'model.layers.0.self_attn.k_proj.bias'"),
     ],
 )
 def test_configurations(checkpoint, changes, message):
     edit_json(checkpoint / "theirs" / "config.json", **changes)
     refused(checkpoint / "theirs", message)
+
+
+def test_a_head_of_its_own_is_not_tied(checkpoint):
+    """It was dropped, and the embedding scored the vocabulary."""
+    path = checkpoint / "theirs" / "model.safetensors"
+    tensors = load_file(path)
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file(tensors | {"lm_head.weight": embedding.copy()}, path)
+    load_model(checkpoint / "theirs")  # A copy says nothing new.
+    changed = embedding.copy()
+    changed[3, 5] += 1e-3
+    save_file(tensors | {"lm_head.weight": changed}, path)
+    refused(
+        checkpoint / "theirs",
+        "tensors 'lm_head.weight' and 'model.embed_tokens.weight' differ: expected equal ones, .* ties them",
+    )
 
 
 def test_tensors(checkpoint):

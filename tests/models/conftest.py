@@ -74,13 +74,12 @@ def smollm2_reference(tmp_path_factory, smollm2_gguf, smollm2_tokenizer):
     return read
 
 
-def run_reference(directory: Path, todo: list[dict]) -> Path:
-    """Runs `transformers_reference` into `directory`; skips without its environment."""
+def run_reference(directory: Path, todo: list[dict], script: str = "transformers_reference.py") -> Path:
+    """Runs `transformers_reference`, or another script beside it, into `directory`; skips without its environment."""
     if not PEERS_PYTHON.exists():
         pytest.skip("no environment with torch and transformers at .venv-peers (make peers)")
     (directory / "cases.json").write_text(json.dumps(todo))
-    script = Path(__file__).with_name("transformers_reference.py")
-    command = [str(PEERS_PYTHON), str(script), str(directory / "cases.json"), str(directory)]
+    command = [str(PEERS_PYTHON), str(Path(__file__).with_name(script)), str(directory / "cases.json"), str(directory)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert result.returncode == 0, result.stderr[-3000:]
     return directory

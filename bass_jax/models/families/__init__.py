@@ -6,10 +6,21 @@ from bass_jax.models.families.base import Family, Rule
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        llama.FAMILY, mistral.FAMILY, qwen.QWEN2, qwen.QWEN3, gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3, opt.FAMILY,
-        codegen.FAMILY, gpt2.GPT2, gpt2.BIGCODE, gpt_neox.FAMILY,
+        llama.FAMILY,
+        mistral.MISTRAL,
+        mistral.MINISTRAL,
+        qwen.QWEN2,
+        qwen.QWEN3,
+        gemma.GEMMA,
+        gemma.GEMMA2,
+        gemma.GEMMA3,
+        opt.FAMILY,
+        codegen.FAMILY,
+        gpt2.GPT2,
+        gpt2.BIGCODE,
+        gpt_neox.FAMILY,
     )
-}  # fmt: skip
+}
 """By the ``model_type`` of a Hugging Face configuration."""
 
 

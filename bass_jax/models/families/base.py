@@ -1,6 +1,7 @@
 """What a model family has to say: how to read its configuration and where its tensors go."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -59,17 +60,51 @@ ACTIVATIONS = {
 WRITTEN_ACTIVATIONS = {"silu": "silu", "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 
 
-def read_integer(source: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """Reads an integer; `default` where the key is absent or null.
+_REQUIRED: Any = object()
+
+
+def read_integer(source: Mapping[str, Any], key: str, default: Any = _REQUIRED, *, is_nullable: bool = False) -> Any:
+    """Reads an integer.
+
+    Args:
+        source: the Hugging Face configuration.
+        key: to read.
+        default: where the key is absent, and where it is null if that may be.
+        is_nullable: null is as good as absent. Elsewhere `transformers` refuses it, and so do we.
 
     Raises:
-        ValueError: if it is none, or is absent without a default.
+        ValueError: if it is no integer, or is absent without a default.
     """
-    value = source.get(key)
-    if value is None and default is not None:
+    return _read(source, key, default, is_nullable, (int,), "an integer")
+
+
+def read_number(source: Mapping[str, Any], key: str, default: Any = _REQUIRED, *, is_nullable: bool = False) -> Any:
+    """Reads a finite number as a float; arguments and errors are those of `read_integer`."""
+    value = _read(source, key, default, is_nullable, (int, float), "a number")
+    if value is not None and not math.isfinite(value):
+        raise ValueError(f"config.json: {key}={value!r}: expected a finite number")
+    return None if value is None else float(value)
+
+
+def read_flag(source: Mapping[str, Any], key: str, default: bool) -> bool:
+    """Reads true or false; arguments and errors are those of `read_integer`."""
+    value = source.get(key, default)
+    if not isinstance(value, bool):
+        raise ValueError(f"config.json: {key}={value!r}: expected true or false")
+    return value
+
+
+def _read(source: Mapping[str, Any], key: str, default: Any, is_nullable: bool, kinds: tuple, expected: str) -> Any:
+    value = source.get(key) if default is _REQUIRED else source.get(key, default)
+    if value is None and is_nullable:
         return default
-    if not isinstance(value, int):
-        raise ValueError(f"config.json: {key}={value!r}: expected an integer")
+    if key not in source:
+        if default is _REQUIRED:
+            raise KeyError(key)
+        if default is None:  # What stands in the file cannot be null.
+            return None
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise ValueError(f"config.json: {key}={value!r}: expected {expected}")
     return value
 
 
@@ -79,8 +114,8 @@ def read_activation(source: Mapping[str, Any], key: str, default: str) -> Any:
     Raises:
         ValueError: if it is unknown.
     """
-    name = source.get(key) or default
-    if name not in ACTIVATIONS:
+    name = source.get(key, default)
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ValueError(f"config.json: {key}={name!r}: expected one of {sorted(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
@@ -98,3 +133,31 @@ def refuse(source: Mapping[str, Any], **unsupported: Any) -> None:
     for key, only in unsupported.items():
         if source.get(key, only) != only:
             raise ValueError(f"config.json: {key}={source[key]!r}: expected {only!r}")
+
+
+def check_common(source: Mapping[str, Any]) -> None:
+    """Refuses what a configuration of any family can ask for and no decoder here does.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    refuse(source, is_causal=True, quantization_config=None, add_cross_attention=False)
+
+
+def refuse_aliases(source: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
+    """Refuses a second name of a key, where it says something else.
+
+    `transformers` reads both names into one attribute, so the one that it reads last wins.
+
+    Args:
+        source: the Hugging Face configuration.
+        aliases: second name → key.
+
+    Raises:
+        ValueError: naming both.
+    """
+    for alias, key in aliases.items():
+        if alias in source and source[alias] != source.get(key):
+            raise ValueError(
+                f"config.json: {alias}={source[alias]!r} and {key}={source.get(key)!r}: expected only {key}"
+            )

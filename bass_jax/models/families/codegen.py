@@ -7,7 +7,17 @@ import numpy as np
 
 from bass_jax.config import ModelConfig
 from bass_jax.models.families import layouts
-from bass_jax.models.families.base import WRITTEN_ACTIVATIONS, Family, Rule, read_activation, read_integer
+from bass_jax.models.families.base import (
+    WRITTEN_ACTIVATIONS,
+    Family,
+    Rule,
+    read_activation,
+    read_flag,
+    read_integer,
+    read_number,
+    refuse_aliases,
+)
+from bass_jax.models.families.gpt2 import ALIASES
 
 _NUM_BLOCKS = 4
 """The fused projection was laid out for four devices, whatever it runs on."""
@@ -19,6 +29,7 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
     Raises:
         ValueError: if a key is missing or asks for what this decoder does not do.
     """
+    refuse_aliases(source, ALIASES)
     width, num_heads = read_integer(source, "n_embd"), read_integer(source, "n_head")
     if num_heads % _NUM_BLOCKS:
         raise ValueError(f"config.json: n_head={num_heads}: expected a multiple of {_NUM_BLOCKS}")
@@ -30,13 +41,13 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=num_heads,
         head_dim=width // max(num_heads, 1),
-        mlp_width=read_integer(source, "n_inner", 4 * width),
+        mlp_width=read_integer(source, "n_inner", 4 * width, is_nullable=True),
         context=read_integer(source, "n_positions", 2048),
         norm="layer",
-        norm_eps=float(source.get("layer_norm_epsilon", 1e-5)),
+        norm_eps=read_number(source, "layer_norm_epsilon", 1e-5),
         block="parallel",
         rotary_dim=read_integer(source, "rotary_dim", 64),
-        is_tied=bool(source.get("tie_word_embeddings", False)),
+        is_tied=read_flag(source, "tie_word_embeddings", False),
         has_head_bias=True,
         has_mlp_bias=True,
         is_gated=False,

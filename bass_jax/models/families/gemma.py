@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bass_jax.config import ModelConfig
-from bass_jax.models.families import llama
-from bass_jax.models.families.base import WRITTEN_ACTIVATIONS, Family, read_activation, read_integer, refuse
-from bass_jax.models.families.qwen import read_layer_types, write_layer_types
+from bass_jax.models.families import llama, rope
+from bass_jax.models.families.base import WRITTEN_ACTIVATIONS, Family, read_integer, read_number, refuse
+from bass_jax.models.families.windows import read_windows, write_layer_types
 
 
 def read_gemma(source: Mapping[str, Any]) -> ModelConfig:
@@ -16,8 +16,9 @@ def read_gemma(source: Mapping[str, Any]) -> ModelConfig:
     Raises:
         ValueError: if a key is missing or asks for what this decoder does not do.
     """
-    refuse(source, use_bidirectional_attention=None)
-    return _common(source, "gemma", "hidden_activation" if source.get("hidden_activation") else "hidden_act")
+    if source.get("hidden_act") == "gelu":  # What the first checkpoints say and do not mean.
+        source = {**source, "hidden_act": "gelu_pytorch_tanh"}
+    return _common(source, "gemma", "hidden_act", num_kv_heads=16)
 
 
 def read_gemma2(source: Mapping[str, Any]) -> ModelConfig:
@@ -26,13 +27,11 @@ def read_gemma2(source: Mapping[str, Any]) -> ModelConfig:
     Raises:
         ValueError: if a key is missing or asks for what this decoder does not do.
     """
-    _refuse_bidirectional(source)
-    config = _common(source, "gemma2", "hidden_activation")
-    default = ["full_attention" if i % 2 else "sliding_attention" for i in range(config.num_layers)]
+    config = _common(source, "gemma2", "hidden_activation", num_kv_heads=4)
     return dataclasses.replace(
-        _with_windows(config, source, default),
-        attention_softcap=source.get("attn_logit_softcapping", 50.0),
-        logit_softcap=source.get("final_logit_softcapping", 30.0),
+        _with_windows(config, source, [i % 2 == 0 for i in range(config.num_layers)]),
+        attention_softcap=_read_softcap(source, "attn_logit_softcapping", 50.0),
+        logit_softcap=_read_softcap(source, "final_logit_softcapping", 30.0),
     )
 
 
@@ -43,56 +42,69 @@ def read_gemma3(source: Mapping[str, Any]) -> ModelConfig:
         ValueError: if a key is missing or asks for what this decoder does not do.
     """
     refuse(source, attn_logit_softcapping=None)
-    _refuse_bidirectional(source)
-    rope = source.get("rope_parameters") or {}
-    everywhere = {"rope_theta": source.get("rope_theta", 1e6), **(source.get("rope_scaling") or {})}
-    everywhere |= rope.get("full_attention") or {}
-    local = rope.get("sliding_attention") or {}
-    if local.get("rope_type", "default") != "default":
-        raise ValueError(f"config.json: rope_parameters: sliding_attention: rope_type={local['rope_type']!r}: "
-                         "expected 'default'")  # fmt: skip
-    config = _common({**source, "rope_parameters": everywhere}, "gemma3_text", "hidden_activation")
+    full, local = _read_ropes(source)
+    others = {
+        key: value for key, value in source.items() if key not in ("rope_scaling", "original_max_position_embeddings")
+    }
+    config = _common({**others, "rope_parameters": full}, "gemma3_text", "hidden_activation", num_kv_heads=4)
     pattern = read_integer(source, "sliding_window_pattern", 6)
-    default = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(config.num_layers)]
+    if pattern < 1:
+        raise ValueError(f"config.json: sliding_window_pattern={pattern}: expected a positive integer")
     return dataclasses.replace(
-        _with_windows(config, source, default),
+        _with_windows(config, source, [(i + 1) % pattern != 0 for i in range(config.num_layers)]),
         has_qk_norm=True,
-        window_rope_base=float(local.get("rope_theta", source.get("rope_local_base_freq", 10000.0))),
-        logit_softcap=source.get("final_logit_softcapping"),
+        window_rope_base=rope.read_base(local, read_number(source, "rope_local_base_freq", 10000.0)),
+        logit_softcap=_read_softcap(source, "final_logit_softcapping", None),
     )
 
 
-def _refuse_bidirectional(source: Mapping[str, Any]) -> None:
+def _read_ropes(source: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the ``rope_parameters`` of the layers that see everything, and of those with a window."""
+    ropes = source.get("rope_parameters")
+    ropes = {"full_attention": {"rope_type": "default"}} if ropes is None else ropes
+    full, local = ropes.get("full_attention"), ropes.get("sliding_attention") or {}
+    if source.get("rope_scaling") is not None:
+        if full is None:
+            raise ValueError("config.json: rope_scaling: expected rope_parameters with 'full_attention', or none")
+        # A "rope_type" that is there already wins over the older "type", as in `transformers`.
+        full = {**full, **source["rope_scaling"]}
+    if (kind := local.get("rope_type", local.get("type", "default"))) != "default":
+        raise ValueError(f"config.json: rope_parameters: sliding_attention: rope_type={kind!r}: expected 'default'")
+    return {"rope_theta": source.get("rope_theta", 1e6), **(full or {})}, local
+
+
+def _read_softcap(source: Mapping[str, Any], key: str, default: float | None) -> float | None:
+    return None if source.get(key, default) is None else read_number(source, key, default)
+
+
+def _with_windows(config: ModelConfig, source: Mapping[str, Any], default: list[bool]) -> ModelConfig:
+    """What Gemma 2 and 3 share: norms around both parts, a scale and a window of their own."""
+    scalar = read_number(source, "query_pre_attn_scalar", 256.0)
+    if scalar <= 0:
+        raise ValueError(f"config.json: query_pre_attn_scalar={scalar}: expected a positive number")
+    window = None if source.get("sliding_window", 4096) is None else read_integer(source, "sliding_window", 4096)
+    return dataclasses.replace(
+        config, block="sandwich", attention_scale=scalar**-0.5, **read_windows(source, window, default)
+    )
+
+
+def _common(source: Mapping[str, Any], family: str, activation: str, num_kv_heads: int) -> ModelConfig:
     if source.get("use_bidirectional_attention"):
         raise ValueError("config.json: use_bidirectional_attention=True: expected false")
-
-
-def _with_windows(config: ModelConfig, source: Mapping[str, Any], default: list[str]) -> ModelConfig:
-    """What Gemma 2 and 3 share: norms around both parts, a scale and a window of their own."""
-    return dataclasses.replace(
-        config,
-        block="sandwich",
-        attention_scale=float(source.get("query_pre_attn_scalar", 256)) ** -0.5,
-        window=read_integer(source, "sliding_window", 4096),
-        windowed_layers=read_layer_types(source, default),
-    )
-
-
-def _common(source: Mapping[str, Any], family: str, activation: str) -> ModelConfig:
-    # The activation has a key of its own here; "hidden_act" may say what is not done.
-    config = llama.read_config({"head_dim": 256, **source, "hidden_act": None}, family, is_tied=True)
-    return dataclasses.replace(
-        config,
-        norm_offset=1.0,
-        embedding_scale=float(config.width) ** 0.5,
-        activation=read_activation(source, activation, "gelu_pytorch_tanh"),
-    )
+    defaults = {
+        "head_dim": 256,
+        "num_key_value_heads": num_kv_heads,
+        "max_position_embeddings": 131072 if family == "gemma3_text" else 8192,
+        activation: "gelu_pytorch_tanh",
+    }
+    config = llama.read_config({**defaults, **source, "mlp_bias": False}, family, is_tied=True, activation=activation)
+    return dataclasses.replace(config, norm_offset=1.0, embedding_scale=float(config.width) ** 0.5)
 
 
 def write_gemma(config: ModelConfig) -> dict[str, Any]:
     """Makes the Hugging Face configuration of ours."""
     activation = WRITTEN_ACTIVATIONS[config.activation]
-    return llama.write_config(config, "GemmaForCausalLM") | {"hidden_activation": activation}
+    return llama.write_config(config, "GemmaForCausalLM") | {"hidden_act": activation}
 
 
 def write_gemma2(config: ModelConfig) -> dict[str, Any]:
@@ -109,7 +121,7 @@ def write_gemma3(config: ModelConfig) -> dict[str, Any]:
         | {
             "final_logit_softcapping": config.logit_softcap,
             "rope_parameters": {
-                "full_attention": llama.write_rope(config),
+                "full_attention": rope.write_rope(config),
                 "sliding_attention": {"rope_type": "default", "rope_theta": config.window_rope_base},
             },
         }

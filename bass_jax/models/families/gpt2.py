@@ -5,7 +5,25 @@ from typing import Any
 
 from bass_jax.config import ModelConfig
 from bass_jax.models.families import layouts
-from bass_jax.models.families.base import WRITTEN_ACTIVATIONS, Family, Rule, read_activation, read_integer, refuse
+from bass_jax.models.families.base import (
+    WRITTEN_ACTIVATIONS,
+    Family,
+    Rule,
+    read_activation,
+    read_flag,
+    read_integer,
+    read_number,
+    refuse,
+    refuse_aliases,
+)
+
+ALIASES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+"""Second names of keys, which `transformers` reads too."""
 
 
 def read_gpt2(source: Mapping[str, Any]) -> ModelConfig:
@@ -24,12 +42,12 @@ def read_bigcode(source: Mapping[str, Any]) -> ModelConfig:
     Raises:
         ValueError: if a key is missing or asks for what this decoder does not do.
     """
-    num_kv_heads = 1 if source.get("multi_query", True) else read_integer(source, "n_head", 12)
+    num_kv_heads = 1 if read_flag(source, "multi_query", True) else read_integer(source, "n_head", 12)
     return _read(source, "gpt_bigcode", "gelu_pytorch_tanh", num_kv_heads)
 
 
 def _read(source: Mapping[str, Any], family: str, activation: str, num_kv_heads: int) -> ModelConfig:
-    refuse(source, add_cross_attention=False)
+    refuse_aliases(source, ALIASES)
     width, num_heads = read_integer(source, "n_embd"), read_integer(source, "n_head")
     return ModelConfig(
         family=family,
@@ -39,17 +57,17 @@ def _read(source: Mapping[str, Any], family: str, activation: str, num_kv_heads:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=width // max(num_heads, 1),
-        mlp_width=read_integer(source, "n_inner", 4 * width),
+        mlp_width=read_integer(source, "n_inner", 4 * width, is_nullable=True),
         context=read_integer(source, "n_positions", 1024),
         norm="layer",
-        norm_eps=float(source.get("layer_norm_epsilon", 1e-5)),
+        norm_eps=read_number(source, "layer_norm_epsilon", 1e-5),
         positions="learned",
-        is_tied=bool(source.get("tie_word_embeddings", True)),
+        is_tied=read_flag(source, "tie_word_embeddings", True),
         has_attention_bias=True,
         has_mlp_bias=True,
         is_gated=False,
         activation=read_activation(source, "activation_function", activation),
-        attention_scale=None if source.get("scale_attn_weights", True) else 1.0,
+        attention_scale=None if read_flag(source, "scale_attn_weights", True) else 1.0,
     )
 
 

@@ -4,8 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from bass_jax.config import ModelConfig
-from bass_jax.models.families import layouts, llama
-from bass_jax.models.families.base import WRITTEN_ACTIVATIONS, Family, Rule, read_activation, read_integer
+from bass_jax.models.families import layouts, rope
+from bass_jax.models.families.base import (
+    WRITTEN_ACTIVATIONS,
+    Family,
+    Rule,
+    read_activation,
+    read_flag,
+    read_integer,
+    read_number,
+    refuse,
+)
 
 
 def read_config(source: Mapping[str, Any]) -> ModelConfig:
@@ -15,10 +24,11 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
         ValueError: if a key is missing or asks for what this decoder does not do.
     """
     width, num_heads = read_integer(source, "hidden_size"), read_integer(source, "num_attention_heads")
-    rope = source.get("rope_parameters") or {}
-    share = float(rope.get("partial_rotary_factor", source.get("rotary_pct", 0.25)))
-    is_parallel = bool(source.get("use_parallel_residual", True))
     head_dim = width // max(num_heads, 1)
+    refuse(source, head_dim=head_dim)
+    found = rope.find_rope(source)
+    share = read_number(found, "partial_rotary_factor", read_number(source, "rotary_pct", 0.25))
+    is_parallel = read_flag(source, "use_parallel_residual", True)
     return ModelConfig(
         family="gpt_neox",
         vocab_size=read_integer(source, "vocab_size"),
@@ -30,14 +40,14 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
         mlp_width=read_integer(source, "intermediate_size"),
         context=read_integer(source, "max_position_embeddings", 2048),
         norm="layer",
-        norm_eps=float(source.get("layer_norm_eps", 1e-5)),
+        norm_eps=read_number(source, "layer_norm_eps", 1e-5),
         block="parallel" if is_parallel else "pre_norm",
         has_parallel_mlp_norm=is_parallel,
         rotary_dim=int(head_dim * share),
-        rope_base=float(rope.get("rope_theta", source.get("rotary_emb_base", 10000.0))),
-        rope_scaling=llama.read_scaling(rope or source.get("rope_scaling") or {}),
-        is_tied=bool(source.get("tie_word_embeddings", False)),
-        has_attention_bias=bool(source.get("attention_bias", True)),
+        rope_base=rope.read_base(found, read_number(source, "rotary_emb_base", 10000.0)),
+        rope_scaling=rope.read_scaling(found, source),
+        is_tied=read_flag(source, "tie_word_embeddings", False),
+        has_attention_bias=read_flag(source, "attention_bias", True),
         has_mlp_bias=True,
         is_gated=False,
         activation=read_activation(source, "hidden_act", "gelu"),
@@ -58,7 +68,7 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
         "max_position_embeddings": config.context,
         "layer_norm_eps": config.norm_eps,
         "use_parallel_residual": config.block == "parallel",
-        "rope_parameters": llama.write_rope(config) | {"partial_rotary_factor": config.rotary_dim / config.head_dim},
+        "rope_parameters": rope.write_rope(config) | {"partial_rotary_factor": config.rotary_dim / config.head_dim},
         "tie_word_embeddings": config.is_tied,
         "attention_bias": config.has_attention_bias,
         "hidden_act": WRITTEN_ACTIVATIONS[config.activation],

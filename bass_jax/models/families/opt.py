@@ -10,6 +10,7 @@ from bass_jax.models.families.base import (
     Family,
     Rule,
     read_activation,
+    read_flag,
     read_integer,
     refuse,
 )
@@ -23,9 +24,9 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
     """
     refuse(source, layer_norm_elementwise_affine=True)
     width, num_heads = read_integer(source, "hidden_size"), read_integer(source, "num_attention_heads")
-    embedding_width = read_integer(source, "word_embed_proj_dim", width)
-    is_before = bool(source.get("do_layer_norm_before", True))
-    has_bias = bool(source.get("enable_bias", True))
+    embedding_width = read_integer(source, "word_embed_proj_dim", width, is_nullable=True)
+    is_before = read_flag(source, "do_layer_norm_before", True)
+    has_bias = read_flag(source, "enable_bias", True)
     return ModelConfig(
         family="opt",
         vocab_size=read_integer(source, "vocab_size"),
@@ -38,12 +39,12 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
         context=read_integer(source, "max_position_embeddings", 2048),
         norm="layer",
         block="pre_norm" if is_before else "post_norm",
-        has_final_norm=is_before and not source.get("_remove_final_layer_norm", False),
+        has_final_norm=is_before and not read_flag(source, "_remove_final_layer_norm", False),
         positions="learned",
         position_offset=2,
         embedding_width=None if embedding_width == width else embedding_width,
         has_output_projection=embedding_width != width,
-        is_tied=bool(source.get("tie_word_embeddings", True)),
+        is_tied=read_flag(source, "tie_word_embeddings", True),
         has_attention_bias=has_bias,
         has_mlp_bias=has_bias,
         is_gated=False,

@@ -6,7 +6,8 @@ from typing import Any
 
 from bass_jax.config import ModelConfig
 from bass_jax.models.families import llama
-from bass_jax.models.families.base import Family, read_integer
+from bass_jax.models.families.base import Family, read_flag, read_integer
+from bass_jax.models.families.windows import read_windows, write_layer_types
 
 
 def read_qwen2(source: Mapping[str, Any]) -> ModelConfig:
@@ -15,9 +16,10 @@ def read_qwen2(source: Mapping[str, Any]) -> ModelConfig:
     Raises:
         ValueError: as `llama.read_config`.
     """
-    config = llama.read_config(source, "qwen2")
-    config = dataclasses.replace(config, has_attention_bias=True, has_out_bias=False)
-    return _with_windows(config, source)
+    defaults = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
+    # These projections have biases or none, whatever a key of another family says.
+    config = llama.read_config({**defaults, **source, "attention_bias": False, "mlp_bias": False}, "qwen2")
+    return _with_windows(dataclasses.replace(config, has_attention_bias=True, has_out_bias=False), source)
 
 
 def read_qwen3(source: Mapping[str, Any]) -> ModelConfig:
@@ -26,7 +28,8 @@ def read_qwen3(source: Mapping[str, Any]) -> ModelConfig:
     Raises:
         ValueError: as `llama.read_config`.
     """
-    config = llama.read_config({"head_dim": 128, **source}, "qwen3")
+    defaults = {"head_dim": 128, "num_key_value_heads": 32, "max_position_embeddings": 32768}
+    config = llama.read_config({**defaults, **source, "mlp_bias": False}, "qwen3")
     return _with_windows(dataclasses.replace(config, has_qk_norm=True), source)
 
 
@@ -41,31 +44,11 @@ def write_qwen3(config: ModelConfig) -> dict[str, Any]:
 
 
 def _with_windows(config: ModelConfig, source: Mapping[str, Any]) -> ModelConfig:
-    if not source.get("use_sliding_window", False) or source.get("sliding_window") is None:
-        return config
-    first = read_integer(source, "max_window_layers", 28)
-    default = ["sliding_attention" if i >= first else "full_attention" for i in range(config.num_layers)]
-    windowed = read_layer_types(source, default)
-    return dataclasses.replace(config, window=source["sliding_window"], windowed_layers=windowed)
-
-
-def read_layer_types(source: Mapping[str, Any], default: list[str]) -> tuple[bool, ...]:
-    """Reads which layers have the window.
-
-    Raises:
-        ValueError: if a layer is of another type.
-    """
-    types = source.get("layer_types") or default
-    for kind in types:
-        if kind not in ("sliding_attention", "full_attention"):
-            raise ValueError(f"config.json: layer_types: {kind!r}: expected 'sliding_attention' or 'full_attention'")
-    return tuple(kind == "sliding_attention" for kind in types)
-
-
-def write_layer_types(config: ModelConfig) -> list[str]:
-    """Makes ``layer_types``."""
-    windows = (config.window_of(i) for i in range(config.num_layers))
-    return ["full_attention" if window is None else "sliding_attention" for window in windows]
+    first, window = read_integer(source, "max_window_layers", 28), None
+    if read_flag(source, "use_sliding_window", False) and source.get("sliding_window", 4096) is not None:
+        window = read_integer(source, "sliding_window", 4096)
+    default = [window is not None and i >= first for i in range(config.num_layers)]
+    return dataclasses.replace(config, **read_windows(source, window, default))
 
 
 def _write_windows(config: ModelConfig) -> dict[str, Any]:

@@ -22,7 +22,9 @@ from bass_jax.models.families.base import (
     Family,
     Rule,
     read_activation,
+    read_flag,
     read_integer,
+    read_number,
     refuse,
 )
 
@@ -45,9 +47,9 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
         head_dim=width // max(num_heads, 1),
         mlp_width=read_integer(source, "hidden"),
         context=read_integer(source, "max_len"),
-        rope_base=float(source.get("theta", 10000.0)),
-        norm_eps=float(source.get("eps", 1e-5)),
-        is_tied=bool(source.get("tied", False)),
+        rope_base=read_number(source, "theta", 10000.0),
+        norm_eps=read_number(source, "eps", 1e-5),
+        is_tied=read_flag(source, "tied", False),
         activation=read_activation(source, "act", "silu"),
     )
 

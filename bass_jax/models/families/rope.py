@@ -1,0 +1,116 @@
+"""Rotary positions in a Hugging Face configuration: ``rope_parameters`` of transformers 5, ``rope_scaling`` before."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from bass_jax.config import ModelConfig, RopeScaling
+from bass_jax.models.families.base import read_flag, read_number
+
+
+def find_rope(source: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the dictionary that counts: ``rope_scaling`` where it holds anything, as in `transformers`.
+
+    Raises:
+        ValueError: if it is no dictionary.
+    """
+    for key in ("rope_scaling", "rope_parameters"):
+        found = source.get(key)
+        if found is not None and not isinstance(found, Mapping):
+            raise ValueError(f"config.json: {key}={found!r}: expected a dictionary")
+        if found:
+            return found
+    return {}
+
+
+def read_rope(source: Mapping[str, Any], *, default_base: float = 10000.0) -> tuple[float, RopeScaling | None]:
+    """Reads the base and the scaling of rotary positions that are the same in all layers.
+
+    Raises:
+        ValueError: if a key is missing or asks for what this decoder does not do.
+    """
+    rope = find_rope(source)
+    for where in (source, rope):
+        if (share := where.get("partial_rotary_factor")) not in (None, 1):
+            raise ValueError(f"config.json: partial_rotary_factor={share!r}: expected 1")
+    return read_base(rope, read_number(source, "rope_theta", default_base)), read_scaling(rope, source)
+
+
+def read_base(rope: Mapping[str, Any], default: float) -> float:
+    """Reads ``rope_theta``."""
+    return read_number(rope, "rope_theta", default)
+
+
+def read_scaling(rope: Mapping[str, Any], source: Mapping[str, Any]) -> RopeScaling | None:
+    """Reads the scaling of ``rope_parameters`` or of the older ``rope_scaling``.
+
+    Args:
+        rope: the one or the other.
+        source: the whole configuration; its ``original_max_position_embeddings`` comes before that of `rope`, and its
+            ``max_position_embeddings`` is the original context where neither says.
+
+    Raises:
+        ValueError: if it is of an unknown type, or differs between layers.
+    """
+    for key, value in rope.items():
+        if isinstance(value, Mapping):
+            raise ValueError(f"config.json: {key}: expected rotary positions that are the same in all layers")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RopeScaling("linear", read_number(rope, "factor"))
+    if kind not in ("llama3", "yarn"):
+        raise ValueError(f"config.json: rope_type={kind!r}: expected 'default', 'linear', 'llama3' or 'yarn'")
+    context = source.get("max_position_embeddings")
+    original = source.get("original_max_position_embeddings", rope.get("original_max_position_embeddings", context))
+    if not isinstance(original, int) or isinstance(original, bool) or original < 1:
+        raise ValueError(f"config.json: original_max_position_embeddings={original!r}: expected a positive integer")
+    if kind == "llama3":
+        low, high = (read_number(rope, key) for key in ("low_freq_factor", "high_freq_factor"))
+        return RopeScaling("llama3", read_number(rope, "factor"), low, high, original)
+    return _read_yarn(rope, context, original)
+
+
+def _read_yarn(rope: Mapping[str, Any], context: Any, original: int) -> RopeScaling:
+    if "factor" in rope and rope["factor"] is None and isinstance(context, int):
+        rope = {**rope, "factor": context / original}
+    factor = read_number(rope, "factor")
+    attention_factor, own, of_all, fast, slow = (
+        read_number(rope, key, None, is_nullable=True)
+        for key in ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
+    )
+    if attention_factor is None and own and of_all and factor > 1:  # DeepSeek's way of saying it.
+        attention_factor = (0.1 * own * math.log(factor) + 1) / (0.1 * of_all * math.log(factor) + 1)
+    return RopeScaling(
+        "yarn",
+        factor,
+        original_context=original,
+        beta_fast=fast or 32.0,
+        beta_slow=slow or 1.0,
+        attention_factor=attention_factor,
+        is_truncated=read_flag(rope, "truncate", True),
+    )
+
+
+def write_rope(config: ModelConfig) -> dict[str, Any]:
+    """Makes ``rope_parameters``."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_base}
+    if config.rope_scaling is not None:
+        scaling = config.rope_scaling
+        rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
+        if scaling.kind == "llama3":
+            rope |= {
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_context,
+            }
+        if scaling.kind == "yarn":
+            rope |= {
+                "original_max_position_embeddings": scaling.original_context,
+                "beta_fast": scaling.beta_fast,
+                "beta_slow": scaling.beta_slow,
+                "attention_factor": scaling.attention_factor,
+                "truncate": scaling.is_truncated,
+            }
+    return rope

@@ -1,0 +1,100 @@
+"""Every key of a ``config.json`` changes the logits as it does in `transformers`, or the file is refused.
+
+What breaking it means: a checkpoint that loads without a word and decodes another model.
+"""
+
+import json
+import shutil
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bass_jax.checkpoint import load_model
+from bass_jax.models import Model
+from tests.models.cases import CONFIGS
+from tests.models.conftest import run_reference
+from tests.models.passes import relative_error
+
+pytestmark = [pytest.mark.peer, pytest.mark.slow]
+
+TEXT = np.random.default_rng(7).integers(0, 131, 70).tolist()
+"""As in `transformers_edits`."""
+
+TOLERANCE = 2e-5
+CASES = (
+    "llama",
+    "llama-tied-mqa",
+    "llama-mlp-bias-head-10",
+    "llama-rope-llama3",
+    "llama-rope-yarn",
+    "mistral-window-head-10",
+    "qwen2-tied-mqa-windows",
+    "qwen3",
+    "qwen3-tied-bias-windows",
+    "gemma",
+    "gemma2-uncapped-other-layers",
+    "gemma3-rope-mqa-softcap",
+    "gemma3-untied-bias-head-10",
+    "gpt2",
+    "bigcode-mqa",
+    "codegen",
+    "neox",
+    "opt-350m",
+)
+
+INTEGERS_ARE_NUMBERS = ("attn_logit_softcapping", "final_logit_softcapping")
+"""`transformers` refuses 4 for 4.0 under these keys; both mean the same."""
+
+
+@pytest.fixture(scope="module")
+def edits(tmp_path_factory):
+    todo = [{"name": name, "config": CONFIGS[name], "seed": i} for i, name in enumerate(CASES)]
+    return run_reference(tmp_path_factory.mktemp("edits"), todo, script="transformers_edits.py")
+
+
+@jax.jit
+def _forward(model: Model, tokens, positions, cache):
+    return model.forward(tokens, positions, cache)[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_key_is_honored_or_refused(edits, name, tmp_path):
+    table, theirs = json.loads((edits / f"{name}.json").read_text()), {}
+    with np.load(edits / f"{name}.npz") as file:
+        theirs |= file
+    place = tmp_path / "edited"
+    shutil.copytree(edits / name, place)
+    base, known, counts, wrong = theirs["edit_0"], {}, Counter(), []
+    for index, edit in enumerate(table):
+        (place / "config.json").write_text(json.dumps(edit["config"]))
+        expected = theirs.get(f"edit_{index}")
+        try:
+            model = load_model(place)
+        except ValueError:
+            counts["refused"] += 1
+            continue
+        if model.config.context < len(TEXT):
+            counts["shorter context"] += 1
+            continue
+        # Few edits give another model.
+        key = model.config, hash(tuple(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(model.params)))
+        if key not in known:
+            tokens, positions = jnp.asarray([TEXT]), jnp.arange(len(TEXT))[None]
+            known[key] = np.asarray(_forward(model, tokens, positions, model.init_cache(1, 128))[0])
+        if expected is not None:
+            counts["honored" if relative_error(expected, base) > TOLERANCE else "no effect"] += 1
+            if relative_error(known[key], expected) > TOLERANCE:
+                wrong.append(edit["description"])
+        elif relative_error(known[key], base) < TOLERANCE:
+            # A wrong type under a key that never changes a logit, such as a dropout of null.
+            counts["no effect, refused by transformers"] += 1
+        elif not edit["description"].startswith(INTEGERS_ARE_NUMBERS):
+            wrong.append(f"{edit['description']} (refused by transformers)")
+    print(name, dict(counts))
+    assert not wrong
+    assert counts["honored"] > 0
+    # Refusing everything would pass, too.
+    assert counts["refused"] < 0.7 * counts.total()

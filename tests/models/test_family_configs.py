@@ -1,0 +1,76 @@
+"""What the keys of a ``config.json`` mean, where it was read wrongly once; `test_config_edits` tries all keys."""
+
+import pytest
+
+from bass_jax.config import RopeScaling
+from bass_jax.models.families import FAMILIES
+from bass_jax.models.families.base import check_common
+from tests.models.cases import CONFIGS
+
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+
+
+def read(name, **changes):
+    content = {key: value for key, value in (CONFIGS[name] | changes).items() if value is not ...}
+    check_common(content)
+    return FAMILIES[content["model_type"]].read_config(content)
+
+
+def test_an_older_scaling_beside_rope_parameters_counts():
+    config = read(
+        "llama",
+        rope_parameters={"rope_type": "default", "rope_theta": 77.0},
+        rope_scaling={"rope_type": "linear", "factor": 3.0},
+        rope_theta=55.0,
+    )
+    assert (config.rope_scaling, config.rope_base) == (RopeScaling("linear", 3.0), 55.0)
+    with pytest.raises(ValueError, match="rope_type='dynamic'"):
+        read("llama", rope_parameters={"rope_type": "default"}, rope_scaling={"type": "dynamic", "factor": 2.0})
+
+
+@pytest.mark.parametrize("scaling", [LLAMA3, YARN])
+def test_the_original_context_at_the_top_counts(scaling):
+    inside = scaling | {"original_max_position_embeddings": 64}
+    found = read("llama", rope_parameters=inside, original_max_position_embeddings=32).rope_scaling
+    assert found.original_context == 32
+    assert read("llama", rope_parameters=inside).rope_scaling.original_context == 64
+    assert read("llama", rope_parameters=scaling).rope_scaling.original_context == 256
+
+
+def test_mistral_with_layer_types_is_ministral():
+    config = read("mistral", sliding_window=7, layer_types=["sliding_attention", "full_attention"])
+    assert (config.family, config.window, config.windowed_layers) == ("ministral", 7, (True, False))
+    written = FAMILIES["ministral"].write_config(config)
+    assert FAMILIES["ministral"].read_config(written) == config
+    with pytest.raises(ValueError, match="sliding_window: expected a size"):
+        read("mistral", sliding_window=None, layer_types=["sliding_attention", "full_attention"])
+
+
+def test_gemma_means_tanh():
+    assert read("gemma", hidden_act="gelu").activation == "gelu_tanh"
+    assert read("gemma", hidden_act="gelu_fast", hidden_activation="relu").activation == "gelu_tanh"
+    assert read("gemma", hidden_act="silu").activation == "silu"
+
+
+@pytest.mark.parametrize("value", [False, None, 0])
+def test_a_model_that_sees_the_future_is_refused(value):
+    with pytest.raises(ValueError, match=f"is_causal={value}: expected True"):
+        read("llama", is_causal=value)
+    assert read("llama", is_causal=True) == read("llama")
+
+
+def test_windows_have_their_class_s_size():
+    assert read("mistral", sliding_window=...).window == 4096
+    assert read("mistral", sliding_window=None).window is None
+    qwen = {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": ...}
+    config = read("qwen2", **qwen)
+    assert (config.window, config.windowed_layers) == (4096, (False, True))
+    assert read("qwen2", **qwen | {"sliding_window": None}).window is None
+    assert read("qwen2", **qwen | {"use_sliding_window": False}).window is None
+
+
+def test_a_second_name_of_a_key_is_refused_where_it_differs():
+    with pytest.raises(ValueError, match="num_attention_heads=2 and n_head=4: expected only n_head"):
+        read("gpt2", num_attention_heads=2)
+    assert read("gpt2", num_attention_heads=4) == read("gpt2")
