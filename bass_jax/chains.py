@@ -9,6 +9,7 @@ from bass_jax.drafters import Proposal, reads_features
 from bass_jax.judge import Judgement, TargetLogits, describe
 from bass_jax.pair import Pair
 from bass_jax.sampling import AcceptanceRule, Adjuster, Law, RuleKeys, make_law, registered_rules
+from bass_jax.sampling.rules import ChainVerdict, check_verdict
 from bass_jax.state import SpecState
 from bass_jax.typing import Array, Int
 from bass_jax.window import input_positions, join_tokens, last_tokens, with_drafts
@@ -74,6 +75,7 @@ def verify_chains(
         law = Law(flat.probs.reshape(raw.shape), flat.mode.reshape(B, M, G + 1))
         assert rule.judge_chains is not None  # `check_chains` saw to it
         verdict = rule.judge_chains(proposal.tokens, proposal.num_drafted, proposal.probs, law, keys)
+        verdict = check_verdict(rule, verdict, ChainVerdict, proposal.num_drafted, raw.shape[-1])
         chain = verdict.chain
         tokens = join_tokens(proposal.tokens[rows, chain], verdict.num_accepted, verdict.next_token)
         raw_kept = raw[rows, chain]

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from bass_jax.checks import check_choice
 from bass_jax.config import SpecConfig
 from bass_jax.executables import EXECUTABLES
 from bass_jax.lockstep import lockstep_step
@@ -35,8 +36,7 @@ class CompiledSteps:
         Raises:
             ValueError: if `name` is not in `STEPS`, or a policy is to choose lengths of a step without them.
         """
-        if name not in STEPS:
-            raise ValueError(f"step={name!r}: expected one of {sorted(STEPS)}")
+        check_choice("step", name, sorted(STEPS))
         if policy is not None and name != "speculate":
             raise ValueError(f"step={name!r}: a policy chooses draft lengths of 'speculate' alone")
         self._step = STEPS[name]

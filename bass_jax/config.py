@@ -8,6 +8,8 @@ from typing import Literal
 
 import jax
 
+from bass_jax.checks import check_choice, check_flag, check_integer, check_kind, check_number, shown
+
 DRAFT_LEN_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Draft lengths that get an executable of their own."""
 
@@ -16,6 +18,9 @@ BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 MAX_CHAINS = 8
 """Most chains of drafts per row."""
+
+MAX_SAMPLES = 4096
+"""Most samples per prompt."""
 
 MAX_LOGPROBS = 100
 """Most alternatives that are reported per token."""
@@ -30,8 +35,7 @@ def draft_len_bucket(draft_len: int) -> int:
     Raises:
         ValueError: if `draft_len` is negative or above the largest bucket.
     """
-    if not 0 <= draft_len <= DRAFT_LEN_BUCKETS[-1]:
-        raise ValueError(f"draft_len={draft_len}: expected 0 to {DRAFT_LEN_BUCKETS[-1]}")
+    draft_len = check_integer("draft_len", draft_len, 0, DRAFT_LEN_BUCKETS[-1])
     return next(bucket for bucket in DRAFT_LEN_BUCKETS if bucket >= draft_len)
 
 
@@ -41,8 +45,7 @@ def batch_bucket(batch: int) -> int:
     Raises:
         ValueError: if `batch` is not positive.
     """
-    if batch < 1:
-        raise ValueError(f"batch={batch}: expected at least one row")
+    batch = check_integer("batch", batch, 1)
     largest = BATCH_BUCKETS[-1]
     if batch > largest:
         return -(-batch // largest) * largest
@@ -87,9 +90,11 @@ class RopeScaling:
             raise ValueError(f"rope_scaling.kind={self.kind!r}: expected 'linear', 'llama3' or 'yarn'")
         if self.factor < 1:
             raise ValueError(f"rope_scaling.factor={self.factor}: expected at least 1")
-        for name in ("original_context", "beta_fast", "beta_slow"):
+        for name in ("original_context", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"rope_scaling.{name}={getattr(self, name)}: expected a positive number")
+        if self.kind == "llama3" and self.low_freq_factor == self.high_freq_factor:
+            raise ValueError(f"rope_scaling.high_freq_factor={self.high_freq_factor}: expected another low_freq_factor")
         if self.kind == "yarn" and self.attention_factor is None:
             object.__setattr__(self, "attention_factor", 0.1 * math.log(self.factor) + 1.0)
 
@@ -211,31 +216,25 @@ class ModelConfig:
             value = getattr(self, name)
             if value is None and name not in positive:
                 continue
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}: expected a positive integer")
+            check_integer(name, value, 1)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads={self.num_kv_heads}: expected a divisor of num_heads={self.num_heads}")
         if self.has_out_bias is None:
             object.__setattr__(self, "has_out_bias", self.has_attention_bias)
         self._check_variants()
-        if not 1 < self.rope_base < math.inf:
+        if check_number("rope_base", self.rope_base) <= 1:
             raise ValueError(f"rope_base={self.rope_base}: expected a number above 1")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"dtype={self.dtype!r}: expected 'float32' or 'bfloat16'")
-        if self.quantize not in (None, "int8", "int8_activations"):
-            raise ValueError(f"quantize={self.quantize!r}: expected None, 'int8' or 'int8_activations'")
-        if self.cache_dtype not in (None, "int8"):
-            raise ValueError(f"cache_dtype={self.cache_dtype!r}: expected None or 'int8'")
-        if self.product_dtype not in (None, "bfloat16"):
-            raise ValueError(f"product_dtype={self.product_dtype!r}: expected None or 'bfloat16'")
-        if self.attention not in ("ragged", "pad", "split", "xla", "cudnn"):
-            raise ValueError(f"attention={self.attention!r}: expected 'ragged', 'pad', 'split', 'xla' or 'cudnn'")
+        check_choice("dtype", self.dtype, ("float32", "bfloat16"))
+        check_choice("quantize", self.quantize, (None, "int8", "int8_activations"))
+        check_choice("cache_dtype", self.cache_dtype, (None, "int8"))
+        check_choice("product_dtype", self.product_dtype, (None, "bfloat16"))
+        check_choice("attention", self.attention, ("ragged", "pad", "split", "xla", "cudnn"))
         is_projected = self.embedding_width is not None and not self.has_output_projection
         if self.is_tied and (is_projected or self.output_vocab_size is not None):
             raise ValueError("is_tied=True: a projected embedding or a trimmed head has its own head")
         for name in ("logit_softcap", "attention_softcap"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is not None and not check_number(name, value) > 0:
                 raise ValueError(f"{name}={value!r}: expected a positive number")
         if self.output_vocab_size is not None and self.output_vocab_size > self.vocab_size:
             raise ValueError(
@@ -244,9 +243,7 @@ class ModelConfig:
 
     def _check_variants(self):
         for name in ("norm", "block", "activation", "positions"):
-            allowed = typing.get_args(type(self).__annotations__[name])
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {allowed}")
+            check_choice(name, getattr(self, name), typing.get_args(type(self).__annotations__[name]))
         lanes = self.head_dim if self.rotary_dim is None else self.rotary_dim
         if self.positions == "rotary" and (lanes % 2 or lanes > self.head_dim):
             name = "head_dim" if self.rotary_dim is None else "rotary_dim"
@@ -303,15 +300,19 @@ class SpecConfig:
 
     def __post_init__(self):
         draft_len_bucket(self.draft_len)
-        if not 1 <= self.num_chains <= MAX_CHAINS:
-            raise ValueError(f"num_chains={self.num_chains}: expected 1 to {MAX_CHAINS}")
-        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= MAX_LOGPROBS:
-            raise ValueError(f"num_logprobs={self.num_logprobs}: expected None or 0 to {MAX_LOGPROBS}")
+        check_kind("acceptance", self.acceptance, str, "the name of a rule")
+        check_flag("record_drafts", self.record_drafts)
+        check_integer("num_chains", self.num_chains, 1, MAX_CHAINS)
+        if self.num_logprobs is not None:
+            check_integer("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS)
         if self.record_drafts and self.num_chains > 1:
             raise ValueError("record_drafts=True: drafts are recorded of one chain; expected num_chains=1")
+        check_kind("logits_processors", self.logits_processors, tuple | list, "a sequence of processors")
+        for processor in self.logits_processors:
+            if not isinstance(processor, str | Callable):
+                raise ValueError(f"logits_processors: {shown(processor)}: expected a function or 'module:name'")
         object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
-        if self.acceptance_kernel not in ("pallas", "xla"):
-            raise ValueError(f"acceptance_kernel={self.acceptance_kernel!r}: expected 'pallas' or 'xla'")
+        check_choice("acceptance_kernel", self.acceptance_kernel, ("pallas", "xla"))
 
     @property
     def bucket(self) -> int:

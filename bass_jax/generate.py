@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bass_jax.checks import check_callable, check_flag, check_integer, check_kind, check_sequence, check_texts
 from bass_jax.compiled_steps import CompiledSteps, bucket_spec
-from bass_jax.config import SpecConfig
+from bass_jax.config import MAX_SAMPLES, SpecConfig
 from bass_jax.executables import COMPILER_OPTIONS, EXECUTABLES
 from bass_jax.metrics import PerTokenLatency, Summary, per_token_latency, summarize
 from bass_jax.pair import Pair
@@ -154,6 +155,9 @@ def generate(
     Raises:
         ValueError: as `bass_jax.prefill` does; if `step` is unknown; if texts come without a tokenizer.
     """
+    check_run(pair, spec, sampling, warm_up)
+    check_kind("trace", trace, TraceWriter | None)
+    check_callable("on_step", on_step)
     if trace is not None:
         spec = dataclasses.replace(spec or SpecConfig(), record_drafts=True)
     run = Run(
@@ -291,9 +295,19 @@ def compile_ahead(
         steps.begin(pair, state)
 
 
+def check_run(pair: Any, spec: Any, sampling: Any, warm_up: Any) -> None:
+    """Raises a `ValueError` for what is of another type than `generate` asks for."""
+    check_kind("pair", pair, Pair)
+    check_kind("spec", spec, SpecConfig | None)
+    check_kind("sampling", sampling, Sampling | None)
+    check_flag("warm_up", warm_up)
+
+
 def _token_ids(pair: Pair, prompts: Prompts) -> Any:
-    if not len(prompts) or not isinstance(prompts[0], str):
+    check_sequence("prompts", prompts, "a sequence of texts or of token ids, such as [prompt]")
+    if not any(isinstance(prompt, str) for prompt in prompts):
         return prompts
+    check_texts("prompts", prompts)
     if pair.tokenizer is None:
         raise ValueError("prompts are texts: expected token ids, because the pair has no tokenizer")
     return pair.tokenizer.encode_batch(prompts)
@@ -327,13 +341,14 @@ class Run:
         warm_up: bool = True,
     ):
         """Reads the prompts and compiles the steps; arguments and errors are those of `generate`."""
+        check_run(pair, spec, sampling, warm_up)
         self.pair, self.step_name = pair, step
         spec, sampling = spec or SpecConfig(), sampling or Sampling()
         self.is_greedy = sampling.is_greedy
         self._steps = CompiledSteps(step, spec, sampling, policy)
         self.spec = self._steps.spec
         rows = _token_ids(pair, prompts)
-        self.num_rows = len(rows) * num_samples
+        self.num_rows = len(rows) * check_integer("num_samples", num_samples, 1, MAX_SAMPLES)
         self._stops = StopStrings(pair.tokenizer, stop_strings, self.num_rows)
         compiled = EXECUTABLES.compile_seconds
         self._num_compiled = EXECUTABLES.num_compiled

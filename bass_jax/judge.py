@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from bass_jax.drafters import Proposal
 from bass_jax.sampling import GREEDY, TOKEN, AcceptanceRule, Law, RuleKeys, SamplingControls, make_law
 from bass_jax.sampling.law import log_normalizer
+from bass_jax.sampling.rules import Verdict, check_verdict
 from bass_jax.state import FinishReason, TokenLaws
 from bass_jax.typing import Array, Float
 from bass_jax.window import join_tokens
@@ -73,6 +74,7 @@ def judge(
             return Judgement(tokens, verdict.num_accepted, num_drawable, failure, verdict.logprobs, None)
     else:
         verdict = rule.judge(proposal.tokens, proposal.num_drafted, proposal.probs, law, keys)
+        verdict = check_verdict(rule, verdict, Verdict, proposal.num_drafted, logits.raw.shape[-1])
         tokens = join_tokens(proposal.tokens, verdict.num_accepted, verdict.next_token)
     return describe(tokens, verdict.num_accepted, logits, law, num_logprobs)
 
@@ -98,6 +100,15 @@ def describe(tokens: Array, num_accepted: Array, logits: TargetLogits, law: Law,
         chosen = jnp.take_along_axis(warped, tokens[..., None], axis=2)[..., 0]
         laws = TokenLaws(chosen, raw_ids, raw_top, warped_ids, warped_top)
     return Judgement(tokens, num_accepted, num_drawable, failure, logprobs, laws)
+
+
+def require_greedy(judgement: Judgement, controls: SamplingControls) -> Judgement:
+    """Lets rows emit nothing whose temperature is not 0, for rules that decode greedily."""
+    is_greedy = jnp.asarray(controls.temperature) == 0
+    return judgement._replace(
+        num_drawable=jnp.where(is_greedy, judgement.num_drawable, 0),
+        failure=jnp.where(is_greedy, judgement.failure, FinishReason.NOT_GREEDY),
+    )
 
 
 def _greedy_law(law: Law) -> Law:

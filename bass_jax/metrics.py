@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from bass_jax.checks import check_kind, check_number, shown
 from bass_jax.state import StepInfo
 
 
@@ -108,6 +109,10 @@ def per_token_latency(infos: Sequence[StepInfo], step_seconds: Sequence[float]) 
         ValueError: if there are no steps, or not one time per step.
     """
     steps = step_counts(infos)
+    if np.ndim(step_seconds) != 1:
+        raise ValueError(f"step_seconds={shown(step_seconds)}: expected a sequence of seconds, one per step")
+    for seconds in step_seconds:
+        check_number("step_seconds", seconds, 0)
     if len(step_seconds) != len(steps):
         raise ValueError(f"step_seconds has {len(step_seconds)} values: expected {len(steps)}")
     is_active = np.stack([step.is_active for step in steps])
@@ -145,7 +150,10 @@ def step_counts(infos: Sequence[StepInfo] | StepInfo) -> list[StepCounts]:
     """
     if isinstance(infos, StepInfo):
         infos = [infos]
-    elif len(infos) == 0:
+    check_kind("infos", infos, list | tuple, "a StepInfo or a sequence of them")
+    for info in infos:
+        check_kind("infos", info, StepInfo, "a StepInfo or a sequence of them")
+    if len(infos) == 0:
         raise ValueError("infos is empty: expected at least one step")
     steps = []
     for info in infos:

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from bass_jax.checks import check_choice, check_kind
 from bass_jax.config import ModelConfig
 from bass_jax.drafters import Drafter, ModelDrafter, NgramDrafter, StoreDrafter
 from bass_jax.drafters.combined import combined_drafter
 from bass_jax.models import Model, preset, random_model
+from bass_jax.sampling.keys import check_key
 from bass_jax.typing import Array, Key
 
 _NAMED = ("model", "hidden", "ngram", "store", "combined", "combined_hidden")
@@ -85,6 +87,10 @@ def load_pair(
     """
     from bass_jax import checkpoint
 
+    check_kind("path", path, str | Path)
+    check_kind("drafter", drafter, str | Path | Drafter | None, "the name or path of a drafter, a Drafter, or None")
+    _check_types(dtype, quantize, cache_dtype, quantize_draft)
+    check_kind("mesh", mesh, Mesh | None)
     of_target: dict[str, Any] = {
         "dtype": dtype, "quantize": quantize, "cache_dtype": cache_dtype, "mesh": mesh, "rules": rules
     }  # fmt: skip
@@ -184,7 +190,11 @@ def random_pair(
     Raises:
         ValueError: if there is no preset of that name.
     """
-    keys = jax.random.split(jax.random.key(0) if key is None else key)
+    for name, value in (("target", target), ("draft", draft)):
+        kind = str | ModelConfig if name == "target" else str | ModelConfig | None
+        check_kind(name, value, kind, "the name of a preset or a ModelConfig")
+    _check_types(dtype, quantize, cache_dtype, quantize_draft)
+    keys = jax.random.split(jax.random.key(0) if key is None else check_key(key))
 
     def make(model, key, rules, **changes):
         config = preset(model, dtype=dtype) if isinstance(model, str) else model
@@ -196,6 +206,13 @@ def random_pair(
         return Pair(made, NgramDrafter())
     small = make(draft, keys[1], rules if draft_rules is None else draft_rules, quantize=quantize_draft)
     return Pair(made, ModelDrafter(small, made.config.vocab_size))
+
+
+def _check_types(dtype: Any, quantize: Any, cache_dtype: Any, quantize_draft: Any) -> None:
+    check_choice("dtype", dtype, (None, "float32", "bfloat16"))
+    for name, value in (("quantize", quantize), ("quantize_draft", quantize_draft)):
+        check_choice(name, value, (None, "int8", "int8_activations"))
+    check_choice("cache_dtype", cache_dtype, (None, "int8"))
 
 
 def _is_pair(path: Path) -> bool:

@@ -8,14 +8,16 @@ import numpy as np
 
 from bass_jax import cache as kv
 from bass_jax.cache import KVCache
-from bass_jax.config import SpecConfig, batch_bucket, capacity_bucket
+from bass_jax.checks import check_integer, check_kind, check_per_row, check_sequence, check_tokens
+from bass_jax.config import MAX_SAMPLES, SpecConfig, batch_bucket, capacity_bucket
 from bass_jax.drafters import reads_features
 from bass_jax.executables import EXECUTABLES
 from bass_jax.models.extend import extend_cache, extend_with_features
 from bass_jax.models.mesh import mesh_of, place_whole, replicate
 from bass_jax.pair import Pair
-from bass_jax.sampling import Sampling
-from bass_jax.sampling.keys import row_keys, seed_keys
+from bass_jax.sampling import Sampling, find_rule
+from bass_jax.sampling.keys import check_key, row_keys, seed_keys
+from bass_jax.sampling.rules import check_greedy
 from bass_jax.state import FinishReason, SpecState
 from bass_jax.typing import Array, Key
 
@@ -88,13 +90,16 @@ def lay_out_prompts(
     Raises:
         ValueError: as `prefill`, whose arguments these are.
     """
+    check_kind("pair", pair, Pair)
+    check_kind("spec", spec, SpecConfig)
+    check_kind("sampling", sampling, Sampling | None)
+    sampling = sampling or Sampling()
+    check_greedy(find_rule(spec.acceptance), sampling)
     rows = check_prompts(pair, prompts, num_samples)
     num_rows = len(rows) * num_samples
-    limits = np.asarray(max_new_tokens, np.int32)
-    if limits.ndim and limits.shape != (num_rows,):
-        raise ValueError(f"max_new_tokens has {limits.size} values: expected 1 or {num_rows}, one per row")
-    if (limits < 1).any():
-        raise ValueError(f"max_new_tokens={limits.min()}: expected at least 1")
+    limits = check_per_row("max_new_tokens", max_new_tokens, num_rows)
+    for limit in np.unique(limits):
+        check_integer("max_new_tokens", limit, 1)
     prompt_lengths = np.repeat([len(row) for row in rows], num_samples).astype(np.int32)
     limits = prompt_lengths + limits
     context = pair.target.config.context
@@ -104,10 +109,11 @@ def lay_out_prompts(
             f"prompts[{row // num_samples}] has {prompt_lengths[row]} tokens and may grow to {limits[row]}: "
             f"the target's context is {context}"
         )
-    if seeds is not None and len(seeds) != num_rows:
-        raise ValueError(f"seeds has {len(seeds)} values: expected {num_rows}, one per row")
-    if seeds is not None and not all(0 <= seed < 2**32 for seed in seeds):
-        raise ValueError("seeds: expected whole numbers from 0 to 2**32 - 1")
+    row_seeds: list[int] = [] if seeds is None else check_tokens("seeds", seeds).tolist()
+    if seeds is not None and len(row_seeds) != num_rows:
+        raise ValueError(f"seeds has {len(row_seeds)} values: expected {num_rows}, one per row")
+    for seed in row_seeds:
+        check_integer("seeds", seed, 0, 2**32 - 1)
     default_stops = () if pair.tokenizer is None else pair.tokenizer.stop_ids
     stops = pad_stop_tokens(default_stops if stop_tokens is None else stop_tokens)
 
@@ -122,17 +128,17 @@ def lay_out_prompts(
     read_lengths[: len(rows)] = [len(row) for row in rows]
     source = np.concatenate([np.repeat(np.arange(len(rows)), num_samples), np.zeros(num_filler, int)]).astype(np.int32)
     if seeds is None:
-        key = jax.random.key(0) if key is None else key
+        key = jax.random.key(0) if key is None else check_key(key)
         indices = np.arange(len(source), dtype=np.uint32)
         keys = EXECUTABLES.get(row_keys, key, indices)(key, indices)
     else:
-        indices = np.asarray([*seeds, *[0] * num_filler], np.uint32)
+        indices = np.asarray([*row_seeds, *[0] * num_filler], np.uint32)
         keys = EXECUTABLES.get(seed_keys, indices)(indices)
 
     def fill(values, value):
         return np.concatenate([values, np.full(num_filler, value, values.dtype)])
 
-    controls = (sampling or Sampling()).controls(num_rows, pair.target.config.vocab_size, num_filler)
+    controls = sampling.controls(num_rows, pair.target.config.vocab_size, num_filler)
     fields: dict[str, Any] = {
         "tokens": padded[source],
         "lengths": fill(prompt_lengths, 1),
@@ -189,8 +195,9 @@ def _fill_caches(pair: Pair, tokens: Array, lengths: Array) -> tuple[KVCache, An
 
 def pad_stop_tokens(stop_tokens: Sequence[int]) -> np.ndarray:
     """Pads to a multiple of 4, so that another stop token seldom is another shape."""
-    padding = -len(stop_tokens) % 4 if len(stop_tokens) else 4
-    return np.asarray([*stop_tokens, *[-1] * padding], np.int32)
+    ids = check_tokens("stop_tokens", stop_tokens)
+    padding = -len(ids) % 4 if len(ids) else 4
+    return np.asarray([*ids, *[-1] * padding], np.int32)
 
 
 def check_prompts(pair: Pair, prompts, num_samples: int = 1) -> list[np.ndarray]:
@@ -199,20 +206,15 @@ def check_prompts(pair: Pair, prompts, num_samples: int = 1) -> list[np.ndarray]
     Raises:
         ValueError: naming the prompt that is none.
     """
-    if num_samples < 1:
-        raise ValueError(f"num_samples={num_samples}: expected at least 1")
-    if isinstance(prompts, str) or any(isinstance(prompt, str) for prompt in prompts):
+    check_integer("num_samples", num_samples, 1, MAX_SAMPLES)
+    if isinstance(prompts, str) or (isinstance(prompts, Sequence) and any(isinstance(one, str) for one in prompts)):
         raise ValueError("prompts: expected token ids, not text; see tokenizer.encode_batch")
+    check_sequence("prompts", prompts, "a sequence of prompts")
     if len(prompts) == 0:
         raise ValueError("prompts: the batch is empty; expected at least one prompt")
-    rows = [np.asarray(prompt) for prompt in prompts]
     vocab_size = pair.target.config.vocab_size
+    rows = [check_tokens(f"prompts[{i}]", prompt, vocab_size) for i, prompt in enumerate(prompts)]
     for i, row in enumerate(rows):
         if row.size == 0:
             raise ValueError(f"prompts[{i}] is empty: expected at least one token")
-        if row.ndim != 1 or not np.issubdtype(row.dtype, np.integer):
-            raise ValueError(f"prompts[{i}]: expected a sequence of token ids")
-        if row.min() < 0 or row.max() >= vocab_size:
-            wrong = row.min() if row.min() < 0 else row.max()
-            raise ValueError(f"prompts[{i}] has token {wrong}: the vocabulary has {vocab_size} tokens")
     return rows

@@ -147,7 +147,7 @@ def _one_batch(policy: Policy, cost: CostModel, replay: tuple[Array, ...], rows:
 
     def update(state, position, plan, counts):
         state, plan = policy.update(state, stats_of(position, plan, counts))
-        return state, checked_plan(policy, plan)
+        return state, checked_plan(policy, plan, num_rows)
 
     def advance(carry):
         position, num_behind, state, plan, totals = carry

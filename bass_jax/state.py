@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bass_jax.cache import KVCache, PagedCache
+from bass_jax.checks import check_integer, check_kind
 from bass_jax.sampling import SamplingControls
 from bass_jax.typing import Array
 
@@ -19,6 +20,7 @@ class FinishReason(enum.IntEnum):
     NOT_FINITE = 3  # the target's logits held NaN or infinity: nothing was emitted from them
     FILLER = 4  # never a request: it pads the batch to its bucket
     NO_TOKEN = 5  # bans and processors left no token that could be emitted
+    NOT_GREEDY = 6  # the rule decodes greedily and the row's temperature is not 0: nothing was emitted
 
 
 class SpecState(NamedTuple):
@@ -86,6 +88,12 @@ class StepInfo(NamedTuple):
 
 
 def output_tokens(state: SpecState, row: int) -> np.ndarray:
-    """Returns what `row` has emitted, its stop token included: ``[num]`` int32."""
+    """Returns what `row` has emitted, its stop token included: ``[num]`` int32.
+
+    Raises:
+        ValueError: if there is no such row.
+    """
+    check_kind("state", state, SpecState)
+    row = check_integer("row", row, 0, len(state.lengths) - 1)
     start, end = int(state.prompt_lengths[row]), int(state.lengths[row])
     return np.asarray(state.tokens[row, start:end])

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from bass_jax.chains import check_chains, verify_chains
 from bass_jax.config import SpecConfig
 from bass_jax.drafters import DraftContext, Proposal, reads_features
-from bass_jax.judge import Judgement, TargetLogits, judge
+from bass_jax.drafters.base import check_proposal
+from bass_jax.judge import Judgement, TargetLogits, judge, require_greedy
 from bass_jax.models.mesh import replicate
 from bass_jax.pair import Pair
 from bass_jax.records import record_drafts
@@ -69,6 +70,8 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
                 kernel=spec.acceptance_kernel, num_logprobs=spec.num_logprobs,
             )  # fmt: skip
             record = record_drafts(proposal, logits.adjusted, state.controls, keys) if spec.record_drafts else None
+    if rule.noise == "none":
+        judgement = require_greedy(judgement, state.controls)
     with jax.named_scope("commit"):
         state, info = _commit(state._replace(target_cache=target_cache), judgement, num_drafted)
         state = state._replace(drafter=pair.drafter.commit(drafter, state.lengths))
@@ -93,6 +96,8 @@ def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecSta
     judgement = judge(
         rule, proposal, logits, state.controls, keys, kernel=spec.acceptance_kernel, num_logprobs=spec.num_logprobs
     )
+    if rule is GREEDY:
+        judgement = require_greedy(judgement, state.controls)
     state = state._replace(target_cache=target_cache, drafter=drafter)
     return replicate(_commit(state, judgement, proposal.num_drafted))
 
@@ -123,13 +128,15 @@ def _propose(
             state.drafter, context, spec.bucket, spec.num_chains, is_sampled=is_sampled
         )
         num_wanted = num_wanted[:, None]
+    shape = keys.shape if spec.num_chains == 1 else (keys.shape[0], spec.num_chains, keys.shape[1])
+    check_proposal(pair.drafter, proposal, shape, pair.target.config.vocab_size)
     # A drafter's word is not taken for it: more drafts than wanted would overrun the row's limit, an id outside the
     # vocabulary (-1 as a placeholder) would be read as another token's, and from a law that is none nothing was drawn.
     is_draft = (proposal.tokens >= 0) & (proposal.tokens < pair.target.config.vocab_size)
     if proposal.probs is not None:
         is_draft &= jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=-1)[..., 0] > 0
     num_drafted = leading_run(is_draft, jnp.minimum(proposal.num_drafted, num_wanted))
-    return proposal._replace(num_drafted=num_drafted), drafter
+    return proposal._replace(tokens=proposal.tokens.astype(jnp.int32), num_drafted=num_drafted), drafter
 
 
 def _verify(pair: Pair, state: SpecState, inputs: Int[Array, "B T"], num_inputs: Int[Array, "B"]):

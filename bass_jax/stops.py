@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from bass_jax.checks import check_texts
+
 
 class StopStrings:
     """The text of every row as it grows.
@@ -24,13 +26,12 @@ class StopStrings:
         Raises:
             ValueError: if there are strings without a tokenizer, or an empty string.
         """
-        if isinstance(strings, str):
-            strings = (strings,)
+        strings = check_texts("stop_strings", strings)
         if strings and tokenizer is None:
             raise ValueError("stop_strings: expected none, because the pair has no tokenizer")
         if "" in strings:
             raise ValueError("stop_strings: expected no empty string")
-        self._strings = tuple(strings)
+        self._strings = strings
         self._decoders = [] if tokenizer is None else [tokenizer.incremental_decoder() for _ in range(num_rows)]
         self._held = [""] * num_rows
         self._parts: list[list[str]] = [[] for _ in range(num_rows)]

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bass_jax.checks import check_integer, check_kind, check_number
 from bass_jax.config import ModelConfig, SpecConfig
 from bass_jax.drafters import Drafter
 from bass_jax.enumeration import CAPACITY, continuation_law
@@ -128,14 +129,18 @@ def verify_lossless(
     Raises:
         ValueError: if the vocabulary is too large to enumerate, or an argument is not valid.
     """
+    check_kind("drafter", drafter, Drafter, "an object with init, propose and commit")
+    check_kind("target", target, Model | None)
+    check_kind("settings", settings, list | tuple, "a sequence of fields of Sampling")
+    check_kind("prompts", prompts, list | tuple, "a sequence of prompts")
     target = tiny_target() if target is None else target
     vocab_size = target.config.vocab_size
     if vocab_size**NUM_TOKENS > MAX_CELLS:
         raise ValueError(f"target has {vocab_size} tokens: expected at most {int(MAX_CELLS ** (1 / NUM_TOKENS))}")
-    if not 0 < significance < 1:
+    if not 0 < check_number("significance", significance) < 1:
         raise ValueError(f"significance={significance}: expected a number between 0 and 1")
-    if num_samples < 1:
-        raise ValueError(f"num_samples={num_samples}: expected at least 1")
+    check_integer("num_samples", num_samples, 1)
+    check_integer("seed", seed, 0, 2**32 - 1)
     spec = SpecConfig(draft_len, rule, num_chains=num_chains, logits_processors=logits_processors)
     groups = [(tuple(prompt), {**_OFF, **setting}) for prompt, setting in itertools.product(prompts, settings)]
     processors = find_processors(logits_processors)

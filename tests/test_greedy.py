@@ -111,3 +111,38 @@ def test_draft_lengths_may_change_between_steps_and_rows(target, drafters, regul
         assert (info.num_drafted <= wanted).all()
     for row, expected in enumerate(regular):
         np.testing.assert_array_equal(bass.output_tokens(state, row), expected)
+
+
+SAMPLED = bass.Sampling(temperature=(0.0, 0.7, 0.0))
+GREEDY = bass.SpecConfig(2, "greedy")
+
+
+def test_the_greedy_rule_is_refused_for_sampled_rows(target, drafters):
+    """It decoded them greedily, and called that lossless."""
+    pair = bass.Pair(target, drafters["bad"])
+    message = "temperature=.*: expected 0, because acceptance='greedy' is greedy"
+    for step in ("speculate", "decode"):
+        with pytest.raises(ValueError, match=message):
+            bass.generate(pair, tiny.PROMPTS, GREEDY, sampling=SAMPLED, step=step)
+    with pytest.raises(ValueError, match=message):
+        next(bass.stream(pair, tiny.PROMPTS, GREEDY, sampling=SAMPLED))
+    with pytest.raises(ValueError, match=message):
+        bass.prefill(pair, tiny.PROMPTS, GREEDY, sampling=SAMPLED)
+    with pytest.raises(ValueError, match=message):
+        bass.verify_lossless(drafters["bad"], "greedy", target=tiny.model(1, vocab_size=5))
+    engine = bass.Engine(pair, GREEDY, config=bass.EngineConfig(num_slots=1, capacity=64), warm_up=False)
+    with pytest.raises(ValueError, match=message):
+        engine.submit([1], max_new_tokens=8, sampling=bass.Sampling(temperature=0.7))
+
+
+@pytest.mark.parametrize("step", [bass.speculate_step, bass.decode_step])
+def test_a_step_ends_sampled_rows_that_it_would_decode_greedily(target, drafters, step):
+    """What a state was made for, and with which rule it is stepped, are two arguments."""
+    pair = bass.Pair(target, drafters["bad"])
+    state = bass.prefill(pair, tiny.PROMPTS, bass.SpecConfig(2), sampling=SAMPLED, max_new_tokens=8)
+    after, info = jax.jit(step)(pair, state, GREEDY)
+    reasons = [bass.FinishReason(int(finish)) for finish in after.finish[:3]]
+    assert reasons == [bass.FinishReason.RUNNING, bass.FinishReason.NOT_GREEDY, bass.FinishReason.RUNNING]
+    assert info.num_emitted[1] == 0
+    assert (info.num_emitted[jnp.array([0, 2])] > 0).all()
+    np.testing.assert_array_equal(after.tokens[1], state.tokens[1])

@@ -1,10 +1,13 @@
 """The drafter's protocol: three pure functions over a state of its own."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax.numpy as jnp
 
 from bass_jax.sampling.adjuster import Adjuster
 from bass_jax.sampling.controls import SamplingControls
-from bass_jax.typing import Array
+from bass_jax.typing import Array, check_array
 
 
 class DraftContext(NamedTuple):
@@ -82,6 +85,29 @@ class Drafter(Protocol):
     # target, drafts or none, `observe(state, features, positions)` hands it those of the pass, ``[B, T, D]`` at
     # positions ``[B, T]``, before `commit` says how many of them stand. A position of C or more means nothing. In a
     # combination such a drafter is asked behind drafts too, its own and others', whose features nobody knows yet.
+
+
+def check_proposal(drafter: Drafter, proposal: Any, shape: Sequence[int], vocab_size: int) -> None:
+    """Checks the types and shapes of what `drafter` proposed.
+
+    Args:
+        drafter: for the message.
+        proposal: what it returned.
+        shape: ``[B, G]``, or ``[B, M, G]`` of several chains.
+        vocab_size: V of the target.
+
+    Raises:
+        ValueError: naming drafter and field.
+    """
+    name = type(drafter).__name__
+    if not isinstance(proposal, Proposal):
+        raise ValueError(f"{name}.propose returned {type(proposal).__name__}: expected (Proposal, state)")
+    check_array(proposal.tokens, f"{name}.propose: tokens", shape, jnp.integer)
+    check_array(proposal.num_drafted, f"{name}.propose: num_drafted", shape[:-1], jnp.integer)
+    if proposal.probs is not None:
+        check_array(proposal.probs, f"{name}.propose: probs", (*shape, vocab_size), jnp.floating)
+    if proposal.confidence is not None:
+        check_array(proposal.confidence, f"{name}.propose: confidence", shape, jnp.floating)
 
 
 def reads_features(drafter: Drafter) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from bass_jax.policies import find_policy
 from bass_jax.sampling import Sampling, find_rule
+from bass_jax.sampling.rules import check_greedy
 from bass_jax.settings import forbid_extra, parse_settings, read_settings
 
 
@@ -200,6 +201,11 @@ class ExperimentConfig:
             raise ValueError(f"seeds={self.seeds}: expected at least one, none negative, none twice")
         if self.baseline is not None and self.baseline not in self.modes:
             raise ValueError(f"baseline={self.baseline!r}: expected one of {list(self.modes)}")
+        for name, mode in self.modes.items():
+            try:
+                check_greedy(find_rule(mode.acceptance), self.sampling.sampling())
+            except ValueError as error:
+                raise ValueError(f"modes.{name}: {error}") from None
         for variant in self.variants():
             larger, smaller = max(variant.batch, variant.num_samples), min(variant.batch, variant.num_samples)
             if larger % smaller:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from bass_jax import cache as kv
 from bass_jax.cache import KVCache, PagedCache
+from bass_jax.checks import check_kind
 from bass_jax.config import ModelConfig
 from bass_jax.models.decoder import decoder
 from bass_jax.models.mesh import split_heads
@@ -145,7 +146,12 @@ def _traced_init(config, key, transform):
 
 
 def init_model(config: ModelConfig, key: Key[Array, ""]) -> Model:
-    """Makes a model with random parameters."""
+    """Makes a model with random parameters.
+
+    Raises:
+        ValueError: if `config` is no `ModelConfig`.
+    """
+    check_kind("config", config, ModelConfig)
     output_ids = None
     if config.output_vocab_size is not None:
         output_ids = jnp.arange(config.output_vocab_size, dtype=jnp.int32)

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from bass_jax.checks import check_choice, check_kind
 from bass_jax.models.model import Model
 from bass_jax.models.weights import NUM_CONTRACTED, is_quantized, quantize_weight
 
@@ -22,6 +23,9 @@ def quantize_model(model: Model, quantize: str = "int8", *, cache_dtype: str | N
     Raises:
         ValueError: if `model` is quantised already.
     """
+    check_kind("model", model, Model)
+    check_choice("quantize", quantize, ("int8", "int8_activations"))
+    check_choice("cache_dtype", cache_dtype, (None, "int8"))
     if model.config.quantize is not None:
         raise ValueError(f"model: expected one without INT8 weights, not quantize={model.config.quantize!r}")
     config = dataclasses.replace(model.config, quantize=quantize, cache_dtype=cache_dtype or model.config.cache_dtype)

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 
+from bass_jax.checks import check_integer, check_kind
+from bass_jax.config import DRAFT_LEN_BUCKETS
 from bass_jax.references import load_reference
 from bass_jax.typing import Array
 
@@ -125,8 +127,11 @@ def _checked(policy: Any, name: str) -> Policy:
     if not isinstance(policy, Policy) or isinstance(policy, type):
         raise ValueError(f"policy={name}: expected an object with lengths, init and update")
     lengths = policy.lengths
-    if not lengths or list(lengths) != sorted(set(lengths)) or lengths[0] < 0:
-        raise ValueError(f"policy={name}: expected ascending lengths of at least 0, not {lengths}")
+    check_kind(f"policy={name}: lengths", lengths, tuple, "a tuple of draft lengths")
+    for length in lengths:
+        check_integer(f"policy={name}: lengths", length, 0, DRAFT_LEN_BUCKETS[-1])
+    if not lengths or list(lengths) != sorted(set(lengths)):
+        raise ValueError(f"policy={name}: expected ascending lengths, not {lengths}")
     return policy
 
 

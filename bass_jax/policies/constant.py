@@ -4,6 +4,8 @@ import dataclasses
 
 import jax
 
+from bass_jax.checks import check_integer
+from bass_jax.config import DRAFT_LEN_BUCKETS
 from bass_jax.policies.base import Plan, PolicyStats, all_rows, register_policy
 
 
@@ -17,6 +19,9 @@ class Fixed:
     """
 
     draft_len: int = dataclasses.field(default=4, metadata={"static": True})
+
+    def __post_init__(self):
+        object.__setattr__(self, "draft_len", check_integer("draft_len", self.draft_len, 0, DRAFT_LEN_BUCKETS[-1]))
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from bass_jax.config import draft_len_bucket
 from bass_jax.executables import EXECUTABLES
 from bass_jax.policies.base import Plan, Policy, PolicyStats
 from bass_jax.state import FinishReason, SpecState, StepInfo
-from bass_jax.typing import Array
+from bass_jax.typing import Array, check_array
 
 
 def policy_buckets(policy: Policy) -> tuple[int, ...]:
@@ -112,13 +112,23 @@ def advance_rows(policy: Policy, policy_state: Any, rows, counts, seconds) -> tu
         seconds=jnp.asarray(seconds, jnp.float32),
     )
     policy_state, plan = policy.update(policy_state, stats)
-    plan = checked_plan(policy, plan)
+    plan = checked_plan(policy, plan, lengths.shape[0])
     wanted = jnp.where(is_running, jnp.minimum(plan.draft_lens, limits - lengths - 1), 0)
     return policy_state, plan, wanted.max()
 
 
-def checked_plan(policy: Policy, plan: Plan) -> Plan:
-    """Holds a plan to the lengths that its policy promised."""
+def checked_plan(policy: Policy, plan: Any, num_rows: int) -> Plan:
+    """Holds a plan to the lengths that its policy promised.
+
+    Raises:
+        ValueError: when traced, if it is none, or a field has another type or shape.
+    """
+    name = type(policy).__name__
+    if not isinstance(plan, Plan):
+        raise ValueError(f"{name}.update returned {type(plan).__name__}: expected (state, Plan)")
+    check_array(plan.draft_lens, f"{name}.update: draft_lens", (num_rows,), jnp.integer)
+    if plan.min_confidence is not None:
+        check_array(plan.min_confidence, f"{name}.update: min_confidence", (num_rows,), jnp.floating)
     draft_lens = jnp.clip(plan.draft_lens.astype(jnp.int32), policy.lengths[0], policy.lengths[-1])
     confidence = None if plan.min_confidence is None else plan.min_confidence.astype(jnp.float32)
     return Plan(draft_lens, confidence)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bass_jax.checks import check_kind, check_per_row, check_sequence, check_tokens
 from bass_jax.typing import Array
 
 Setting = float | int | Sequence[float | int] | np.ndarray
@@ -89,13 +90,19 @@ class Sampling:
             "min_new_tokens": (lambda x: x >= 0 and float(x).is_integer(), "a whole number of at least 0"),
         }
         for name, (is_valid, expected) in checks.items():
-            for value in np.ravel(np.asarray(getattr(self, name))):
+            for value in np.ravel(check_per_row(name, getattr(self, name))):
                 if not is_valid(value):
                     raise ValueError(f"{name}={value}: expected {expected}")
-        biases = [self.logit_bias] if isinstance(self.logit_bias, Mapping) else list(self.logit_bias or ())
-        for value in (value for bias in biases for value in (bias or {}).values()):
-            if math.isnan(value) or value == math.inf:
-                raise ValueError(f"logit_bias={value}: expected a finite number or -inf")
+        bias: Any = self.logit_bias
+        rows: Any = bias if isinstance(bias, list | tuple) and bias else [bias]
+        for row in rows:
+            check_kind("logit_bias", row, Mapping | None, "a mapping of token ids to numbers, or one per row")
+            for value in (row or {}).values():
+                if not isinstance(value, int | float) or math.isnan(value) or value == math.inf:
+                    raise ValueError(f"logit_bias={value!r}: expected a finite number or -inf")
+        for name in ("allowed_tokens", "banned_tokens"):
+            if getattr(self, name) is not None:
+                check_sequence(name, getattr(self, name), "token ids, or some for each row")
 
     @property
     def is_greedy(self) -> bool:
@@ -116,9 +123,7 @@ class Sampling:
         """
 
         def spread(name: str, dtype, off: float | int) -> np.ndarray:
-            value = np.asarray(getattr(self, name), dtype)
-            if value.ndim and value.shape != (num_rows,):
-                raise ValueError(f"{name} has {value.size} values: expected 1 or {num_rows}, one per row")
+            value = check_per_row(name, getattr(self, name), num_rows).astype(dtype)
             return np.concatenate([np.broadcast_to(value, (num_rows,)), np.full(num_filler, off, dtype)])
 
         penalties = Penalties(
@@ -178,9 +183,4 @@ def _per_row(value: Any, name: str, num_rows: int) -> list:
 
 
 def _check_tokens(tokens: Any, name: str, vocab_size: int) -> np.ndarray:
-    ids = np.asarray(tokens)
-    if ids.size == 0:
-        return np.zeros(0, np.int64)
-    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() >= vocab_size:
-        raise ValueError(f"{name}: expected token ids from 0 to {vocab_size - 1}, one per entry")
-    return ids
+    return check_tokens(name, tokens, vocab_size)

@@ -42,4 +42,4 @@ GREEDY = register_rule(
         judge_chains=judge_chains,
     )
 )
-"""Exact for rows at temperature 0; it decodes every row greedily, whatever its temperature says."""
+"""For rows at temperature 0 alone; a row with another ends as `FinishReason.NOT_GREEDY`."""

@@ -6,10 +6,12 @@ decoding counts absolute positions, so that another way of reaching a position m
 """
 
 import enum
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from bass_jax.checks import shown
 from bass_jax.typing import Array, Float, Int, Key, UInt
 
 
@@ -20,6 +22,17 @@ class Role(enum.IntEnum):
     ACCEPT = 1
     RESIDUAL = 2
     POSITION = 3
+
+
+def check_key(key: Any) -> Key[Array, ""]:
+    """Returns `key`.
+
+    Raises:
+        ValueError: if it is not one key of `jax.random.key`.
+    """
+    if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape != ():
+        raise ValueError(f"key={shown(key)}: expected one key, as jax.random.key makes it")
+    return key
 
 
 def row_keys(key: Key[Array, ""], rows: UInt[Array, "B"]) -> Key[Array, "B"]:

@@ -5,11 +5,15 @@ A rule is one pure function behind `AcceptanceRule`; `template.py` beside this f
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+import jax.numpy as jnp
+
+from bass_jax.checks import check_kind, shown
 from bass_jax.references import load_reference
+from bass_jax.sampling.controls import Sampling
 from bass_jax.sampling.law import Law
-from bass_jax.typing import Array
+from bass_jax.typing import Array, check_array
 
 
 class RuleKeys(NamedTuple):
@@ -96,6 +100,48 @@ class AcceptanceRule:
     judge_chains: ChainJudge | None = None
 
 
+def check_verdict(rule: AcceptanceRule, verdict: Any, kind: type, num_drafted: Array, vocab_size: int) -> Any:
+    """Checks the types and shapes of what `rule` decided, and clips what only its values can show.
+
+    Args:
+        rule: for the message.
+        verdict: what its function returned.
+        kind: the type that was expected.
+        num_drafted: ``[B]`` int32, or ``[B, M]`` for several chains.
+        vocab_size: V.
+
+    Returns:
+        The verdict, with 0 to `num_drafted` accepted drafts and a token of the vocabulary.
+
+    Raises:
+        ValueError: naming rule and field.
+    """
+    if not isinstance(verdict, kind):
+        raise ValueError(f"acceptance={rule.name!r}: returned {type(verdict).__name__}: expected {kind.__name__}")
+    num_rows = num_drafted.shape[0]
+    for field, value in zip(verdict._fields, verdict, strict=True):
+        check_array(value, f"acceptance={rule.name!r}: {field}", (num_rows,), jnp.integer)
+    if isinstance(verdict, ChainVerdict):
+        chain = jnp.clip(verdict.chain, 0, num_drafted.shape[1] - 1).astype(jnp.int32)
+        verdict = verdict._replace(chain=chain)
+        num_drafted = num_drafted[jnp.arange(num_rows), chain]
+    num_accepted = jnp.clip(verdict.num_accepted, 0, num_drafted).astype(jnp.int32)
+    next_token = jnp.clip(verdict.next_token, 0, vocab_size - 1).astype(jnp.int32)
+    return verdict._replace(num_accepted=num_accepted, next_token=next_token)
+
+
+def check_greedy(rule: AcceptanceRule, sampling: Sampling) -> None:
+    """Refuses a rule without randomness for rows that are sampled: it would decode them greedily.
+
+    Raises:
+        ValueError: naming the temperature and the rule.
+    """
+    if rule.noise == "none" and not sampling.is_greedy:
+        raise ValueError(
+            f"temperature={shown(sampling.temperature)}: expected 0, because acceptance={rule.name!r} is greedy"
+        )
+
+
 _REGISTRY: dict[str, AcceptanceRule] = {}
 _FACTORIES: dict[str, Callable[..., AcceptanceRule]] = {}
 
@@ -128,6 +174,7 @@ def find_rule(name: str) -> AcceptanceRule:
     Raises:
         ValueError: if there is none.
     """
+    check_kind("acceptance", name, str, "the name of a rule")
     if name in _REGISTRY:
         return _REGISTRY[name]
     family, bracket, numbers = name.partition("(")

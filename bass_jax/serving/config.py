@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from bass_jax.checks import check_choice, check_integer, check_kind
 from bass_jax.config import BATCH_BUCKETS, batch_bucket, capacity_bucket
 
 
@@ -38,13 +39,12 @@ class EngineConfig:
 
     def __post_init__(self):
         for name in ("num_slots", "capacity", "token_budget", "max_waiting", "chunk", "chunks_per_step", "page_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: expected at least 1")
+            if getattr(self, name) is not None or name not in ("token_budget", "page_size"):
+                object.__setattr__(self, name, check_integer(name, getattr(self, name), 1))
         if self.num_slots > BATCH_BUCKETS[-1]:
             raise ValueError(f"num_slots={self.num_slots}: expected at most {BATCH_BUCKETS[-1]}")
-        if self.batching not in ("continuous", "static"):
-            raise ValueError(f"batching={self.batching!r}: expected 'continuous' or 'static'")
+        check_choice("batching", self.batching, ("continuous", "static"))
+        check_kind("buckets", self.buckets, tuple | list | None, "batch sizes or None")
         object.__setattr__(self, "capacity", capacity_bucket(self.capacity))
         object.__setattr__(self, "chunk", min(self.chunk, self.capacity))
         if self.page_size is not None and self.capacity % self.page_size:
@@ -52,7 +52,7 @@ class EngineConfig:
         largest = batch_bucket(self.num_slots)
         buckets = [bucket for bucket in BATCH_BUCKETS if bucket <= largest] if self.buckets is None else self.buckets
         object.__setattr__(self, "buckets", tuple(buckets))
-        if not set(self.sizes) <= set(BATCH_BUCKETS) or list(self.sizes) != sorted(set(self.sizes)):
+        if any(size not in BATCH_BUCKETS for size in self.sizes) or list(self.sizes) != sorted(set(self.sizes)):
             raise ValueError(f"buckets={self.buckets}: expected ascending ones of {BATCH_BUCKETS}")
         if not self.sizes or self.sizes[-1] < self.num_slots:
             raise ValueError(f"buckets={self.buckets}: expected the last to hold num_slots={self.num_slots}")
@@ -92,8 +92,7 @@ class EngineConfig:
         Raises:
             ValueError: saying which limit it exceeds.
         """
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={max_new_tokens}: expected at least 1")
+        check_integer("max_new_tokens", max_new_tokens, 1)
         total = num_prompt_tokens + max_new_tokens
         what = f"prompt of {num_prompt_tokens} tokens with max_new_tokens={max_new_tokens} may grow to {total}"
         if total > context:

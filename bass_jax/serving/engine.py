@@ -2,12 +2,14 @@
 
 import asyncio
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from bass_jax.checks import check_callable, check_flag, check_integer, check_kind, check_tokens
 from bass_jax.config import SpecConfig
 from bass_jax.drafters import reads_features
 from bass_jax.models.mesh import mesh_of
@@ -77,6 +79,14 @@ class Engine:
             ValueError: if `spec` asks for what is recorded of a single batch alone, the drafter reads the target's
                 hidden states, the pair lies on a mesh, or with pages for what has none.
         """
+        check_kind("pair", pair, Pair)
+        check_kind("spec", spec, SpecConfig | None)
+        check_kind("config", config, EngineConfig | None)
+        check_flag("is_adjusted", is_adjusted)
+        check_flag("warm_up", warm_up)
+        check_integer("num_stop_tokens", num_stop_tokens, 0)
+        check_callable("clock", clock)
+        check_callable("on_step", on_step)
         spec = spec or SpecConfig()
         if spec.record_drafts:
             raise ValueError("record_drafts=True: expected False, an engine records no drafts")
@@ -100,7 +110,8 @@ class Engine:
         )  # fmt: skip
         self.loop = Loop(Scheduler(self.config), self.executor, clock, on_step)
         self._thread: Any = None
-        self._pending: asyncio.Future | None = None
+        self._start_lock = threading.Lock()
+        self._pending: dict[asyncio.AbstractEventLoop, asyncio.Future] = {}
 
     @property
     def counts(self) -> Counts:
@@ -145,19 +156,21 @@ class Engine:
                 token outside the vocabulary, settings that the engine was not made for.
             QueueFull: if as many wait as may.
         """
-        ids = prompt
+        ids: Any = prompt
         if isinstance(prompt, str):
             if self.pair.tokenizer is None:
                 raise ValueError("prompt is a text: expected token ids, because the pair has no tokenizer")
             ids = self.pair.tokenizer.encode_batch([prompt])[0]
         (row,) = check_prompts(self.pair, [ids])
         target = self.pair.target.config
+        check_kind("sampling", sampling, Sampling | None)
         self.config.check(len(row), max_new_tokens, target.context)
         sampling = sampling or Sampling()
         check_sampling(sampling, self.spec, self._is_adjusted, target.vocab_size)
-        if not 0 <= seed < 2**32:
-            raise ValueError(f"seed={seed}: expected a whole number from 0 to 2**32 - 1")
-        stops = self._stops if stop_tokens is None else tuple(int(token) for token in stop_tokens)
+        seed = check_integer("seed", seed, 0, 2**32 - 1)
+        priority = check_integer("priority", priority)
+        check_callable("on_event", on_event)
+        stops = self._stops if stop_tokens is None else tuple(check_tokens("stop_tokens", stop_tokens).tolist())
         if len(stops) > self._num_stop_tokens:
             raise ValueError(f"stop_tokens has {len(stops)} values: expected at most {self._num_stop_tokens}")
         text = StopStrings(self.pair.tokenizer, stop_strings, 1)
@@ -178,17 +191,19 @@ class Engine:
         self.loop.run()
 
     async def advance_async(self) -> None:
-        """Takes one step in the engine's thread; those who wait at the same time share it."""
-        if self._pending is None:
-            if self._thread is None:
-                from concurrent.futures import ThreadPoolExecutor
+        """Takes one step in the engine's thread; those who wait in the same event loop share it."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._pending:
+            with self._start_lock:
+                if self._thread is None:
+                    from concurrent.futures import ThreadPoolExecutor
 
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="bass-jax-engine")
-            self._pending = asyncio.get_running_loop().run_in_executor(self._thread, self.loop.advance)
-            self._pending.add_done_callback(self._is_done)
-        await asyncio.shield(self._pending)
+                    self._thread = ThreadPoolExecutor(1, thread_name_prefix="bass-jax-engine")
+            self._pending[loop] = loop.run_in_executor(self._thread, self.loop.advance)
+            self._pending[loop].add_done_callback(lambda pending: self._is_done(loop, pending))
+        await asyncio.shield(self._pending[loop])
 
-    def _is_done(self, pending: asyncio.Future) -> None:
-        self._pending = None
+    def _is_done(self, loop: asyncio.AbstractEventLoop, pending: asyncio.Future) -> None:
+        del self._pending[loop]
         if not pending.cancelled():
             pending.exception()  # Whoever waits is told; asyncio need not be.

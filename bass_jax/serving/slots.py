@@ -11,9 +11,10 @@ from bass_jax.config import SpecConfig
 from bass_jax.pair import Pair
 from bass_jax.policies import Plan, Policy
 from bass_jax.policies.pacer import advance_rows
-from bass_jax.sampling import Sampling, SamplingControls
+from bass_jax.sampling import Sampling, SamplingControls, find_rule
 from bass_jax.sampling.controls import Adjustments, Penalties
 from bass_jax.sampling.keys import seed_keys
+from bass_jax.sampling.rules import check_greedy
 from bass_jax.serving.ticket import Request
 from bass_jax.state import FinishReason, SpecState
 from bass_jax.typing import Array, Int
@@ -232,5 +233,4 @@ def check_sampling(sampling: Sampling, spec: SpecConfig, is_adjusted: bool, voca
     controls = sampling.controls(1, vocab_size)
     if controls.adjustments is not None and not is_adjusted:
         raise ValueError("sampling: expected no bias, bans, penalties or minimum length; see Engine(is_adjusted=True)")
-    if spec.acceptance == "greedy" and not sampling.is_greedy:
-        raise ValueError(f"temperature={sampling.temperature}: expected 0, because the engine's rule is 'greedy'")
+    check_greedy(find_rule(spec.acceptance), sampling)

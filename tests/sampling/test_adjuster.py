@@ -114,9 +114,9 @@ def test_a_setting_out_of_range_is_refused_by_name(settings, message):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"logit_bias": {V: 1.0}}, r"^logit_bias: expected token ids from 0 to 12"),
-        ({"allowed_tokens": [-1]}, r"^allowed_tokens: expected token ids from 0 to 12"),
-        ({"banned_tokens": np.array([1.5])}, r"^banned_tokens: expected token ids"),
+        ({"logit_bias": {V: 1.0}}, r"^logit_bias has token 13: the vocabulary has 13 tokens"),
+        ({"allowed_tokens": [-1]}, r"^allowed_tokens has token -1: the vocabulary has 13 tokens"),
+        ({"banned_tokens": np.array([1.5])}, r"^banned_tokens=array.*: expected a sequence of token ids"),
         ({"banned_tokens": [(1,), (2,)]}, r"^banned_tokens has 2 values: expected one for all or 4"),
         ({"logit_bias": [{1: 1.0}, None]}, r"^logit_bias has 2 values"),
         ({"allowed_tokens": [1, 2], "banned_tokens": [1, 2]}, r"^row 0 may emit no token"),

@@ -4,6 +4,7 @@ What breaking it means: an answer that depends on who else was being served, or 
 """
 
 import asyncio
+import concurrent.futures
 import dataclasses
 import gc
 
@@ -369,3 +370,40 @@ def test_what_has_no_pages_is_refused(pair):
         bass.Engine(pair, bass.SpecConfig(3, "multi_draft", num_chains=2), config=PAGED)
     with pytest.raises(ValueError, match="page_size=24"):
         bass.EngineConfig(2, 64, page_size=24)
+
+
+def test_threads_share_an_engine(pair):
+    """Of eight threads seven died or one hung."""
+    engine = bass.Engine(pair, bass.SpecConfig(3), config=CONFIG, num_stop_tokens=4)
+    prompts = [[1 + index % 7, 2, 3, index % 5] for index in range(24)]
+    expected = bass.generate(pair, prompts, step="decode", max_new_tokens=12).tokens
+    answers: dict[int, list[int]] = {}
+
+    def serve(worker: int) -> None:
+        for index in range(worker, len(prompts), 8):
+            ticket = engine.submit(prompts[index], max_new_tokens=12)
+            if index % 3 == 0:
+                engine.submit(prompts[index], max_new_tokens=40).cancel()
+            answers[index] = ticket.result().tokens.tolist()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        for done in [threads.submit(serve, worker) for worker in range(8)]:
+            done.result(timeout=120)
+    assert [answers[index] for index in range(len(prompts))] == [row.tolist() for row in expected]
+
+
+def test_event_loops_share_an_engine(pair):
+    engine = bass.Engine(pair, bass.SpecConfig(3), config=CONFIG, num_stop_tokens=4)
+    expected = bass.generate(pair, [[1, 2], [3]], step="decode", max_new_tokens=20).tokens
+
+    def serve(prompt: list[int]) -> list[list[int]]:
+        async def gather():
+            tickets = [engine.submit(prompt, max_new_tokens=20) for _ in range(4)]
+            return [answer.tokens.tolist() for answer in await asyncio.gather(*tickets)]
+
+        return asyncio.run(gather())
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        found = [threads.submit(serve, prompt) for prompt in ([1, 2], [3])]
+        for answers, row in zip(found, expected, strict=True):
+            assert answers.result(timeout=120) == [row.tolist()] * 4

@@ -1,0 +1,149 @@
+"""A part of the user's that is wrong is refused when it is traced, or held to what can be.
+
+What breaking it means: a drafter or a rule with a mistake runs, and its figures look like a result.
+"""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bass_jax as bass
+from bass_jax.drafters.template import RepeatDrafter
+from bass_jax.policies import Plan
+from bass_jax.policies.template import OneMore
+from bass_jax.sampling import MULTI_DRAFT, TOKEN, ChainVerdict, Verdict, register_rule
+from bass_jax.sampling.rules import _REGISTRY
+from tests import tiny
+
+NUMBERS = itertools.count()
+TARGET = tiny.model(1, num_layers=1)
+DRAFT = tiny.model_drafter(tiny.perturbed(TARGET, 0.05))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WrongDrafter(RepeatDrafter):
+    """Changes the proposal by a function that a test gives it."""
+
+    change: Any = dataclasses.field(default=None, metadata={"static": True})
+
+    def propose(self, state, context, draft_len, *, is_sampled):
+        proposal, state = super().propose(state, context, draft_len, is_sampled=is_sampled)
+        return self.change(proposal), state
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WrongPolicy(OneMore):
+    change: Any = dataclasses.field(default=None, metadata={"static": True})
+
+    def update(self, state, stats):
+        state, plan = super().update(state, stats)
+        return state, self.change(plan)
+
+
+@pytest.fixture
+def rule():
+    """Registers the token rule with another function, for one test."""
+    names = []
+
+    def make(change, base=TOKEN, field="judge"):
+        def judge(*arguments):
+            return change(getattr(base, field)(*arguments))
+
+        # A step is compiled once per name.
+        name = f"wrong{next(NUMBERS)}"
+        names.append(register_rule(dataclasses.replace(base, name=name, **{field: judge})).name)
+        return names[-1]
+
+    yield make
+    for name in names:
+        del _REGISTRY[name]
+
+
+def run(drafter=DRAFT, **options):
+    spec = bass.SpecConfig(4, **options)
+    return bass.generate(bass.Pair(TARGET, drafter), tiny.PROMPTS, spec, max_new_tokens=12,
+                         sampling=bass.Sampling(temperature=1.0))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda p: p.tokens, "WrongDrafter.propose returned .*: expected"),
+        (lambda p: tuple(p), "WrongDrafter.propose returned tuple: expected"),
+        (lambda p: p._replace(tokens=p.tokens.astype(float)), "propose: tokens has dtype float32 .*: expected integer"),
+        (lambda p: p._replace(tokens=p.tokens[:, :2]), r"propose: tokens has .* shape \[4, 2\]: .* shape \[4, 4\]"),
+        (lambda p: p._replace(tokens=p.tokens[0]), "propose: tokens has"),
+        (lambda p: p._replace(tokens=3), "propose: tokens is of type int"),
+        (lambda p: p._replace(num_drafted=p.num_drafted[0]), "propose: num_drafted has"),
+        (lambda p: p._replace(num_drafted=p.num_drafted / 2), "propose: num_drafted has dtype float32"),
+        (lambda p: p._replace(probs=jnp.ones((4, 4, tiny.VOCAB + 1))), "propose: probs has"),
+        (lambda p: p._replace(probs=jnp.ones((4, 4, tiny.VOCAB), int)), "propose: probs has dtype int32"),
+        (lambda p: p._replace(confidence=jnp.ones(4)), "propose: confidence has"),
+    ],
+)
+def test_a_drafter_is_refused_when_it_is_traced(change, message):
+    with pytest.raises(ValueError, match=message):
+        run(WrongDrafter(change))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda v: v.num_accepted, "acceptance='wrong.*': returned .*: expected Verdict"),
+        (lambda v: tuple(v), "acceptance='wrong.*': returned tuple: expected Verdict"),
+        (lambda v: ChainVerdict(v[0], *v), "acceptance='wrong.*': returned ChainVerdict: expected Verdict"),
+        (lambda v: v._replace(num_accepted=v.num_accepted * 0.5), "num_accepted has dtype float32"),
+        (lambda v: v._replace(next_token=v.next_token[:2]), r"next_token has .* shape \[2\]"),
+        (lambda v: v._replace(next_token=5), "next_token is of type int"),
+    ],
+)
+def test_a_rule_is_refused_when_it_is_traced(rule, change, message):
+    with pytest.raises(ValueError, match=message):
+        run(acceptance=rule(change))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda plan: plan.draft_lens, "WrongPolicy.update returned .*: expected"),
+        (lambda plan: Plan(plan.draft_lens * 0.5), "update: draft_lens has dtype float32"),
+        (lambda plan: Plan(plan.draft_lens[:1]), "update: draft_lens has"),
+        (lambda plan: Plan(plan.draft_lens, plan.draft_lens), "update: min_confidence has dtype int32"),
+    ],
+)
+def test_a_policy_is_refused_when_it_is_traced(change, message):
+    with pytest.raises(ValueError, match=message):
+        bass.generate(bass.Pair(TARGET, DRAFT), tiny.PROMPTS, policy=WrongPolicy(change=change), max_new_tokens=12)
+
+
+@pytest.mark.parametrize("count, expected", [(99, "all"), (-7, "none")])
+def test_counts_are_held_to_the_drafts(rule, count, expected):
+    """A rule that accepts 99 of 4 drafts came out at a block efficiency of 5.33."""
+    result = run(acceptance=rule(lambda v: v._replace(num_accepted=jnp.full_like(v.num_accepted, count))))
+    for info in result.infos:
+        all_or_none = info.num_drafted if expected == "all" else np.zeros_like(info.num_drafted)
+        np.testing.assert_array_equal(info.num_accepted, all_or_none)
+        assert (info.num_emitted <= info.num_accepted + 1).all()
+    assert [len(row) for row in result.tokens] == [12, 12, 12]
+
+
+def test_tokens_are_held_to_the_vocabulary(rule):
+    result = run(acceptance=rule(lambda v: v._replace(next_token=jnp.full_like(v.next_token, 10**6))))
+    assert all(0 <= token < tiny.VOCAB for row in result.tokens for token in row)
+
+
+def test_several_chains_are_held_to_their_drafts(rule):
+    def change(verdict: ChainVerdict) -> Verdict | ChainVerdict:
+        return verdict._replace(chain=verdict.chain + 50, num_accepted=jnp.full_like(verdict.num_accepted, 99))
+
+    name = rule(change, MULTI_DRAFT, "judge_chains")
+    result = run(tiny.table_drafter(), acceptance=name, num_chains=2)
+    for info in result.infos:
+        assert (info.num_accepted <= info.num_drafted).all()
