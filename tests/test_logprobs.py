@@ -77,5 +77,5 @@ def test_nothing_is_reported_unasked(target):
 
 @pytest.mark.parametrize("num_logprobs", [-1, 101])
 def test_a_number_out_of_range_is_refused(num_logprobs):
-    with pytest.raises(ValueError, match=f"num_logprobs={num_logprobs}: expected None or 0 to 100"):
+    with pytest.raises(ValueError, match=f"num_logprobs={num_logprobs}: expected a whole number from 0 to 100"):
         bass.SpecConfig(num_logprobs=num_logprobs)
