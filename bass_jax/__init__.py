@@ -1,24 +1,28 @@
 """Batched speculative decoding for JAX: pure, jitted, exact, replaceable in every part."""
 
-from bass_jax import costmodel, drafters, policies
-from bass_jax.config import ModelConfig, SpecConfig
-from bass_jax.fidelity import measure_fidelity
-from bass_jax.generate import Generation, compile_ahead, generate, generate_on_device, stream
-from bass_jax.metrics import Summary, per_token_latency, summarize
+from bass_jax import cost_model, drafters, policies
+from bass_jax.acceptance import AcceptanceRule, Verdict, register_rule
+from bass_jax.analysis.quantization_error import measure_fidelity
+from bass_jax.analysis.replay import make_replay
+from bass_jax.analysis.simulator import simulate
+from bass_jax.analysis.utilization import measure_utilisation
+from bass_jax.config import SpecConfig
+from bass_jax.decoding.device_loop import generate_on_device
+from bass_jax.decoding.metrics import Summary, per_token_latency, summarize
+from bass_jax.decoding.outputs import Generation
+from bass_jax.decoding.pair import Pair, load_pair, random_pair
+from bass_jax.decoding.prefill import prefill
+from bass_jax.decoding.state import FinishReason, SpecState, StepInfo, output_tokens
+from bass_jax.decoding.step import decode_step, speculate_step
+from bass_jax.decoding.traces import TraceWriter, read_trace
+from bass_jax.engine import Engine, EngineConfig
+from bass_jax.engine.generate import compile_ahead, generate, stream
 from bass_jax.models import Model, init_model, quantize_model
 from bass_jax.models.mesh import start_distributed, tensor_parallel_mesh
-from bass_jax.pair import Pair, load_pair, random_pair
-from bass_jax.prefill import prefill
-from bass_jax.replay import make_replay
-from bass_jax.sampling import AcceptanceRule, Law, Sampling, Verdict, register_rule
-from bass_jax.serving import Engine, EngineConfig
-from bass_jax.simulator import simulate
-from bass_jax.startup import configure_gpu, use_compilation_cache
-from bass_jax.state import FinishReason, SpecState, StepInfo, output_tokens
-from bass_jax.step import decode_step, speculate_step
-from bass_jax.traces import TraceWriter, read_trace
-from bass_jax.utilisation import measure_utilisation
-from bass_jax.verify import LawReport, verify_lossless
+from bass_jax.models.model_config import ModelConfig
+from bass_jax.runtime.xla_flags import configure_gpu, use_compilation_cache
+from bass_jax.sampling import Law, Sampling
+from bass_jax.testing.lossless import LawReport, verify_lossless
 
 __version__ = "0.1.0"
 
@@ -42,7 +46,7 @@ __all__ = [
     "Verdict",
     "compile_ahead",
     "configure_gpu",
-    "costmodel",
+    "cost_model",
     "decode_step",
     "drafters",
     "generate",

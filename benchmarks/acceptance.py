@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 import bass_jax as bass
-from bass_jax.sampling import TOKEN
-from bass_jax.sampling.block import standing_probs
+from bass_jax.acceptance import TOKEN
+from bass_jax.acceptance.block import standing_probs
 
 EXPECTED: list[tuple[np.ndarray, ...]] = []
 """Of every step: drafts, and accepted drafts expected under the token and the block rule; per row."""

@@ -24,18 +24,18 @@ from distillation import distillation_parser, overrides_of
 from rich.table import Table
 
 import bass_jax as bass
-from bass_jax.commands.output import output_console
+from bass_jax.cli.output import output_console
 from bass_jax.drafters import DraftContext, Drafter, ModelDrafter
-from bass_jax.drafters.combined import combined_drafter
+from bass_jax.drafters.ensemble import combined_drafter
 from bass_jax.sampling import Adjuster, Sampling
 from bass_jax.training.agreement import accepted_runs
 from bass_jax.training.batches import single_batches
-from bass_jax.training.config import load_config
+from bass_jax.training.distill_config import load_config
+from bass_jax.training.draft_vocabulary import proposed_ids
 from bass_jax.training.held_out import write_held_out
 from bass_jax.training.loss import scored_logits
 from bass_jax.training.rollout import Rollout
-from bass_jax.training.vocabulary import proposed_ids
-from bass_jax.training.write import load_target, open_corpus
+from bass_jax.training.write_corpus import load_target, open_corpus
 
 _GRAIN = 256
 

@@ -14,11 +14,11 @@ from distillation import distillation_parser, overrides_of
 from rich.table import Table
 
 import bass_jax as bass
-from bass_jax.commands.output import output_console
-from bass_jax.training.config import load_config
+from bass_jax.cli.output import output_console
+from bass_jax.training.distill_config import load_config
 from bass_jax.training.held_out import held_out_groups, write_held_out
-from bass_jax.training.speculation import speculate_on
-from bass_jax.training.write import load_target
+from bass_jax.training.replay_speculation import speculate_on
+from bass_jax.training.write_corpus import load_target
 
 
 def main() -> None:

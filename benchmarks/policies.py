@@ -26,14 +26,14 @@ from prompts import encode_prompts, prompt_parser
 
 import bass_jax as bass
 from bass_jax import policies
-from bass_jax.costmodel import read_profile
-from bass_jax.generate import Run, begin_trace
-from bass_jax.policies.pacer import Pacer
-from bass_jax.prefill import prefill
-from bass_jax.profiler import measure_profile
-from bass_jax.replay import make_replay
-from bass_jax.simulator import compose, regret, simulate
-from bass_jax.traces import TraceWriter, read_trace
+from bass_jax.analysis.profiler import measure_profile
+from bass_jax.analysis.replay import make_replay
+from bass_jax.analysis.simulator import compose, regret, simulate
+from bass_jax.cost_model import read_profile
+from bass_jax.decoding.policy_runner import Pacer
+from bass_jax.decoding.prefill import prefill
+from bass_jax.decoding.traces import TraceWriter, read_trace
+from bass_jax.engine.generate import Run, begin_trace
 
 LENGTHS = (0, 1, 2, 4)
 """What policies choose from; the profile knows 8 too, for those that grow."""

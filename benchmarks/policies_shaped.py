@@ -15,9 +15,9 @@ import numpy as np
 
 import bass_jax as bass
 from bass_jax import policies
-from bass_jax.costmodel import Profile, pass_shape
+from bass_jax.analysis.profiler import measure_costs
+from bass_jax.cost_model import Profile, pass_shape
 from bass_jax.drafters import ModelDrafter
-from bass_jax.profiler import measure_costs
 
 _LLAMA = {"vocab_size": 32000, "context": 8192, "dtype": "bfloat16"}
 SHAPES = {

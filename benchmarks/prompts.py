@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bass_jax.commands.prompts import read_prompts
+from bass_jax.cli.prompt_arguments import read_prompts
 
 
 def prompt_parser(description: str | None) -> argparse.ArgumentParser:

@@ -21,16 +21,16 @@ import numpy as np
 from distillation import distillation_parser, overrides_of
 from rich.table import Table
 
-from bass_jax.commands.output import output_console
+from bass_jax.cli.output import output_console
 from bass_jax.training.batches import Batch, epoch_batches
-from bass_jax.training.config import DistillConfig, load_config
 from bass_jax.training.data import corpus_rows
 from bass_jax.training.distill import new_draft
+from bass_jax.training.distill_config import DistillConfig, load_config
+from bass_jax.training.draft_vocabulary import output_columns, proposed_ids
 from bass_jax.training.loss import weights_at
 from bass_jax.training.optimizer import make_optimizer
 from bass_jax.training.trainer import TrainState, passes_config, train_step, with_features
-from bass_jax.training.vocabulary import output_columns, proposed_ids
-from bass_jax.training.write import load_target
+from bass_jax.training.write_corpus import load_target
 
 
 class Way(NamedTuple):

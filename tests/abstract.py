@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 import bass_jax as bass
+from bass_jax.decoding.state import SpecState
 from bass_jax.drafters import ModelDrafter, NgramDrafter
 from bass_jax.models import abstract_params
 from bass_jax.sampling import SamplingControls
-from bass_jax.state import SpecState
 
 
 def abstract_model(config: bass.ModelConfig) -> bass.Model:

@@ -46,7 +46,7 @@ def compiled_code_is_bounded():
     if maps.exists() and maps.read_bytes().count(b"\n") > MANY_MAPS:
         import jax
 
-        from bass_jax.executables import EXECUTABLES
+        from bass_jax.runtime.jit_cache import EXECUTABLES
 
         EXECUTABLES.clear()
         jax.clear_caches()

@@ -5,9 +5,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from bass_jax.sampling import TOKEN, AcceptanceRule, draw
-from bass_jax.sampling.adjuster import _penalize
+from bass_jax.acceptance import TOKEN, AcceptanceRule
+from bass_jax.sampling import draw
 from bass_jax.sampling.keys import Role, draw_keys, gumbel
+from bass_jax.sampling.logits_processors import _penalize
 from tests.tiny import TableDrafter
 
 PENALIZE = _penalize

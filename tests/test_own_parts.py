@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
+from bass_jax.acceptance import MULTI_DRAFT, TOKEN, ChainVerdict, Verdict, register_rule
+from bass_jax.acceptance.base import _REGISTRY
 from bass_jax.drafters.template import RepeatDrafter
 from bass_jax.policies import Plan
 from bass_jax.policies.template import OneMore
-from bass_jax.sampling import MULTI_DRAFT, TOKEN, ChainVerdict, Verdict, register_rule
-from bass_jax.sampling.rules import _REGISTRY
 from tests import tiny
 
 NUMBERS = itertools.count()

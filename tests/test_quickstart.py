@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
-from bass_jax.generate import Run
+from bass_jax.engine.generate import Run
 from bass_jax.sampling.keys import gumbel, position_keys, seed_keys
 
 ROOT = Path(__file__).parents[1]

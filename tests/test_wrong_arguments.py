@@ -18,10 +18,10 @@ import pytest
 from hypothesis import strategies as st
 
 import bass_jax as bass
+from bass_jax.acceptance import find_rule
+from bass_jax.decoding.policy_runner import no_step
 from bass_jax.drafters import NgramDrafter
 from bass_jax.policies import find_policy
-from bass_jax.policies.pacer import no_step
-from bass_jax.sampling import find_rule
 from tests import tiny
 from tests.letters import Letters
 

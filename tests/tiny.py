@@ -10,7 +10,7 @@ import numpy as np
 
 import bass_jax as bass
 from bass_jax.drafters import CombinedDrafter, DraftContext, ModelDrafter, NgramDrafter, Proposal, StoreDrafter
-from bass_jax.drafters.store import suffix_hashes
+from bass_jax.drafters.retrieval import suffix_hashes
 from bass_jax.models import abstract_params
 from bass_jax.sampling import draw
 from bass_jax.sampling.keys import gumbel

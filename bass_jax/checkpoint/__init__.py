@@ -1,12 +1,16 @@
-"""Checkpoints in and out: Orbax, Hugging Face, GGUF; tokenizers; pairs of models."""
+"""Readers and writers of checkpoints: our own, Hugging Face, GGUF; tokenizers; directories that hold a pair.
 
-from bass_jax.checkpoint.conversion import convert
+Imports `bass_jax.drafters` and lower packages. Start with `load.py`, which recognizes a format, then `assemble.py`,
+which turns stored tensors into our parameters.
+"""
+
+from bass_jax.checkpoint.convert import convert
+from bass_jax.checkpoint.datastore_file import read_store, write_store
 from bass_jax.checkpoint.detokenizer import IncrementalDecoder
-from bass_jax.checkpoint.inspection import Inspection, inspect_checkpoint, inspect_preset, why_not_a_pair
+from bass_jax.checkpoint.inspect import Inspection, inspect_checkpoint, inspect_preset, why_not_a_pair
 from bass_jax.checkpoint.load import load_model, load_tokenizer
-from bass_jax.checkpoint.pair import load_draft, load_target_and_draft, store_of
+from bass_jax.checkpoint.pair_directory import load_draft, load_target_and_draft, store_of
 from bass_jax.checkpoint.save import save_hugging_face, save_model
-from bass_jax.checkpoint.store_file import read_store, write_store
 from bass_jax.checkpoint.tokenizer import Tokenizer
 
 __all__ = [

@@ -8,11 +8,11 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from bass_jax.checkpoint.quantization import quantizing, stored_dtype
-from bass_jax.checkpoint.trees import flatten, unflatten
-from bass_jax.config import ModelConfig
+from bass_jax.checkpoint.quantize_on_load import quantizing, stored_dtype
 from bass_jax.models import abstract_params
-from bass_jax.models.families import FAMILIES, Rule, tiles
+from bass_jax.models.families import FAMILIES, Rule, tensor_layout
+from bass_jax.models.model_config import ModelConfig
+from bass_jax.runtime.trees import flatten, unflatten
 from bass_jax.typing import Params
 
 _HEADS = {"lm_head.weight", "embed_out.weight"}
@@ -147,6 +147,6 @@ def _build(
         found = ", ".join(f"{name!r} {list(t.shape)}" for name, t in zip(rule.sources, tensors, strict=True))
         raise ValueError(f"{source.path}: misshapen tensor {found}: does not make {path!r} {list(shape)}")
     is_view = any(np.may_share_memory(array, tensor) for tensor in tensors)
-    made = tiles.contiguous(array) if is_view or not array.flags.c_contiguous else array
+    made = tensor_layout.contiguous(array) if is_view or not array.flags.c_contiguous else array
     source.release(stored[name] for name in rule.sources)
     return made

@@ -2,12 +2,21 @@
 
 import codecs
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from bass_jax.checkpoint.tokenizer import Tokenizer
+
+def check_ids(ids: Sequence[int] | np.ndarray) -> list[int]:
+    """Returns `ids` as Python integers.
+
+    Raises:
+        ValueError: if one is negative.
+    """
+    plain = np.asarray(ids, np.int64).reshape(-1).tolist()
+    if plain and min(plain) < 0:
+        raise ValueError(f"ids: token id {min(plain)} is negative")
+    return plain
 
 
 class IncrementalDecoder:
@@ -17,7 +26,7 @@ class IncrementalDecoder:
     the character is whole. Everything pushed out, then flushed, is exactly `Tokenizer.decode` of all ids.
     """
 
-    def __init__(self, tokenizer: "Tokenizer", skip_special: bool = True):
+    def __init__(self, tokenizer: Any, skip_special: bool = True):
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special else frozenset()
         self._bytes = tokenizer.bytes_of_ids
@@ -33,8 +42,6 @@ class IncrementalDecoder:
         Raises:
             ValueError: if an id is negative.
         """
-        from bass_jax.checkpoint.tokenizer import check_ids
-
         kept = [id for id in check_ids(ids) if id not in self._skipped]
         if self._bytes is not None:
             return self._utf8.decode(b"".join(self._bytes.get(id, b"") for id in kept))

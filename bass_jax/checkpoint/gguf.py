@@ -9,7 +9,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, ReaderField, dequantize
 
 from bass_jax.checkpoint.gguf_architectures import ARCHITECTURES, Architecture, Metadata
-from bass_jax.checkpoint.manifest import one_line
+from bass_jax.runtime.files import one_line
 
 _FREQUENCIES = "rope_freqs.weight"
 """Divisors of the rotary frequencies, one per pair of lanes: how llama.cpp stores Llama 3's scaling."""

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from bass_jax.checkpoint.manifest import one_line
 from bass_jax.checkpoint.tokenizer import Tokenizer, import_transformers
+from bass_jax.runtime.files import one_line
 
 _CONTROL = 3
 _USER_DEFINED = 4

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from bass_jax.checkpoint.manifest import read_json
-from bass_jax.checkpoint.safetensors_file import FLOATS, SafetensorsFile
+from bass_jax.checkpoint.safetensors import FLOATS, SafetensorsFile
 from bass_jax.checkpoint.torch_file import TorchFile
+from bass_jax.runtime.files import read_json
 
 _LAYOUTS = (
     ("model.safetensors", "model.safetensors.index.json"),

@@ -11,19 +11,20 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from bass_jax.checkpoint import config_file
+from bass_jax.checkpoint import config_json
 from bass_jax.checkpoint import manifest as manifest_file
 from bass_jax.checkpoint.assemble import Progress, assemble
-from bass_jax.checkpoint.manifest import Manifest, one_line, read_json, read_manifest
-from bass_jax.checkpoint.quantization import quantize_read, stored_dtype, widen
+from bass_jax.checkpoint.manifest import Manifest, read_manifest
+from bass_jax.checkpoint.quantize_on_load import quantize_read, stored_dtype, widen
 from bass_jax.checkpoint.tokenizer import Tokenizer, has_tokenizer_files, read_tokenizer
-from bass_jax.checkpoint.trees import flatten, unflatten
-from bass_jax.config import ModelConfig
 from bass_jax.models import Model, abstract_params
 from bass_jax.models.families import FAMILIES
 from bass_jax.models.families.base import check_common
+from bass_jax.models.model_config import ModelConfig
 from bass_jax.models.sharding import param_shardings, placed_config
 from bass_jax.models.weights import Weight
+from bass_jax.runtime.files import one_line, read_json
+from bass_jax.runtime.trees import flatten, unflatten
 from bass_jax.typing import Array
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -98,7 +99,7 @@ def read_shapes(
     path = Path(path)
     if not (path / manifest_file.NAME).is_file():
         return None
-    config = _as_asked(config_file.read_config(path), dtype, quantize, cache_dtype)
+    config = _as_asked(config_json.read_config(path), dtype, quantize, cache_dtype)
     # On the device where the arrays will be: for one that may lie anywhere, code is kept under another key on disk.
     device = SingleDeviceSharding(jnp.zeros(()).device)
 
@@ -224,7 +225,7 @@ def read_ours(path: Path) -> tuple[Manifest, ModelConfig]:
         raise ValueError(f"{path}: a pair of models, not one; load it with load_pair")
     manifest = read_manifest(path)
     manifest.verify(path)
-    return manifest, config_file.read_config(path)
+    return manifest, config_json.read_config(path)
 
 
 def _as_asked(stored: ModelConfig, dtype: str | None, quantize: str | None, cache_dtype: str | None) -> ModelConfig:

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bass_jax.runtime.files import read_json, sha256
+
 FORMAT = "bass_jax checkpoint"
 VERSION = 1
 NAME = "manifest.json"
@@ -86,29 +88,6 @@ def read_manifest(directory: Path) -> Manifest:
     return Manifest(**content)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object.
-
-    Raises:
-        ValueError: naming the file, if it is absent or something else.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such file") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not readable as JSON: {one_line(error)}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a JSON object")
-    return content
-
-
-def sha256(path: Path) -> str:
-    """Returns the hexadecimal SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def hash_array(array: Any) -> str:
     """Returns dtype, shape and SHA-256 of the bytes, in row-major order, of an array of jax or NumPy."""
     if isinstance(array, jax.Array):
@@ -120,12 +99,6 @@ def hash_array(array: Any) -> str:
 def described(dtype: np.dtype, shape: Sequence[int], digest: str) -> str:
     """Returns what `hash_array` does of an array of that dtype, shape and hash."""
     return f"{dtype.name} {list(shape)} {digest}"
-
-
-def one_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or its kind if it has none."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _verify_file(path: Path, expected: str) -> None:

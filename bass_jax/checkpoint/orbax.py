@@ -14,8 +14,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from bass_jax.checkpoint.manifest import hash_array, one_line
-from bass_jax.checkpoint.trees import flatten, unflatten
+from bass_jax.checkpoint.manifest import hash_array
+from bass_jax.runtime.files import one_line
+from bass_jax.runtime.trees import flatten, unflatten
 
 _SUBDIRECTORY = "params"
 _MAX_PIECE = 4 << 20

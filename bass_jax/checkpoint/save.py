@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from bass_jax.checkpoint import config_file
+from bass_jax.checkpoint import config_json
 from bass_jax.checkpoint import manifest as manifest_file
 from bass_jax.checkpoint.manifest import Manifest, hash_array
 from bass_jax.checkpoint.tokenizer import Tokenizer, read_tokenizer
-from bass_jax.checkpoint.trees import flatten
-from bass_jax.config import ModelConfig
 from bass_jax.models import Model, quantize_model
 from bass_jax.models.families import FAMILIES
+from bass_jax.models.model_config import ModelConfig
+from bass_jax.runtime.trees import flatten
 
 
 def save_model(
@@ -92,7 +92,7 @@ def write_checkpoint(
 
     with replaced(directory, partial) as partial:
         write_arrays(partial, tree)
-        config_file.write_config(partial, config)
+        config_json.write_config(partial, config)
         if tokenizer is not None:
             tokenizer.save(partial)
         manifest.write(partial)
@@ -108,7 +108,7 @@ def _verify(partial: Path, hashes: Mapping[str, str], config: ModelConfig, token
     for name in sorted(hashes.keys() | found.keys()):
         if hashes.get(name) != found.get(name):
             raise ValueError(f"{partial}: tensor {name!r} was written wrongly: its bytes, read back, are others")
-    if config_file.read_config(partial) != config_file.without_run_settings(config):
+    if config_json.read_config(partial) != config_json.without_run_settings(config):
         raise ValueError(f"{partial}: the configuration was written wrongly: read back, it is another")
     if tokenizer is not None and read_tokenizer(partial) != tokenizer:
         raise ValueError(f"{partial}: the tokenizer was written wrongly: read back, it is another")

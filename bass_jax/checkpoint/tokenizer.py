@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from bass_jax.checkpoint.detokenizer import IncrementalDecoder, byte_table
-from bass_jax.checkpoint.manifest import Manifest, one_line, sha256
+from bass_jax.checkpoint.manifest import Manifest
+from bass_jax.runtime.files import one_line, sha256
 
 Message = Mapping[str, str]
 """One turn of a chat: ``{"role": "system" | "user" | "assistant", "content": text}``."""
@@ -182,18 +183,6 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer(vocab_size={self.vocab_size}, fingerprint={self.fingerprint[:8]})"
-
-
-def check_ids(ids: Sequence[int] | np.ndarray) -> list[int]:
-    """Returns `ids` as Python integers.
-
-    Raises:
-        ValueError: if one is negative.
-    """
-    plain = np.asarray(ids, np.int64).reshape(-1).tolist()
-    if plain and min(plain) < 0:
-        raise ValueError(f"ids: token id {min(plain)} is negative")
-    return plain
 
 
 def has_tokenizer_files(directory: Path) -> bool:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bass_jax.checkpoint.manifest import one_line
-from bass_jax.checkpoint.safetensors_file import FLOATS
+from bass_jax.checkpoint.safetensors import FLOATS
+from bass_jax.runtime.files import one_line
 
 _SIZES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1

@@ -6,7 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from bass_jax.drafters.base import DraftContext, Proposal
+from bass_jax.drafters.protocols import DraftContext, Proposal
 from bass_jax.typing import Array
 
 _DOUBT = 2

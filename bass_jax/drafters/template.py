@@ -9,7 +9,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from bass_jax.drafters.base import DraftContext, Proposal
+from bass_jax.drafters.protocols import DraftContext, Proposal
 from bass_jax.typing import Array
 
 

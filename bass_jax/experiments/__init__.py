@@ -1,10 +1,13 @@
-"""Experiments from a configuration: tasks, runs, scores, reports."""
+"""Experiments from a YAML file: tasks, runs, scores and reports.
 
-from bass_jax.experiments.cage import CageLimits, run_program
-from bass_jax.experiments.config import ExperimentConfig, load_experiment, parse_experiment
-from bass_jax.experiments.directory import RunRecords, read_run
+Imports every package but `bass_jax.cli`. Start with `experiment_config.py`, then `runner.py`.
+"""
+
+from bass_jax.experiments.experiment_config import ExperimentConfig, load_experiment, parse_experiment
 from bass_jax.experiments.results import RunResult, analyse
+from bass_jax.experiments.run_directory import RunRecords, read_run
 from bass_jax.experiments.runner import run_experiment
+from bass_jax.experiments.sandbox import CageLimits, run_program
 from bass_jax.experiments.scoring import score_run
 from bass_jax.experiments.tasks import Problem, Task, find_task, register_task, registered_tasks
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from bass_jax.experiments.measures import budget_grid, pass_all, pass_first, share_ended
-from bass_jax.experiments.outcomes import DraftOutcomes
+from bass_jax.experiments.draft_outcomes import DraftOutcomes
+from bass_jax.experiments.pass_at_k import budget_grid, pass_all, pass_first, share_ended
 from bass_jax.experiments.results import RunResult, VariantResult
-from bass_jax.experiments.spread import Spread
+from bass_jax.runtime.statistics import Spread
 
 _SETTINGS: Any = {
     "svg.hashsalt": "bass_jax",  # the same figure is the same file

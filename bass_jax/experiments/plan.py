@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bass_jax.experiments.config import ExperimentConfig, Variant
+from bass_jax.experiments.experiment_config import ExperimentConfig, Variant
 
 
 class Row(NamedTuple):

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from bass_jax.experiments.config import TaskConfig
-from bass_jax.experiments.sources import read_rows
+from bass_jax.decoding.pair import Pair
+from bass_jax.experiments.data_sources import read_rows
+from bass_jax.experiments.experiment_config import TaskConfig
 from bass_jax.experiments.tasks import Problem, Task, find_task, read_problem
-from bass_jax.pair import Pair
 
 
 def load_problems(config: TaskConfig) -> tuple[Task, list[Problem]]:

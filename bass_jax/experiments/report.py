@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bass_jax.experiments import figures
-from bass_jax.experiments.directory import CONFIG, RunRecords, read_run
-from bass_jax.experiments.measures import pass_all, pass_first, share_ended
+from bass_jax.experiments.pass_at_k import pass_all, pass_first, share_ended
 from bass_jax.experiments.results import RunResult, analyse
-from bass_jax.experiments.spread import Spread
+from bass_jax.experiments.run_directory import CONFIG, RunRecords, read_run
 from bass_jax.experiments.tasks import find_task
-from bass_jax.settings import as_plain
+from bass_jax.runtime.statistics import Spread
+from bass_jax.runtime.yaml_config import as_plain
 
 
 class Section(NamedTuple):
@@ -27,7 +27,7 @@ class Section(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What `bass_jax.experiments.rendering` writes."""
+    """What `bass_jax.experiments.render` writes."""
 
     title: str
     runs: tuple[tuple[Section, ...], ...]  # sections of each run

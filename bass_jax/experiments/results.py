@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from bass_jax.experiments.config import Variant
-from bass_jax.experiments.decoding import OVER_BUDGET
-from bass_jax.experiments.directory import Record, RunRecords, sample_key
-from bass_jax.experiments.measures import Answers, answers_of, mean_pass_at_k, pass_all, pass_first
-from bass_jax.experiments.permutation import TwoSampleTest, permutation_test
+from bass_jax.acceptance import find_rule
+from bass_jax.experiments.decode import OVER_BUDGET
+from bass_jax.experiments.experiment_config import Variant
+from bass_jax.experiments.pass_at_k import Answers, answers_of, mean_pass_at_k, pass_all, pass_first
+from bass_jax.experiments.permutation_test import TwoSampleTest, permutation_test
+from bass_jax.experiments.run_directory import Record, RunRecords, sample_key
 from bass_jax.experiments.speed import acceptance_by_position, measure_speed
-from bass_jax.experiments.spread import Spread, bootstrap
 from bass_jax.experiments.tasks import find_task
-from bass_jax.sampling import find_rule
+from bass_jax.runtime.statistics import Spread, bootstrap
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import jax
 
-from bass_jax.costmodel import DEVICES, Device, measure_device
-from bass_jax.experiments.config import ExperimentConfig
-from bass_jax.experiments.decoding import BatchDecoder
-from bass_jax.experiments.directory import RunDirectory
+from bass_jax.cost_model import DEVICES, Device, measure_device
+from bass_jax.experiments.decode import BatchDecoder
 from bass_jax.experiments.environment import describe_environment
-from bass_jax.experiments.pairs import Pairs
+from bass_jax.experiments.experiment_config import ExperimentConfig
+from bass_jax.experiments.load_pairs import Pairs
 from bass_jax.experiments.plan import Batch, make_plan, share_of
 from bass_jax.experiments.problems import encode_problems, load_problems, stop_strings_of
+from bass_jax.experiments.run_directory import RunDirectory
 
 
 class RunProgress(NamedTuple):

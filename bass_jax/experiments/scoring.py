@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from bass_jax.experiments.cage import CageLimits, Verdict, check_cage, run_programs
-from bass_jax.experiments.decoding import OVER_BUDGET
-from bass_jax.experiments.directory import ScoreFile, read_run, sample_key
+from bass_jax.experiments.decode import OVER_BUDGET
 from bass_jax.experiments.problems import load_problems
+from bass_jax.experiments.run_directory import ScoreFile, read_run, sample_key
+from bass_jax.experiments.sandbox import CageLimits, Verdict, check_cage, run_programs
 
 
 class ScoreProgress(NamedTuple):
@@ -34,7 +34,7 @@ def score_run(
 
     Args:
         directory: of the run.
-        allow_code_execution: programs that the model wrote may be run, in a cage; see `bass_jax.experiments.cage`.
+        allow_code_execution: programs that the model wrote may be run, in a cage; see `bass_jax.experiments.sandbox`.
         limits: of each program.
         on_progress: called after each sample.
 

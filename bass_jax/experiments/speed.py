@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bass_jax.experiments.directory import Record
-from bass_jax.experiments.spread import Spread, bootstrap
+from bass_jax.experiments.run_directory import Record
+from bass_jax.runtime.statistics import Spread, bootstrap
 
 _NUM_RESAMPLES = 400
 

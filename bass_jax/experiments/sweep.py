@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bass_jax.executables import EXECUTABLES
-from bass_jax.experiments.config import ExperimentConfig, load_experiment
+from bass_jax.experiments.experiment_config import ExperimentConfig, load_experiment
 from bass_jax.experiments.runner import run_experiment
+from bass_jax.runtime.jit_cache import EXECUTABLES
 
 
 class Point(NamedTuple):

@@ -1,8 +1,12 @@
-"""Decoders in Flax Linen behind one pure forward pass."""
+"""Models: the Flax decoder, its configuration and cache, model families, quantization, sharding.
 
-from bass_jax.models.model import Model, abstract_params, forward, init_model, init_params
+Imports `bass_jax.runtime` and `kernels_pallas`. Start with `model_config.py`, then `decoder.py`, then `flax_model.py`,
+the pure forward pass over both.
+"""
+
+from bass_jax.models.flax_model import Model, abstract_params, forward, init_model, init_params
 from bass_jax.models.presets import PRESETS, preset, random_model
-from bass_jax.models.quantize import quantize_model
+from bass_jax.models.quantize_model import quantize_model
 from bass_jax.models.sharding import place_model
 
 __all__ = [

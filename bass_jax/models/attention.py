@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from bass_jax.cache import Int8KV, PagedKV, append
-from bass_jax.config import ModelConfig
 from bass_jax.models import rotary
+from bass_jax.models.kv_cache import Int8KV, PagedKV, append
 from bass_jax.models.mesh import has_axis
+from bass_jax.models.model_config import ModelConfig
 from bass_jax.models.norm import apply_norm, declare_norm, project
-from bass_jax.models.tensors import declare, zeros
+from bass_jax.models.parameters import declare, zeros
 from bass_jax.models.weights import Weight, declare_weight, multiply
 from kernels_pallas import ops
 from kernels_pallas.attention.causal import causal_attention

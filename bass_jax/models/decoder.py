@@ -16,14 +16,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bass_jax.cache import KVCache, PagedCache, layers_of, with_layers
-from bass_jax.config import ModelConfig
 from bass_jax.models import rotary
 from bass_jax.models.attention import Attention
+from bass_jax.models.kv_cache import KVCache, PagedCache, layers_of, with_layers
 from bass_jax.models.mesh import replicate
 from bass_jax.models.mlp import GatedMlp, PlainMlp
+from bass_jax.models.model_config import ModelConfig
 from bass_jax.models.norm import Normed, apply_norm, declare_norm, norm_for_projections
-from bass_jax.models.tensors import declare, zeros
+from bass_jax.models.parameters import declare, zeros
 from bass_jax.models.weights import declare_weight, multiply, product
 from bass_jax.typing import Array, Float, Int, Params
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from bass_jax.cache import KVCache
+from bass_jax.models.kv_cache import KVCache
 
 AXIS = "tp"
 """Name of the mesh axis that `bass_jax.models.sharding.TENSOR_PARALLEL` splits heads, mlp and vocabulary over."""

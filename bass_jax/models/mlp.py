@@ -4,9 +4,9 @@ import functools
 
 import flax.linen as nn
 
-from bass_jax.config import ModelConfig
+from bass_jax.models.model_config import ModelConfig
 from bass_jax.models.norm import project
-from bass_jax.models.tensors import declare, zeros
+from bass_jax.models.parameters import declare, zeros
 from bass_jax.models.weights import declare_weight, multiply
 
 ACTIVATIONS = {

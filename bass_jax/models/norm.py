@@ -6,8 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bass_jax.config import ModelConfig
-from bass_jax.models.tensors import declare, ones, zeros
+from bass_jax.models.model_config import ModelConfig
+from bass_jax.models.parameters import declare, ones, zeros
 from bass_jax.models.weights import Weight, multiply
 from bass_jax.typing import Array, Float
 

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bass_jax.config import ModelConfig
 from bass_jax.models.families import FAMILIES
-from bass_jax.models.model import Model, abstract_params
+from bass_jax.models.flax_model import Model, abstract_params
+from bass_jax.models.model_config import ModelConfig
 from bass_jax.models.sharding import param_shardings, placed_config
 from bass_jax.models.weights import UNIFORM_DEVIATION, draw_int8
 from bass_jax.typing import Array, Key

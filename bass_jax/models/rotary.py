@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.config import ModelConfig, RopeScaling
+from bass_jax.models.model_config import ModelConfig, RopeScaling
 from bass_jax.typing import Array, Float, Int
 
 

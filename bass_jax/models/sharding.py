@@ -6,9 +6,9 @@ import flax.linen as nn
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bass_jax.config import ModelConfig
-from bass_jax.models.model import Model, abstract_params
-from bass_jax.models.tensors import LOGICAL_AXES
+from bass_jax.models.flax_model import Model, abstract_params
+from bass_jax.models.model_config import ModelConfig
+from bass_jax.models.parameters import LOGICAL_AXES
 from bass_jax.typing import Params
 
 TENSOR_PARALLEL = {"kv_heads": "tp", "mlp": "tp", "vocab": "tp"}

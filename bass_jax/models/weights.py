@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from bass_jax.models.tensors import declare
+from bass_jax.models.parameters import declare
 from bass_jax.typing import Array, Float
 from kernels_pallas.attention.quantize import quantize_kv
 from kernels_pallas.targets import current_target

@@ -1,6 +1,17 @@
-"""How long to draft: one small pure function per idea, the same in the decoder, on the device and in the simulator."""
+"""Policies: how many tokens to draft in the next step, from what the last one did.
 
-from bass_jax.policies.base import (
+Imports `bass_jax.cost_model` and lower packages. Start with `protocol.py`, then `bass_heuristic.py`, the rule of BASS;
+`template.py` is the file to copy for a policy of your own.
+"""
+
+from bass_jax.policies.bandit import Bandit as bandit  # noqa: N813
+from bass_jax.policies.bass_heuristic import BassHeuristic as bass_heuristic  # noqa: N813
+from bass_jax.policies.batch_table import batch_table
+from bass_jax.policies.confidence import Confidence as confidence  # noqa: N813
+from bass_jax.policies.fixed import Fixed as fixed  # noqa: N813
+from bass_jax.policies.goodput import goodput
+from bass_jax.policies.oracle import Oracle as oracle  # noqa: N813
+from bass_jax.policies.protocol import (
     Plan,
     Policy,
     PolicyStats,
@@ -8,13 +19,6 @@ from bass_jax.policies.base import (
     register_policy,
     registered_policies,
 )
-from bass_jax.policies.by_batch import batch_table
-from bass_jax.policies.by_confidence import Confidence as confidence  # noqa: N813
-from bass_jax.policies.by_goodput import goodput
-from bass_jax.policies.by_hindsight import Oracle as oracle  # noqa: N813
-from bass_jax.policies.by_reward import Bandit as bandit  # noqa: N813
-from bass_jax.policies.constant import Fixed as fixed  # noqa: N813
-from bass_jax.policies.heuristic import BassHeuristic as bass_heuristic  # noqa: N813
 
 __all__ = [
     "Plan",

@@ -9,7 +9,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from bass_jax.policies.base import Plan, PolicyStats
+from bass_jax.policies.protocol import Plan, PolicyStats
 from bass_jax.typing import Array
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bass_jax.checks import shown
+from bass_jax.runtime.checks import shown
 from bass_jax.typing import Array, Float, Int, Key, UInt
 
 

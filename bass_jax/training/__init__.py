@@ -1,13 +1,17 @@
-"""Distillation: a draft for a target, from the target's own outputs."""
+"""Distillation: trains a draft for a target on the target's own outputs.
+
+Imports every package but `bass_jax.experiments` and `bass_jax.cli`. Start with `distill.py`, the stages, then
+`trainer.py`.
+"""
 
 from bass_jax.training.agreement import Agreement, accepted_runs, measure_agreement
-from bass_jax.training.config import DistillConfig, load_config
+from bass_jax.training.build_datastore import build_store, distill_store
 from bass_jax.training.distill import Distilled, distill, export, new_draft, run_corpus, run_distill
+from bass_jax.training.distill_config import DistillConfig, load_config
 from bass_jax.training.held_out import evaluate, write_held_out
-from bass_jax.training.speculation import Speculation, speculate_on
-from bass_jax.training.store import build_store, distill_store
+from bass_jax.training.replay_speculation import Speculation, speculate_on
 from bass_jax.training.trainer import train
-from bass_jax.training.write import load_target, open_corpus, write_corpus
+from bass_jax.training.write_corpus import load_target, open_corpus, write_corpus
 
 __all__ = [
     "Agreement",

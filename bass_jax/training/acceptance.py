@@ -8,9 +8,9 @@ import numpy as np
 
 from bass_jax.models import Model
 from bass_jax.training.batches import Batch, single_batches
+from bass_jax.training.draft_vocabulary import proposed_ids
 from bass_jax.training.loss import scored_logits
 from bass_jax.training.rollout import Rollout
-from bass_jax.training.vocabulary import proposed_ids
 from bass_jax.typing import Array, Float, Int
 
 

@@ -7,15 +7,15 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from bass_jax.config import ModelConfig
 from bass_jax.drafters import ModelDrafter
 from bass_jax.models import Model
-from bass_jax.sampling.mode import mode_of
+from bass_jax.models.model_config import ModelConfig
+from bass_jax.runtime.cpu_workarounds import mode_of
 from bass_jax.training.batches import Batch, single_batches
+from bass_jax.training.draft_vocabulary import proposed_ids
 from bass_jax.training.loss import scored_logits
+from bass_jax.training.replay_speculation import speculate_on
 from bass_jax.training.rollout import Rollout
-from bass_jax.training.speculation import speculate_on
-from bass_jax.training.vocabulary import proposed_ids
 from bass_jax.typing import Array, Bool, Int, Params
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bass_jax.models import Model
+from bass_jax.training.draft_vocabulary import output_columns, proposed_ids
 from bass_jax.training.rollout import Rollout
-from bass_jax.training.vocabulary import output_columns, proposed_ids
 from bass_jax.typing import Float, Int
 
 _MOST_PER_TOKEN = 2.5

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bass_jax.checkpoint import Tokenizer
-from bass_jax.training.config import DistillConfig
 from bass_jax.training.corpus import Corpus
+from bass_jax.training.distill_config import DistillConfig
 from bass_jax.training.overlap import OverlapCheck
 from bass_jax.training.prompts import held_out_texts
 from bass_jax.training.rollout import Rollout
-from bass_jax.training.write import open_corpus
+from bass_jax.training.write_corpus import open_corpus
 
 _SPLITS = 10_000
 _MAX_OVERLAP = 0.05

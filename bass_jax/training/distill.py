@@ -13,17 +13,17 @@ import numpy as np
 from bass_jax.checkpoint import Tokenizer, load_model, save_model
 from bass_jax.models import Model
 from bass_jax.training.agreement import Agreement
-from bass_jax.training.config import DistillConfig, load_config
 from bass_jax.training.corpus import write_whole
 from bass_jax.training.data import CorpusRows, corpus_rows
-from bass_jax.training.draft import draft_config, init_draft, with_hidden, with_layers, with_output_ids
+from bass_jax.training.distill_config import DistillConfig, load_config
+from bass_jax.training.draft_vocabulary import choose_output_ids, proposed_ids
 from bass_jax.training.held_out import evaluate, evaluate_sampled, write_held_out
+from bass_jax.training.init_draft import draft_config, init_draft, with_hidden, with_layers, with_output_ids
 from bass_jax.training.progress import DistillProgress
 from bass_jax.training.prompts import build_prompts
 from bass_jax.training.questions import questions_directory
 from bass_jax.training.trainer import train
-from bass_jax.training.vocabulary import choose_output_ids, proposed_ids
-from bass_jax.training.write import load_target, write_corpus
+from bass_jax.training.write_corpus import load_target, write_corpus
 from bass_jax.typing import Int
 
 _OUTPUT_IDS = "output_ids.npy"

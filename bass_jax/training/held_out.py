@@ -8,8 +8,8 @@ from bass_jax.checkpoint import Tokenizer
 from bass_jax.models import Model
 from bass_jax.training.acceptance import measure_acceptance
 from bass_jax.training.agreement import Agreement, measure_agreement
-from bass_jax.training.config import DistillConfig
 from bass_jax.training.corpus import Corpus
+from bass_jax.training.distill_config import DistillConfig
 from bass_jax.training.prompts import held_out_prompts
 from bass_jax.training.rollout import Rollout, roll_out, waves
 

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.config import ModelConfig
 from bass_jax.models.decoder import decoder
+from bass_jax.models.model_config import ModelConfig
 from bass_jax.training.batches import Batch
-from bass_jax.training.config import LossConfig
+from bass_jax.training.distill_config import LossConfig
 from bass_jax.typing import Array, Bool, Float, Int, Params
 
 _LEAST = 1e-6

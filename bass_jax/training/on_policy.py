@@ -8,9 +8,9 @@ import numpy as np
 
 from bass_jax.models import Model
 from bass_jax.training.batches import Batch, make_batch
-from bass_jax.training.config import DistillConfig
+from bass_jax.training.distill_config import DistillConfig
 from bass_jax.training.rollout import Rollout, roll_out, top_law
-from bass_jax.training.snapshots import Place
+from bass_jax.training.training_checkpoints import Place
 from bass_jax.typing import Array, Int
 
 _CHUNK = 256

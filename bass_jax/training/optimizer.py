@@ -4,7 +4,7 @@ import jax
 import optax
 from optax.contrib import MuonDimensionNumbers, muon
 
-from bass_jax.training.config import OptimizerConfig
+from bass_jax.training.distill_config import OptimizerConfig
 from bass_jax.typing import Params
 
 _INPUT_AXES = {

@@ -4,10 +4,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bass_jax.config import ModelConfig
+from bass_jax.models.model_config import ModelConfig
 from bass_jax.models.sharding import param_shardings
 from bass_jax.training.batches import Batch
-from bass_jax.training.config import TrainingConfig
+from bass_jax.training.distill_config import TrainingConfig
 from bass_jax.typing import Params
 
 

@@ -2,9 +2,9 @@
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from bass_jax.training.config import DistillConfig
-from bass_jax.training.log import TrainProgress
-from bass_jax.training.write import WriteProgress
+from bass_jax.training.distill_config import DistillConfig
+from bass_jax.training.train_log import TrainProgress
+from bass_jax.training.write_corpus import WriteProgress
 
 
 class DistillProgress:

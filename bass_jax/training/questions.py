@@ -8,8 +8,8 @@ import numpy as np
 
 from bass_jax.checkpoint import Tokenizer
 from bass_jax.models import Model
-from bass_jax.training.config import DistillConfig
 from bass_jax.training.corpus import write_whole
+from bass_jax.training.distill_config import DistillConfig
 from bass_jax.training.prompts import question_file, read_rows
 from bass_jax.training.recipe import SelfAskedSource
 from bass_jax.training.rollout import roll_out

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.cache import KVCache, gather_rows
 from bass_jax.models import Model
+from bass_jax.models.kv_cache import KVCache, gather_rows
 from bass_jax.typing import Array, Float, Int, Key
 
 _BLOCK = 128

@@ -13,14 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from bass_jax.checkpoint import Tokenizer
-from bass_jax.config import DRAFT_LEN_BUCKETS, ModelConfig
-from bass_jax.costmodel import CostModel, expected_emitted, step_seconds
+from bass_jax.config import DRAFT_LEN_BUCKETS
+from bass_jax.cost_model import CostModel, expected_emitted, step_seconds
 from bass_jax.models import Model
-from bass_jax.sampling.mode import mode_of
+from bass_jax.models.model_config import ModelConfig
+from bass_jax.runtime.cpu_workarounds import mode_of
 from bass_jax.training.agreement import accepted_runs, teacher_forced
-from bass_jax.training.config import DistillConfig, DraftConfig
 from bass_jax.training.data import CorpusRows
 from bass_jax.training.distill import new_draft
+from bass_jax.training.distill_config import DistillConfig, DraftConfig
 from bass_jax.training.trainer import train
 from bass_jax.typing import Bool
 

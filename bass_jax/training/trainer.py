@@ -11,19 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from bass_jax.config import ModelConfig
 from bass_jax.models import Model
+from bass_jax.models.model_config import ModelConfig
 from bass_jax.training.agreement import measure_agreement
 from bass_jax.training.batches import Batch, epoch_batches
-from bass_jax.training.config import DistillConfig, TrainingConfig
 from bass_jax.training.data import CorpusRows
-from bass_jax.training.log import TrainLog, TrainProgress
+from bass_jax.training.distill_config import DistillConfig, TrainingConfig
+from bass_jax.training.draft_vocabulary import output_columns, proposed_ids
 from bass_jax.training.loss import LossParts, LossWeights, distillation_loss, weights_at
 from bass_jax.training.on_policy import OnPolicy
 from bass_jax.training.optimizer import make_optimizer
 from bass_jax.training.placement import Placement
-from bass_jax.training.snapshots import Place, SnapshotWriter, load_snapshot
-from bass_jax.training.vocabulary import output_columns, proposed_ids
+from bass_jax.training.train_log import TrainLog, TrainProgress
+from bass_jax.training.training_checkpoints import Place, SnapshotWriter, load_snapshot
 from bass_jax.typing import Array, Float, Params
 
 _MAX_WATCHED = 64

@@ -27,7 +27,7 @@ from rich.table import Table
 
 import bass_jax as bass
 from bass_jax import checkpoint
-from bass_jax.commands.prompts import read_prompts
+from bass_jax.cli.prompt_arguments import read_prompts
 
 TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
 PEERS = {

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 from bass_jax.checkpoint import Tokenizer, save_hugging_face, save_model
 from bass_jax.checkpoint.gguf import GgufFile
 from bass_jax.checkpoint.gguf_tokenizer import read_gguf_tokenizer
-from bass_jax.config import ModelConfig
 from bass_jax.models import Model
+from bass_jax.models.model_config import ModelConfig
 from tests.checkpoint.gguf_writer import write_gguf
 from tests.checkpoint.slow_bpe import byte_names
 from tests.checkpoint.small import random_model, small_config, small_tokenizer

@@ -5,9 +5,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from bass_jax.checkpoint.trees import flatten
 from bass_jax.models import Model, rotary
 from bass_jax.models.families import FAMILIES
+from bass_jax.runtime.trees import flatten
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,

@@ -9,9 +9,9 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from bass_jax.checkpoint.tokenizer import Tokenizer, import_transformers
-from bass_jax.checkpoint.trees import flatten, unflatten
-from bass_jax.config import ModelConfig
 from bass_jax.models import Model, abstract_params
+from bass_jax.models.model_config import ModelConfig
+from bass_jax.runtime.trees import flatten, unflatten
 from tests.checkpoint.slow_bpe import byte_names
 
 VOCAB = 264

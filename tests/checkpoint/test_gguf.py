@@ -11,7 +11,7 @@ from gguf import GGUFReader
 
 from bass_jax.checkpoint import load_model
 from bass_jax.checkpoint.gguf import GgufFile
-from bass_jax.config import ModelConfig, RopeScaling
+from bass_jax.models.model_config import ModelConfig, RopeScaling
 from tests.checkpoint.gguf_writer import finish, write_gguf
 from tests.checkpoint.small import random_model, small_config
 

@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 from safetensors.numpy import load_file
 
 from bass_jax.checkpoint import convert, load_model, load_tokenizer, save, save_hugging_face, save_model
-from bass_jax.config import RopeScaling
 from bass_jax.models import Model
+from bass_jax.models.model_config import RopeScaling
 from tests.checkpoint.gguf_writer import write_gguf
 from tests.checkpoint.slow_bpe import byte_names
 from tests.checkpoint.small import VOCAB, random_model, small_config

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bass_jax.checkpoint import Tokenizer, load_tokenizer
-from bass_jax.checkpoint.manifest import Manifest, sha256
+from bass_jax.checkpoint.manifest import Manifest
 from bass_jax.checkpoint.tokenizer import read_tokenizer
+from bass_jax.runtime.files import sha256
 from tests.checkpoint.slow_bpe import SlowBpe
 from tests.checkpoint.small import small_tokenizer
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from bass_jax.experiments import find_task, load_experiment, parse_experiment
-from bass_jax.experiments.config import PairConfig
+from bass_jax.experiments.experiment_config import PairConfig
 from bass_jax.models import PRESETS, preset
-from bass_jax.settings import as_plain
+from bass_jax.runtime.yaml_config import as_plain
 from bass_jax.training import load_config
 
 ROOT = Path(__file__).parents[2]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bass_jax.cli import main
+from bass_jax.cli.main import main
 from bass_jax.experiments import analyse, parse_experiment, read_run, run_experiment, score_run
-from bass_jax.experiments.cage import check_cage
-from bass_jax.experiments.measures import pass_at_k
+from bass_jax.experiments.pass_at_k import pass_at_k
+from bass_jax.experiments.sandbox import check_cage
 from bass_jax.experiments.scoring import PermissionNeededError
 from bass_jax.experiments.sweep import make_grid, point_name
 from tests.experiments.conftest import written
@@ -39,7 +39,7 @@ def coded(content, data) -> dict:
 
 def planted(path: Path, data: str) -> dict[str, int]:
     """Replaces texts by right and wrong answers; returns how many are right per problem."""
-    from bass_jax.experiments.sources import read_rows
+    from bass_jax.experiments.data_sources import read_rows
 
     right = {row["task_id"]: row["canonical_solution"] for row in read_rows(data)}
     samples = written(path)
@@ -193,7 +193,7 @@ def test_a_sweep_through_ray_is_the_same_sweep(content, tmp_path, capsys):
     command = ["sweep", str(config), "--grid", "modes.batched.draft_len=1,2", "--quiet"]
     # In a process of its own, as a user starts it: Ray forks, which JAX warns of.
     environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}"}
-    call = [sys.executable, "-m", "bass_jax.cli", *command, "--ray"]
+    call = [sys.executable, "-m", "bass_jax.cli.main", *command, "--ray"]
     printed = subprocess.run(call, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
     through_ray = [written(path) for path in printed.split()[-2:]]
     assert main([*command, f"output_dir={tmp_path / 'here'}"]) == 0

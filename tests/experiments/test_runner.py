@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bass_jax.experiments import directory, parse_experiment, read_run, run_experiment
+from bass_jax.experiments import parse_experiment, read_run, run_directory, run_experiment
 from bass_jax.experiments.plan import make_plan, row_seed, share_of
 from tests.experiments.conftest import ROWS, written
 
@@ -25,14 +25,14 @@ def run(content: dict, **changes) -> Path:
 
 
 def tokens(path: Path) -> dict:
-    return {directory.sample_key(sample): sample["tokens"] for sample in written(path)}
+    return {run_directory.sample_key(sample): sample["tokens"] for sample in written(path)}
 
 
 def test_a_run_holds_what_it_promises(content):
     path = run(content)
     samples, batches = written(path), written(path, "batches")
     assert len(samples) == 4 * 4 * 4
-    assert len({directory.sample_key(sample) for sample in samples}) == len(samples)
+    assert len({run_directory.sample_key(sample) for sample in samples}) == len(samples)
     # Four samples of each of four problems: one batch each, of four rows or of one.
     assert len(batches) == 4 * (1 + 4 + 1 + 1)
     session = json.loads((path / "run.json").read_text())["sessions"][0]
@@ -84,10 +84,10 @@ def test_another_configuration_is_refused(content):
 def test_a_directory_has_one_writer(content):
     config = parse_experiment(content)
     with (
-        directory.RunDirectory(config.output_dir, config),
+        run_directory.RunDirectory(config.output_dir, config),
         pytest.raises(ValueError, match="another process is writing"),
     ):
-        directory.RunDirectory(config.output_dir, config)
+        run_directory.RunDirectory(config.output_dir, config)
 
 
 def test_cut_off_at_any_byte_a_run_ends_with_the_same_samples(content):
@@ -108,7 +108,7 @@ def test_cut_off_at_any_byte_a_run_ends_with_the_same_samples(content):
         kept = written_whole(path)
         run(content)
         assert tokens(path) == whole
-        again = {directory.sample_key(sample): sample["seconds"] for sample in written(path)}
+        again = {run_directory.sample_key(sample): sample["seconds"] for sample in written(path)}
         # What was written is not decoded again: its times are those of the first run.
         assert all(again[key] == seconds for key, seconds in kept.items()) and len(kept) == 2 * num_whole
 
@@ -117,7 +117,7 @@ def written_whole(path: Path) -> dict:
     """Times of the samples of whole batches."""
     if b"\n" not in (path / "batches.jsonl").read_bytes():
         return {}
-    return {directory.sample_key(sample): sample["seconds"] for sample in read_run(path).samples}
+    return {run_directory.sample_key(sample): sample["seconds"] for sample in read_run(path).samples}
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_killed_at_ten_random_moments_a_run_ends_with_the_same_samples(content, 
     undisturbed = tokens(run(content, output_dir=str(tmp_path / "undisturbed")))
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content))
-    command = [sys.executable, "-m", "bass_jax.cli", "run", str(config), "--quiet"]
+    command = [sys.executable, "-m", "bass_jax.cli.main", "run", str(config), "--quiet"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     path, draw, num_kills, sizes = Path(content["output_dir"]), random.Random(1), 0, []
     while num_kills < 10:
@@ -146,7 +146,7 @@ def test_killed_at_ten_random_moments_a_run_ends_with_the_same_samples(content, 
 
 
 def tokens_whole(path: Path) -> dict:
-    return {directory.sample_key(sample): sample["tokens"] for sample in read_run(path).samples}
+    return {run_directory.sample_key(sample): sample["tokens"] for sample in read_run(path).samples}
 
 
 def test_a_time_budget_stops_rows_and_keeps_their_place(content):
@@ -195,7 +195,7 @@ def test_two_processes_write_what_one_would(content, tmp_path):
     config.write_text(yaml.safe_dump(content))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    command = [sys.executable, "-m", "bass_jax.cli", "run", str(config), "--quiet", "--distributed"]
+    command = [sys.executable, "-m", "bass_jax.cli.main", "run", str(config), "--quiet", "--distributed"]
     command += ["--coordinator", f"127.0.0.1:{port}", "--num-processes", "2", "--process"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     processes = [subprocess.Popen([*command, str(index)], env=environment) for index in range(2)]

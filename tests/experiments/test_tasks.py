@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from bass_jax.experiments import find_task, registered_tasks
-from bass_jax.experiments.cage import check_cage, run_program, run_programs
-from bass_jax.experiments.config import TaskConfig
+from bass_jax.experiments.data_sources import read_rows
+from bass_jax.experiments.experiment_config import TaskConfig
 from bass_jax.experiments.problems import load_problems
-from bass_jax.experiments.sources import read_rows
+from bass_jax.experiments.sandbox import check_cage, run_program, run_programs
 from bass_jax.experiments.tasks import read_problem, template
 from bass_jax.experiments.tasks.code import code_of
 from bass_jax.experiments.tasks.gsm8k import last_number

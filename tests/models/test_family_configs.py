@@ -2,9 +2,9 @@
 
 import pytest
 
-from bass_jax.config import RopeScaling
 from bass_jax.models.families import FAMILIES
 from bass_jax.models.families.base import check_common
+from bass_jax.models.model_config import RopeScaling
 from tests.models.cases import CONFIGS
 
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 
 import bass_jax as bass
 from bass_jax.checkpoint import inspect_preset
-from bass_jax.checkpoint.trees import flatten
 from bass_jax.models import PRESETS, abstract_params, init_params, preset, random_model
 from bass_jax.models.sharding import param_shardings
+from bass_jax.runtime.trees import flatten
 from tests import tiny
 
 NUM_PARAMETERS = {

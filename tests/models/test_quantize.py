@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
-from bass_jax.cache import Int8KV
+from bass_jax.models.kv_cache import Int8KV
 from bass_jax.models.weights import NUM_CONTRACTED, Weight, multiply, quantize_weight
 from tests import tiny
 from tests.models.passes import relative_error

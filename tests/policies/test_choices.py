@@ -9,7 +9,7 @@ import pytest
 
 from bass_jax import policies
 from bass_jax.policies import PolicyStats
-from tests.costmodel.profiles import made_up
+from tests.cost_model.profiles import made_up
 
 
 def stats(num_rows, *, accepted=None, drafted=None, seconds=float("nan"), room=500, num_acceptable=None) -> PolicyStats:

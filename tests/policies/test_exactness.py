@@ -11,11 +11,11 @@ import pytest
 
 import bass_jax as bass
 from bass_jax import policies
-from bass_jax.executables import EXECUTABLES
-from bass_jax.generate import Run
-from bass_jax.verify import tiny_target, verify_lossless
+from bass_jax.engine.generate import Run
+from bass_jax.runtime.jit_cache import EXECUTABLES
+from bass_jax.testing.lossless import tiny_target, verify_lossless
 from tests import tiny
-from tests.costmodel.profiles import made_up
+from tests.cost_model.profiles import made_up
 from tests.marks import mostly_slow
 
 LENGTHS = (0, 1, 2, 4)

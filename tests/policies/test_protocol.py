@@ -10,7 +10,7 @@ import pytest
 from bass_jax import policies
 from bass_jax.config import DRAFT_LEN_BUCKETS
 from bass_jax.policies import Plan, Policy, PolicyStats, find_policy, register_policy, registered_policies
-from tests.costmodel.profiles import made_up
+from tests.cost_model.profiles import made_up
 
 NEEDS_PROFILE = {"goodput", "batch_table"}
 NAMES = sorted(

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bass_jax.config import ModelConfig
 from bass_jax.models import init_model
-from bass_jax.training.config import parse_config
+from bass_jax.models.model_config import ModelConfig
 from bass_jax.training.corpus import Corpus
 from bass_jax.training.data import CorpusRows
-from bass_jax.training.draft import init_draft
+from bass_jax.training.distill_config import parse_config
+from bass_jax.training.init_draft import init_draft
 from bass_jax.training.rollout import Rollout
 
 VOCAB = 64

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from bass_jax.checkpoint import Tokenizer, load_model, load_tokenizer, read_store, save_model
-from bass_jax.cli import main
-from bass_jax.config import ModelConfig
+from bass_jax.cli.main import main
 from bass_jax.models import init_model
+from bass_jax.models.model_config import ModelConfig
 from bass_jax.training import run_corpus, run_distill
 from bass_jax.training.agreement import measure_agreement
 from bass_jax.training.corpus import Corpus

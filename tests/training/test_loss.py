@@ -10,10 +10,10 @@ import pytest
 
 from bass_jax.models.decoder import decoder
 from bass_jax.training.batches import make_batch
-from bass_jax.training.config import LossConfig
+from bass_jax.training.distill_config import LossConfig
+from bass_jax.training.draft_vocabulary import output_columns
 from bass_jax.training.loss import LossWeights, distillation_loss, scored_features, scored_logits, weights_at
 from bass_jax.training.rollout import Rollout
-from bass_jax.training.vocabulary import output_columns
 from tests.training.conftest import VOCAB, synthetic_rollouts
 
 NAMES = LossWeights._fields

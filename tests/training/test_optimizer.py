@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from bass_jax.training import optimizer
-from bass_jax.training.config import OptimizerConfig
+from bass_jax.training.distill_config import OptimizerConfig
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bass_jax.training.config import load_config, parse_config
+from bass_jax.training.distill_config import load_config, parse_config
 from bass_jax.training.overlap import OverlapCheck
 from bass_jax.training.prompts import build_prompts, held_out_prompts
 from bass_jax.training.python_functions import python_functions

@@ -14,7 +14,7 @@ from bass_jax.training.prompts import build_prompts, question_file
 from bass_jax.training.questions import questions_directory, write_questions
 from bass_jax.training.recipe import SelfAskedSource
 from bass_jax.training.rollout import roll_out
-from bass_jax.training.write import write_corpus
+from bass_jax.training.write_corpus import write_corpus
 from tests.checkpoint.small import random_model, small_config, small_tokenizer
 
 HEADER = "{% for message in messages %}<pad>user\n{{ message['content'] }}<end>{% endfor %}bot:"

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bass_jax.costmodel import H200, pass_shape, roofline
+from bass_jax.cost_model import H200, pass_shape, roofline
 from bass_jax.training import search
-from bass_jax.training.config import DraftConfig
+from bass_jax.training.distill_config import DraftConfig
 from bass_jax.training.search import acceptance_rates, best_draft_len, draft_shape, search_drafts
 from tests.checkpoint.small import small_tokenizer
 from tests.training.conftest import synthetic_rollouts
@@ -67,7 +67,7 @@ def test_a_search_trains_measures_and_goes_on(make_config, make_rows, target, mo
 
 
 def draft_of(config, target):
-    from bass_jax.training.draft import init_draft
+    from bass_jax.training.init_draft import init_draft
 
     return init_draft(
         config.draft, target, np.arange(config.draft.output_vocab_size, dtype=np.int32), jax.random.key(0)

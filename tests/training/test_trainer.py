@@ -13,11 +13,11 @@ import pytest
 from bass_jax.training import trainer
 from bass_jax.training.agreement import Agreement, measure_agreement
 from bass_jax.training.batches import epoch_batches, make_batch
+from bass_jax.training.draft_vocabulary import output_columns
 from bass_jax.training.loss import distillation_loss, weights_at
 from bass_jax.training.on_policy import OnPolicy
 from bass_jax.training.optimizer import make_optimizer
-from bass_jax.training.snapshots import Place, SnapshotWriter, load_snapshot
-from bass_jax.training.vocabulary import output_columns
+from bass_jax.training.training_checkpoints import Place, SnapshotWriter, load_snapshot
 from tests.marks import mostly_slow
 from tests.training.conftest import VOCAB, next_token, synthetic_rollouts
 

@@ -8,7 +8,7 @@ import pytest
 
 import bass_jax as bass
 from bass_jax.training.batches import Batch
-from bass_jax.training.config import OptimizerConfig
+from bass_jax.training.distill_config import OptimizerConfig
 from bass_jax.training.loss import LossWeights
 from bass_jax.training.optimizer import make_optimizer
 from bass_jax.training.trainer import TrainState, train_step

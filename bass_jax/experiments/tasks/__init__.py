@@ -1,7 +1,10 @@
-"""What is asked, and what an answer is worth; `template` is the file to copy."""
+"""Tasks: what is asked, and how an answer is scored.
+
+Imported by `bass_jax.experiments`. Start with `base.py`; `template.py` is the file to copy for a task of your own.
+"""
 
 # Each of these registers its tasks.
-from bass_jax.experiments.tasks import gsm8k, humaneval, mbpp, prompts, spec_bench, summarisation
+from bass_jax.experiments.tasks import gsm8k, humaneval, mbpp, plain_prompts, spec_bench, summarization
 from bass_jax.experiments.tasks.base import (
     Problem,
     Task,
@@ -18,10 +21,10 @@ __all__ = [
     "gsm8k",
     "humaneval",
     "mbpp",
-    "prompts",
+    "plain_prompts",
     "read_problem",
     "register_task",
     "registered_tasks",
     "spec_bench",
-    "summarisation",
+    "summarization",
 ]

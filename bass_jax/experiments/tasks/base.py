@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bass_jax.references import load_reference
+from bass_jax.runtime.imports import load_reference
 
 Row = Mapping[str, Any]
 
@@ -38,7 +38,7 @@ class Task:
 
     Attributes:
         name: in configurations.
-        data: default source; see `bass_jax.experiments.sources.read_rows`.
+        data: default source; see `bass_jax.experiments.data_sources.read_rows`.
         read: one row of data to a problem.
         program: of tasks whose answers are code: Python source that raises nothing if the answer is right. It is run
             only where a user allows that. ``(problem, answer) -> source``.

@@ -1,4 +1,7 @@
-"""One small file per model family: its configuration and its name map."""
+"""Model families: one small file each, with its configuration and the names of its tensors.
+
+Imported by `bass_jax.checkpoint`. Start with `llama.py`; `template.py` is the file to copy for a family of your own.
+"""
 
 from bass_jax.models.families import codegen, gemma, gpt2, gpt_neox, llama, mistral, opt, qwen
 from bass_jax.models.families.base import Family, Rule

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bass_jax.config import ModelConfig
+from bass_jax.models.model_config import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from bass_jax.config import ModelConfig
-from bass_jax.models.families import layouts
+from bass_jax.models.families import tensor_names
 from bass_jax.models.families.base import (
     WRITTEN_ACTIVATIONS,
     Family,
@@ -18,6 +17,7 @@ from bass_jax.models.families.base import (
     refuse_aliases,
 )
 from bass_jax.models.families.gpt2 import ALIASES
+from bass_jax.models.model_config import ModelConfig
 
 _NUM_BLOCKS = 4
 """The fused projection was laid out for four devices, whatever it runs on."""
@@ -77,20 +77,20 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
 def rules(config: ModelConfig) -> dict[str, Rule]:
     """Says where each of our tensors comes from."""
     table = {
-        "embedding": layouts.transposed("transformer.wte.weight"),
-        "head_bias": layouts.same("lm_head.bias"),
-        **layouts.norm(config, "final_norm", "transformer.ln_f"),
+        "embedding": tensor_names.transposed("transformer.wte.weight"),
+        "head_bias": tensor_names.same("lm_head.bias"),
+        **tensor_names.norm(config, "final_norm", "transformer.ln_f"),
     }
     if not config.is_tied:
-        table["head"] = layouts.transposed("lm_head.weight")
+        table["head"] = tensor_names.transposed("lm_head.weight")
     for i in range(config.num_layers):
         ours, theirs = f"layer_{i}", f"transformer.h.{i}"
-        table |= layouts.norm(config, f"{ours}/attention_norm", f"{theirs}.ln_1")
-        attention = layouts.fused_qkv(config, f"{theirs}.attn.qkv_proj", *_blocked(config))
-        attention |= layouts.attention_out(config, f"{theirs}.attn.out_proj")
+        table |= tensor_names.norm(config, f"{ours}/attention_norm", f"{theirs}.ln_1")
+        attention = tensor_names.fused_qkv(config, f"{theirs}.attn.qkv_proj", *_blocked(config))
+        attention |= tensor_names.attention_out(config, f"{theirs}.attn.out_proj")
         up, down = f"{theirs}.mlp.fc_in", f"{theirs}.mlp.fc_out"
-        table |= layouts.under(f"{ours}/attention", attention)
-        table |= layouts.under(f"{ours}/mlp", layouts.plain_mlp(config, up, down))
+        table |= tensor_names.under(f"{ours}/attention", attention)
+        table |= tensor_names.under(f"{ours}/mlp", tensor_names.plain_mlp(config, up, down))
     return table
 
 

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from bass_jax.config import ModelConfig
 from bass_jax.models.families import llama, rope
 from bass_jax.models.families.base import WRITTEN_ACTIVATIONS, Family, read_integer, read_number, refuse
 from bass_jax.models.families.windows import read_windows, write_layer_types
+from bass_jax.models.model_config import ModelConfig
 
 
 def read_gemma(source: Mapping[str, Any]) -> ModelConfig:

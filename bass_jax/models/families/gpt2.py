@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bass_jax.config import ModelConfig
-from bass_jax.models.families import layouts
+from bass_jax.models.families import tensor_names
 from bass_jax.models.families.base import (
     WRITTEN_ACTIVATIONS,
     Family,
@@ -16,6 +15,7 @@ from bass_jax.models.families.base import (
     refuse,
     refuse_aliases,
 )
+from bass_jax.models.model_config import ModelConfig
 
 ALIASES = {
     "hidden_size": "n_embd",
@@ -100,32 +100,34 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 
 def gpt2_rules(config: ModelConfig) -> dict[str, Rule]:
     """Says where each of our tensors comes from; GPT-2 stores its matrices ``[in, out]``."""
-    return _rules(config, layouts.stacked(config), is_in_first=True)
+    return _rules(config, tensor_names.stacked(config), is_in_first=True)
 
 
 def bigcode_rules(config: ModelConfig) -> dict[str, Rule]:
     """Says where each of our tensors comes from."""
     is_multi_query = config.num_kv_heads == 1
-    return _rules(config, (layouts.stacked if is_multi_query else layouts.per_head)(config), is_in_first=False)
+    return _rules(
+        config, (tensor_names.stacked if is_multi_query else tensor_names.per_head)(config), is_in_first=False
+    )
 
 
 def _rules(config: ModelConfig, order: tuple, *, is_in_first: bool) -> dict[str, Rule]:
     table = {
-        "embedding": layouts.transposed("transformer.wte.weight"),
-        "position_embedding": layouts.same("transformer.wpe.weight"),
-        **layouts.norm(config, "final_norm", "transformer.ln_f"),
+        "embedding": tensor_names.transposed("transformer.wte.weight"),
+        "position_embedding": tensor_names.same("transformer.wpe.weight"),
+        **tensor_names.norm(config, "final_norm", "transformer.ln_f"),
     }
     if not config.is_tied:
-        table["head"] = layouts.transposed("lm_head.weight")
+        table["head"] = tensor_names.transposed("lm_head.weight")
     for i in range(config.num_layers):
         ours, theirs = f"layer_{i}", f"transformer.h.{i}"
-        table |= layouts.norm(config, f"{ours}/attention_norm", f"{theirs}.ln_1")
-        table |= layouts.norm(config, f"{ours}/mlp_norm", f"{theirs}.ln_2")
-        attention = layouts.fused_qkv(config, f"{theirs}.attn.c_attn", *order, is_in_first=is_in_first)
-        attention |= layouts.attention_out(config, f"{theirs}.attn.c_proj", is_in_first=is_in_first)
+        table |= tensor_names.norm(config, f"{ours}/attention_norm", f"{theirs}.ln_1")
+        table |= tensor_names.norm(config, f"{ours}/mlp_norm", f"{theirs}.ln_2")
+        attention = tensor_names.fused_qkv(config, f"{theirs}.attn.c_attn", *order, is_in_first=is_in_first)
+        attention |= tensor_names.attention_out(config, f"{theirs}.attn.c_proj", is_in_first=is_in_first)
         up, down = f"{theirs}.mlp.c_fc", f"{theirs}.mlp.c_proj"
-        table |= layouts.under(f"{ours}/attention", attention)
-        table |= layouts.under(f"{ours}/mlp", layouts.plain_mlp(config, up, down, is_in_first=is_in_first))
+        table |= tensor_names.under(f"{ours}/attention", attention)
+        table |= tensor_names.under(f"{ours}/mlp", tensor_names.plain_mlp(config, up, down, is_in_first=is_in_first))
     return table
 
 

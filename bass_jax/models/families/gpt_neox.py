@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bass_jax.config import ModelConfig
-from bass_jax.models.families import layouts, rope
+from bass_jax.models.families import rope, tensor_names
 from bass_jax.models.families.base import (
     WRITTEN_ACTIVATIONS,
     Family,
@@ -15,6 +14,7 @@ from bass_jax.models.families.base import (
     read_number,
     refuse,
 )
+from bass_jax.models.model_config import ModelConfig
 
 
 def read_config(source: Mapping[str, Any]) -> ModelConfig:
@@ -78,20 +78,22 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
 def rules(config: ModelConfig) -> dict[str, Rule]:
     """Says where each of our tensors comes from."""
     table = {
-        "embedding": layouts.transposed("gpt_neox.embed_in.weight"),
-        **layouts.norm(config, "final_norm", "gpt_neox.final_layer_norm"),
+        "embedding": tensor_names.transposed("gpt_neox.embed_in.weight"),
+        **tensor_names.norm(config, "final_norm", "gpt_neox.final_layer_norm"),
     }
     if not config.is_tied:
-        table["head"] = layouts.transposed("embed_out.weight")
+        table["head"] = tensor_names.transposed("embed_out.weight")
     for i in range(config.num_layers):
         ours, theirs = f"layer_{i}", f"gpt_neox.layers.{i}"
-        table |= layouts.norm(config, f"{ours}/attention_norm", f"{theirs}.input_layernorm")
-        table |= layouts.norm(config, f"{ours}/mlp_norm", f"{theirs}.post_attention_layernorm")
-        attention = layouts.fused_qkv(config, f"{theirs}.attention.query_key_value", *layouts.per_head(config))
-        attention |= layouts.attention_out(config, f"{theirs}.attention.dense")
+        table |= tensor_names.norm(config, f"{ours}/attention_norm", f"{theirs}.input_layernorm")
+        table |= tensor_names.norm(config, f"{ours}/mlp_norm", f"{theirs}.post_attention_layernorm")
+        attention = tensor_names.fused_qkv(
+            config, f"{theirs}.attention.query_key_value", *tensor_names.per_head(config)
+        )
+        attention |= tensor_names.attention_out(config, f"{theirs}.attention.dense")
         up, down = f"{theirs}.mlp.dense_h_to_4h", f"{theirs}.mlp.dense_4h_to_h"
-        table |= layouts.under(f"{ours}/attention", attention)
-        table |= layouts.under(f"{ours}/mlp", layouts.plain_mlp(config, up, down))
+        table |= tensor_names.under(f"{ours}/attention", attention)
+        table |= tensor_names.under(f"{ours}/mlp", tensor_names.plain_mlp(config, up, down))
     return table
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bass_jax.config import ModelConfig
-from bass_jax.models.families import layouts, rope
+from bass_jax.models.families import rope, tensor_names
 from bass_jax.models.families.base import (
     WRITTEN_ACTIVATIONS,
     Family,
@@ -14,6 +13,7 @@ from bass_jax.models.families.base import (
     read_integer,
     read_number,
 )
+from bass_jax.models.model_config import ModelConfig
 
 
 def read_config(
@@ -77,15 +77,15 @@ def write_config(config: ModelConfig, architecture: str = "LlamaForCausalLM") ->
 def rules(config: ModelConfig) -> dict[str, Rule]:
     """Says where each of our tensors comes from."""
     table = {
-        "embedding": layouts.transposed("model.embed_tokens.weight"),
-        "final_norm": layouts.same("model.norm.weight"),
+        "embedding": tensor_names.transposed("model.embed_tokens.weight"),
+        "final_norm": tensor_names.same("model.norm.weight"),
     }
     if not config.is_tied:
-        table["head"] = layouts.transposed("lm_head.weight")
+        table["head"] = tensor_names.transposed("lm_head.weight")
     for i in range(config.num_layers):
         ours, theirs = f"layer_{i}", f"model.layers.{i}"
-        table |= layouts.under(f"{ours}/attention", _attention(config, f"{theirs}.self_attn"))
-        table |= layouts.under(f"{ours}/mlp", layouts.gated_mlp(config, f"{theirs}.mlp"))
+        table |= tensor_names.under(f"{ours}/attention", _attention(config, f"{theirs}.self_attn"))
+        table |= tensor_names.under(f"{ours}/mlp", tensor_names.gated_mlp(config, f"{theirs}.mlp"))
         norms = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
         if config.block == "sandwich":
             norms |= {
@@ -93,21 +93,23 @@ def rules(config: ModelConfig) -> dict[str, Rule]:
                 "mlp_norm": "pre_feedforward_layernorm",
                 "mlp_post_norm": "post_feedforward_layernorm",
             }
-        table |= {f"{ours}/{name}": layouts.same(f"{theirs}.{their_name}.weight") for name, their_name in norms.items()}
+        table |= {
+            f"{ours}/{name}": tensor_names.same(f"{theirs}.{their_name}.weight") for name, their_name in norms.items()
+        }
     return table
 
 
 def _attention(config: ModelConfig, theirs: str) -> dict[str, Rule]:
     q, k, v = (f"{theirs}.{name}_proj" for name in "qkv")
-    table = {"qkv": layouts.qkv(config, (q, k, v), "weight")}
+    table = {"qkv": tensor_names.qkv(config, (q, k, v), "weight")}
     if config.has_attention_bias:
-        table["qkv_bias"] = layouts.qkv(config, (q, k, v), "bias")
+        table["qkv_bias"] = tensor_names.qkv(config, (q, k, v), "bias")
     if config.has_qk_norm:
         table |= {
-            "query_norm": layouts.same(f"{theirs}.q_norm.weight"),
-            "key_norm": layouts.same(f"{theirs}.k_norm.weight"),
+            "query_norm": tensor_names.same(f"{theirs}.q_norm.weight"),
+            "key_norm": tensor_names.same(f"{theirs}.k_norm.weight"),
         }
-    return table | layouts.attention_out(config, f"{theirs}.o_proj")
+    return table | tensor_names.attention_out(config, f"{theirs}.o_proj")
 
 
 FAMILY = Family("llama", read_config, write_config, rules)

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bass_jax.config import ModelConfig
-from bass_jax.models.families import layouts
+from bass_jax.models.families import tensor_names
 from bass_jax.models.families.base import (
     WRITTEN_ACTIVATIONS,
     Family,
@@ -14,6 +13,7 @@ from bass_jax.models.families.base import (
     read_integer,
     refuse,
 )
+from bass_jax.models.model_config import ModelConfig
 
 
 def read_config(source: Mapping[str, Any]) -> ModelConfig:
@@ -76,27 +76,27 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
 def rules(config: ModelConfig) -> dict[str, Rule]:
     """Says where each of our tensors comes from."""
     table = {
-        "embedding": layouts.transposed("model.decoder.embed_tokens.weight"),
-        "position_embedding": layouts.same("model.decoder.embed_positions.weight"),
+        "embedding": tensor_names.transposed("model.decoder.embed_tokens.weight"),
+        "position_embedding": tensor_names.same("model.decoder.embed_positions.weight"),
     }
     if config.has_final_norm:
-        table |= layouts.norm(config, "final_norm", "model.decoder.final_layer_norm")
+        table |= tensor_names.norm(config, "final_norm", "model.decoder.final_layer_norm")
     if config.has_output_projection:
-        table["embedding_projection"] = layouts.transposed("model.decoder.project_in.weight")
-        table["output_projection"] = layouts.transposed("model.decoder.project_out.weight")
+        table["embedding_projection"] = tensor_names.transposed("model.decoder.project_in.weight")
+        table["output_projection"] = tensor_names.transposed("model.decoder.project_out.weight")
     if not config.is_tied:
-        table["head"] = layouts.transposed("lm_head.weight")
+        table["head"] = tensor_names.transposed("lm_head.weight")
     for i in range(config.num_layers):
         ours, theirs = f"layer_{i}", f"model.decoder.layers.{i}"
-        table |= layouts.norm(config, f"{ours}/attention_norm", f"{theirs}.self_attn_layer_norm")
-        table |= layouts.norm(config, f"{ours}/mlp_norm", f"{theirs}.final_layer_norm")
+        table |= tensor_names.norm(config, f"{ours}/attention_norm", f"{theirs}.self_attn_layer_norm")
+        table |= tensor_names.norm(config, f"{ours}/mlp_norm", f"{theirs}.final_layer_norm")
         q, k, v = (f"{theirs}.self_attn.{name}_proj" for name in "qkv")
-        attention = {"qkv": layouts.qkv(config, (q, k, v), "weight")}
+        attention = {"qkv": tensor_names.qkv(config, (q, k, v), "weight")}
         if config.has_attention_bias:
-            attention["qkv_bias"] = layouts.qkv(config, (q, k, v), "bias")
-        attention |= layouts.attention_out(config, f"{theirs}.self_attn.out_proj")
-        table |= layouts.under(f"{ours}/attention", attention)
-        table |= layouts.under(f"{ours}/mlp", layouts.plain_mlp(config, f"{theirs}.fc1", f"{theirs}.fc2"))
+            attention["qkv_bias"] = tensor_names.qkv(config, (q, k, v), "bias")
+        attention |= tensor_names.attention_out(config, f"{theirs}.self_attn.out_proj")
+        table |= tensor_names.under(f"{ours}/attention", attention)
+        table |= tensor_names.under(f"{ours}/mlp", tensor_names.plain_mlp(config, f"{theirs}.fc1", f"{theirs}.fc2"))
     return table
 
 

@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from bass_jax.config import ModelConfig
 from bass_jax.models.families import llama
 from bass_jax.models.families.base import Family, read_flag, read_integer
 from bass_jax.models.families.windows import read_windows, write_layer_types
+from bass_jax.models.model_config import ModelConfig
 
 
 def read_qwen2(source: Mapping[str, Any]) -> ModelConfig:

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bass_jax.config import ModelConfig, RopeScaling
 from bass_jax.models.families.base import read_flag, read_number
+from bass_jax.models.model_config import ModelConfig, RopeScaling
 
 
 def find_rope(source: Mapping[str, Any]) -> Mapping[str, Any]:

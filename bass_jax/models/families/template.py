@@ -15,8 +15,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bass_jax.config import ModelConfig
-from bass_jax.models.families import layouts
+from bass_jax.models.families import tensor_names
 from bass_jax.models.families.base import (
     WRITTEN_ACTIVATIONS,
     Family,
@@ -27,6 +26,7 @@ from bass_jax.models.families.base import (
     read_number,
     refuse,
 )
+from bass_jax.models.model_config import ModelConfig
 
 
 def read_config(source: Mapping[str, Any]) -> ModelConfig:
@@ -74,18 +74,18 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
 
 def rules(config: ModelConfig) -> dict[str, Rule]:
     """Says where each of our tensors comes from."""
-    table = {"embedding": layouts.transposed("tok.weight"), "final_norm": layouts.same("out_norm.weight")}
+    table = {"embedding": tensor_names.transposed("tok.weight"), "final_norm": tensor_names.same("out_norm.weight")}
     if not config.is_tied:
-        table["head"] = layouts.transposed("head.weight")
+        table["head"] = tensor_names.transposed("head.weight")
     for i in range(config.num_layers):
         ours, theirs = f"layer_{i}", f"blocks.{i}"
         # All queries, then all keys, then all values, in one matrix.
-        attention = layouts.fused_qkv(config, f"{theirs}.attn.qkv", *layouts.stacked(config))
-        attention |= layouts.attention_out(config, f"{theirs}.attn.out")
-        table |= layouts.under(f"{ours}/attention", attention)
-        table |= layouts.under(f"{ours}/mlp", layouts.gated_mlp(config, f"{theirs}.mlp"))
-        table[f"{ours}/attention_norm"] = layouts.same(f"{theirs}.norm_1.weight")
-        table[f"{ours}/mlp_norm"] = layouts.same(f"{theirs}.norm_2.weight")
+        attention = tensor_names.fused_qkv(config, f"{theirs}.attn.qkv", *tensor_names.stacked(config))
+        attention |= tensor_names.attention_out(config, f"{theirs}.attn.out")
+        table |= tensor_names.under(f"{ours}/attention", attention)
+        table |= tensor_names.under(f"{ours}/mlp", tensor_names.gated_mlp(config, f"{theirs}.mlp"))
+        table[f"{ours}/attention_norm"] = tensor_names.same(f"{theirs}.norm_1.weight")
+        table[f"{ours}/mlp_norm"] = tensor_names.same(f"{theirs}.norm_2.weight")
     return table
 
 

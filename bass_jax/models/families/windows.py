@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bass_jax.config import ModelConfig
+from bass_jax.models.model_config import ModelConfig
 
 
 def read_windows(source: Mapping[str, Any], window: int | None, default: Sequence[bool]) -> dict[str, Any]:

@@ -1,0 +1,42 @@
+"""Acceptance rules: which drafts are accepted, and which token follows them.
+
+Imports `bass_jax.sampling` and lower packages. Start with `base.py`, the interface of a rule, then `token.py`, the rule
+of Leviathan et al.; `template.py` is the file to copy for a rule of your own.
+"""
+
+from bass_jax.acceptance.base import (
+    AcceptanceRule,
+    ChainVerdict,
+    RuleKeys,
+    Verdict,
+    find_rule,
+    register_rule,
+    registered_rules,
+)
+from bass_jax.acceptance.block import BLOCK
+from bass_jax.acceptance.greedy import GREEDY
+from bass_jax.acceptance.lossy import THRESHOLD, TYPICAL, threshold, typical
+from bass_jax.acceptance.multi_draft import MULTI_DRAFT
+from bass_jax.acceptance.shared_noise import SHARED_NOISE
+from bass_jax.acceptance.synthetic import synthetic
+from bass_jax.acceptance.token import TOKEN
+
+__all__ = [
+    "BLOCK",
+    "GREEDY",
+    "MULTI_DRAFT",
+    "SHARED_NOISE",
+    "THRESHOLD",
+    "TOKEN",
+    "TYPICAL",
+    "AcceptanceRule",
+    "ChainVerdict",
+    "RuleKeys",
+    "Verdict",
+    "find_rule",
+    "register_rule",
+    "registered_rules",
+    "synthetic",
+    "threshold",
+    "typical",
+]

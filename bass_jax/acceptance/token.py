@@ -1,0 +1,52 @@
+"""The token rule: each draft stands with probability min(1, target / draft)."""
+
+import jax
+import jax.numpy as jnp
+
+from bass_jax.acceptance.base import AcceptanceRule, RuleKeys, Verdict, register_rule
+from bass_jax.acceptance.greedy import leading_run
+from bass_jax.sampling.distribution import Law, draw
+from bass_jax.sampling.keys import gumbel, uniform
+from bass_jax.typing import Array
+
+
+def judge(draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys) -> Verdict:
+    """Accepts by ratio and draws the next token from ``max(target - draft, 0)``, or the target itself.
+
+    A draft of target probability 0 never stands, whatever rounding does to the ratio. A residual that is
+    zero everywhere (possible by rounding alone) falls back on the target's law.
+    """
+    num_slots, vocab_size = draft_tokens.shape[1], target.probs.shape[-1]
+    token = draft_tokens[..., None]
+    target_prob = jnp.take_along_axis(target.probs[:, :-1], token, axis=2)[..., 0]
+    draft_prob = 1.0 if draft_probs is None else jnp.take_along_axis(draft_probs, token, axis=2)[..., 0]
+    is_accepted = (target_prob > 0) & (uniform(keys.accept, num_slots) * draft_prob <= target_prob)
+    num_accepted = leading_run(is_accepted, num_drafted)
+
+    probs = _at(target.probs, num_accepted)
+    if num_slots:
+        last = jnp.minimum(num_accepted, num_slots - 1)
+        if draft_probs is None:
+            rejected_probs = jax.nn.one_hot(_at(draft_tokens, last), vocab_size, dtype=jnp.float32)
+        else:
+            rejected_probs = _at(draft_probs, last)
+        residual = jnp.maximum(probs - rejected_probs, 0.0)
+        use_residual = (num_accepted < num_drafted) & (residual.sum(axis=-1) > 0)
+        probs = jnp.where(use_residual[:, None], residual, probs)
+    return Verdict(num_accepted, draw(probs, gumbel(keys.residual, vocab_size)))
+
+
+def _at(values: Array, index: Array) -> Array:
+    """Takes ``values[b, index[b]]``."""
+    return values[jnp.arange(values.shape[0]), index]
+
+
+TOKEN = register_rule(
+    AcceptanceRule(
+        name="token",
+        judge=judge,
+        lossless=True,
+        noise="step",
+        source="Leviathan et al. 2023 (arXiv 2211.17192), algorithm 1; Chen et al. 2023 (arXiv 2302.01318)",
+    )
+)

@@ -1,0 +1,4 @@
+"""The command ``bass-jax``: one file per subcommand.
+
+Imports every other package; nothing imports it. Start with `main.py`.
+"""

@@ -1,0 +1,45 @@
+"""What one pass of a model computes and reads, from its configuration alone."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from bass_jax.models.model_config import ModelConfig
+
+
+class PassShape(NamedTuple):
+    """Of one model; attention counts every query of a pass against the whole context."""
+
+    weight_bytes: float  # read once per pass
+    cache_bytes: float  # read and held per committed token and row
+    flops: float  # per position, without attention over the context
+    attention_flops: float  # per position and committed token
+    num_layers: float
+
+
+def pass_shape(config: ModelConfig) -> PassShape:
+    """Counts the products of `config`: two FLOPs per weight and position.
+
+    Norms, biases, activations and the scales of INT8 weights are left out, as is the embedding's row. A trimmed head
+    counts what it scores.
+    """
+    width, size = config.width, jnp.dtype(config.dtype).itemsize
+    query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention = width * (query + 2 * key_value) + query * width
+    mlp = (3 if config.is_gated else 2) * width * config.mlp_width
+    embedding = config.embedding_width or width
+    head_width = embedding if config.has_output_projection else width
+    head = head_width * (config.output_vocab_size or config.vocab_size)
+    projections = 0 if embedding == width else embedding * width * (2 if config.has_output_projection else 1)
+    projections += 2 * (config.hidden_width or 0) * width
+    quantised = config.num_layers * (attention + mlp) + head
+    weights = quantised + projections
+    # An INT8 cache has a float32 scale per token and head beside it.
+    row_bytes = key_value * size if config.cache_dtype is None else key_value + 4 * config.num_kv_heads
+    return PassShape(
+        weight_bytes=float(quantised * (size if config.quantize is None else 1) + projections * size),
+        cache_bytes=float(2 * config.num_layers * row_bytes),
+        flops=float(2 * weights),
+        attention_flops=float(4 * config.num_layers * query),
+        num_layers=float(config.num_layers),
+    )

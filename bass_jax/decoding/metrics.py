@@ -1,0 +1,172 @@
+"""From step infos to what the papers report."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from bass_jax.decoding.state import StepInfo
+from bass_jax.runtime.checks import check_kind, check_number, shown
+
+
+@dataclasses.dataclass(frozen=True)
+class PerTokenLatency:
+    """Seconds of decoding per emitted token of a row (BASS, section 4).
+
+    Attributes:
+        first: of the row that finished first.
+        last: of the row that finished last.
+        all: mean over rows.
+    """
+
+    first: float
+    last: float
+    all: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What happened over some steps; filler rows and finished rows count nowhere.
+
+    Attributes:
+        num_steps: steps in which any row was running.
+        num_row_steps: target passes, counted per running row.
+        num_drafted: draft tokens proposed.
+        num_verified: positions that the target scored for running rows: drafts and one more per row step.
+        num_accepted: drafts accepted by the rule, before a stop or limit cut the row.
+        num_rejected: drafts that were verified for nothing.
+        num_padded: positions that the target computed beside the verified ones: fillers, finished rows, and the part
+            of a bucket that a row did not draft.
+        num_emitted: tokens committed.
+        acceptance_rate: accepted over drafted; NaN without drafts.
+        acceptance_by_position: ``[G]``; at position i, accepted over drafted-and-reached, that is the
+            probability that draft i stands given that those before it did. NaN where none was reached.
+        num_reached_by_position: ``[G]``; what that is out of, so that several runs can be added up.
+        block_efficiency: mean tokens per target pass and row, residual or bonus token included.
+    """
+
+    num_steps: int
+    num_row_steps: int
+    num_drafted: int
+    num_verified: int
+    num_accepted: int
+    num_rejected: int
+    num_padded: int
+    num_emitted: int
+    acceptance_rate: float
+    acceptance_by_position: tuple[float, ...]
+    num_reached_by_position: tuple[int, ...]
+    block_efficiency: float
+
+
+def summarize(infos: Sequence[StepInfo] | StepInfo) -> Summary:
+    """Adds up the infos of a run.
+
+    Args:
+        infos: one per step, of one batch or of several; or one whose fields carry steps in front, as
+            `bass_jax.generate_on_device` returns.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    steps = step_counts(infos)
+    drafted, accepted, emitted = (
+        np.concatenate([getattr(step, name)[step.is_active] for step in steps])
+        for name in ("num_drafted", "num_accepted", "num_emitted")
+    )
+    positions = np.arange(drafted.max(initial=0))[:, None]
+    reached = ((drafted > positions) & (accepted >= positions)).sum(axis=1)
+    stood = (accepted > positions).sum(axis=1)
+    num_verified = int(drafted.sum()) + drafted.size
+    # Steps of the device loop that were not needed were not computed.
+    num_computed = sum(step.width * len(step.is_active) for step in steps if step.is_active.any())
+    return Summary(
+        num_steps=sum(bool(step.is_active.any()) for step in steps),
+        num_row_steps=drafted.size,
+        num_drafted=int(drafted.sum()),
+        num_verified=num_verified,
+        num_accepted=int(accepted.sum()),
+        num_rejected=int(drafted.sum() - accepted.sum()),
+        num_padded=num_computed - num_verified,
+        num_emitted=int(emitted.sum()),
+        acceptance_rate=_ratio(int(accepted.sum()), int(drafted.sum())),
+        acceptance_by_position=tuple(_ratio(int(a), int(b)) for a, b in zip(stood, reached, strict=True)),
+        num_reached_by_position=tuple(reached.tolist()),
+        block_efficiency=_ratio(int(emitted.sum()), drafted.size),
+    )
+
+
+def per_token_latency(infos: Sequence[StepInfo], step_seconds: Sequence[float]) -> PerTokenLatency:
+    """Divides each row's time until it finished by the tokens it emitted.
+
+    Args:
+        infos: one per step.
+        step_seconds: wall time of each step, compilation left out.
+
+    Raises:
+        ValueError: if there are no steps, or not one time per step.
+    """
+    steps = step_counts(infos)
+    if np.ndim(step_seconds) != 1:
+        raise ValueError(f"step_seconds={shown(step_seconds)}: expected a sequence of seconds, one per step")
+    for seconds in step_seconds:
+        check_number("step_seconds", seconds, 0)
+    if len(step_seconds) != len(steps):
+        raise ValueError(f"step_seconds has {len(step_seconds)} values: expected {len(steps)}")
+    is_active = np.stack([step.is_active for step in steps])
+    elapsed = np.cumsum(step_seconds)
+    num_emitted = np.sum([step.num_emitted for step in steps], axis=0)
+    was_active = is_active.any(axis=0) & (num_emitted > 0)
+    if not was_active.any():
+        return PerTokenLatency(float("nan"), float("nan"), float("nan"))
+    last_step = len(elapsed) - 1 - np.argmax(is_active[::-1], axis=0)
+    end = elapsed[last_step][was_active]
+    latency = end / num_emitted[was_active]
+    return PerTokenLatency(
+        first=float(latency[np.argmin(end)]), last=float(latency[np.argmax(end)]), all=float(latency.mean())
+    )
+
+
+class StepCounts(NamedTuple):
+    """The counts of one step, in numpy."""
+
+    is_active: np.ndarray  # [B] bool
+    num_emitted: np.ndarray  # [B]
+    num_accepted: np.ndarray  # [B]
+    num_drafted: np.ndarray  # [B]
+    width: int  # T, positions per row that the target computed
+
+
+def step_counts(infos: Sequence[StepInfo] | StepInfo) -> list[StepCounts]:
+    """One per step, on the host.
+
+    Args:
+        infos: as `summarize` takes them.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    if isinstance(infos, StepInfo):
+        infos = [infos]
+    check_kind("infos", infos, list | tuple, "a StepInfo or a sequence of them")
+    for info in infos:
+        check_kind("infos", info, StepInfo, "a StepInfo or a sequence of them")
+    if len(infos) == 0:
+        raise ValueError("infos is empty: expected at least one step")
+    steps = []
+    for info in infos:
+        fields = jax.device_get((info.is_active, info.num_emitted, info.num_accepted, info.num_drafted))
+        is_active, *counts = map(np.asarray, fields)
+        width = np.asarray(info.tokens.shape[-1] if info.width is None else jax.device_get(info.width))
+        if is_active.ndim == 1:
+            steps.append(StepCounts(is_active, counts[0], counts[1], counts[2], int(width)))
+        else:  # From the device loop, with its steps in front.
+            widths = np.broadcast_to(width, is_active.shape[:1]).tolist()
+            steps += [StepCounts(*step) for step in zip(is_active, *counts, widths, strict=True)]
+    return steps
+
+
+def _ratio(numerator: int, denominator: int) -> float:
+    return numerator / denominator if denominator else float("nan")

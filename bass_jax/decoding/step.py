@@ -1,0 +1,213 @@
+"""One step of a batch: speculative, and regular as its baseline; both pure, neither jitted here."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bass_jax.acceptance import GREEDY, TOKEN, AcceptanceRule, RuleKeys, find_rule
+from bass_jax.acceptance.greedy import leading_run
+from bass_jax.config import SpecConfig
+from bass_jax.decoding.accept import Judgement, TargetLogits, judge, require_greedy
+from bass_jax.decoding.candidates import check_chains, verify_chains
+from bass_jax.decoding.draft_records import record_drafts
+from bass_jax.decoding.pair import Pair
+from bass_jax.decoding.positions import input_positions, last_tokens, with_drafts
+from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
+from bass_jax.drafters import DraftContext, Proposal, reads_features
+from bass_jax.drafters.protocols import check_proposal
+from bass_jax.models.mesh import replicate
+from bass_jax.sampling import Adjuster, find_processors
+from bass_jax.sampling.keys import Role, draw_keys, position_keys, step_draft_keys
+from bass_jax.typing import Array, Int, Key
+
+
+def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
+    """Drafts, verifies, accepts and commits: every running row emits 1 to ``G + 1`` tokens.
+
+    Pure; jit it with the state donated, ``jax.jit(speculate_step, donate_argnames="state")``, and the caches
+    are updated in place. One executable serves a bucket of draft length, batch and capacity.
+
+    Args:
+        pair: target and drafter.
+        state: from `bass_jax.prefill` or the step before.
+        spec: static.
+
+    Returns:
+        ``(state, info)``.
+
+    Raises:
+        ValueError: when traced, if `spec` names an unknown rule or processor, or several chains that rule or drafter
+            do not know.
+
+    Source: Qian et al. 2024 (BASS, arXiv 2404.15778), section 3: ragged batched speculation.
+    """
+    rule = find_rule(spec.acceptance)
+    is_active = ~state.done
+    # A step emits one token more than it accepts: what the limit leaves no room for is not drafted.
+    room = state.limits - state.lengths - 1
+    num_wanted = jnp.clip(jnp.minimum(state.draft_lens, room), 0, spec.draft_len)
+    num_wanted = jnp.where(is_active, num_wanted, 0)
+    adjuster = _adjuster(state, spec)
+
+    with jax.named_scope("draft"):
+        proposal, drafter = _propose(pair, state, spec, rule, num_wanted, adjuster)
+    accept, residual = (draw_keys(state.keys, state.num_steps, role) for role in (Role.ACCEPT, Role.RESIDUAL))
+    keys = RuleKeys(accept, residual, position_keys(state.keys, state.lengths, spec.bucket + 1))
+    record = None
+    if proposal.tokens.ndim == 3:
+        judgement, num_drafted, target_cache = verify_chains(pair, state, spec, rule, proposal, adjuster, keys)
+    else:
+        num_drafted = proposal.num_drafted
+        with jax.named_scope("verify"):
+            inputs = jnp.concatenate([last_tokens(state)[:, None], proposal.tokens], axis=1)
+            num_inputs = jnp.where(is_active, num_drafted + 1, 0)
+            raw, target_cache, drafter = _verify(pair, state._replace(drafter=drafter), inputs, num_inputs)
+        with jax.named_scope("accept"):
+            tokens = state.tokens if adjuster.is_identity else with_drafts(state, proposal.tokens)
+            logits = TargetLogits(raw, adjuster(raw, tokens, state.lengths))
+            judgement = judge(
+                rule, proposal, logits, state.controls, keys,
+                kernel=spec.acceptance_kernel, num_logprobs=spec.num_logprobs,
+            )  # fmt: skip
+            record = record_drafts(proposal, logits.adjusted, state.controls, keys) if spec.record_drafts else None
+    if rule.noise == "none":
+        judgement = require_greedy(judgement, state.controls)
+    with jax.named_scope("commit"):
+        state, info = _commit(state._replace(target_cache=target_cache), judgement, num_drafted)
+        state = state._replace(drafter=pair.drafter.commit(drafter, state.lengths))
+        return replicate((state, info._replace(drafts=record)))
+
+
+def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
+    """Regular decoding: every running row emits one token, drawn from the target's law.
+
+    Same signature, caches and info as `speculate_step`; the drafter is not asked, and catches up when it is.
+    The noise is that of the row's absolute position. With a rule that needs no noise (``"greedy"``) the token is
+    the most probable one, and no law is computed.
+    """
+    # Without drafts the token rule is a draw from the target's law.
+    rule = GREEDY if find_rule(spec.acceptance).noise == "none" else TOKEN
+    proposal = _no_drafts(state)
+    inputs, num_inputs = last_tokens(state)[:, None], (~state.done).astype(jnp.int32)
+    raw, target_cache, drafter = _verify(pair, state, inputs, num_inputs)
+    logits = TargetLogits(raw, _adjuster(state, spec)(raw, state.tokens, state.lengths))
+    positions = position_keys(state.keys, state.lengths, 1)
+    keys = RuleKeys(accept=positions[:, 0], residual=positions[:, 0], positions=positions)
+    judgement = judge(
+        rule, proposal, logits, state.controls, keys, kernel=spec.acceptance_kernel, num_logprobs=spec.num_logprobs
+    )
+    if rule is GREEDY:
+        judgement = require_greedy(judgement, state.controls)
+    state = state._replace(target_cache=target_cache, drafter=drafter)
+    return replicate(_commit(state, judgement, proposal.num_drafted))
+
+
+def _propose(
+    pair: Pair,
+    state: SpecState,
+    spec: SpecConfig,
+    rule: AcceptanceRule,
+    num_wanted: Int[Array, "B"],
+    adjuster: Adjuster,
+) -> tuple[Proposal, Any]:
+    """Asks the drafter; with several chains every field of the proposal has M after B."""
+    if spec.bucket == 0:
+        return _no_drafts(state), state.drafter
+    keys = _draft_keys(state, rule, spec.bucket)
+    min_confidence = state.min_confidence
+    if min_confidence is None and spec.record_drafts:  # Of 0: reported, and never in the way.
+        min_confidence = jnp.zeros(num_wanted.shape, jnp.float32)
+    context = DraftContext(state.tokens, state.lengths, num_wanted, state.controls, keys, adjuster, min_confidence)
+    is_sampled = rule.noise != "none"
+    if spec.num_chains == 1:
+        proposal, drafter = pair.drafter.propose(state.drafter, context, spec.bucket, is_sampled=is_sampled)
+    else:
+        check_chains(pair, spec, rule)
+        drafter_of_chains: Any = pair.drafter  # `check_chains` saw to it
+        proposal, drafter = drafter_of_chains.propose_chains(
+            state.drafter, context, spec.bucket, spec.num_chains, is_sampled=is_sampled
+        )
+        num_wanted = num_wanted[:, None]
+    shape = keys.shape if spec.num_chains == 1 else (keys.shape[0], spec.num_chains, keys.shape[1])
+    check_proposal(pair.drafter, proposal, shape, pair.target.config.vocab_size)
+    # A drafter's word is not taken for it: more drafts than wanted would overrun the row's limit, an id outside the
+    # vocabulary (-1 as a placeholder) would be read as another token's, and from a law that is none nothing was drawn.
+    is_draft = (proposal.tokens >= 0) & (proposal.tokens < pair.target.config.vocab_size)
+    if proposal.probs is not None:
+        is_draft &= jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=-1)[..., 0] > 0
+    num_drafted = leading_run(is_draft, jnp.minimum(proposal.num_drafted, num_wanted))
+    return proposal._replace(tokens=proposal.tokens.astype(jnp.int32), num_drafted=num_drafted), drafter
+
+
+def _verify(pair: Pair, state: SpecState, inputs: Int[Array, "B T"], num_inputs: Int[Array, "B"]):
+    """Scores `inputs`, which follow the cached prefix; those past `num_inputs` write nothing.
+
+    Returns the logits, the target's cache, and the drafter's state, which has seen the features if it reads them.
+    """
+    positions = input_positions(state.lengths, inputs.shape[1], num_inputs, state.target_cache.capacity)
+    if not reads_features(pair.drafter):
+        logits, cache = pair.target.forward(inputs, positions, state.target_cache)
+        return logits, cache, state.drafter
+    drafter: Any = pair.drafter
+    features, cache = pair.target.features(inputs, positions, state.target_cache)
+    return pair.target.logits(features), cache, drafter.observe(state.drafter, features, positions)
+
+
+def _adjuster(state: SpecState, spec: SpecConfig) -> Adjuster:
+    processors = find_processors(spec.logits_processors)
+    return Adjuster(state.controls.adjustments, state.prompt_lengths, state.stop_tokens, processors)
+
+
+def _commit(state: SpecState, judgement: Judgement, num_drafted: Int[Array, "B"]) -> tuple[SpecState, StepInfo]:
+    """Appends ``num_accepted + 1`` tokens per running row, cut after the first stop token and at the limit."""
+    is_active = ~state.done
+    tokens, num_accepted = judgement.tokens, judgement.num_accepted
+    slots = jnp.arange(tokens.shape[1])
+    is_stop = (tokens[..., None] == state.stop_tokens[:, None]).any(axis=-1)
+    until_stop = jnp.where(is_stop, slots + 1, tokens.shape[1] + 1).min(axis=1)
+    num_due = jnp.minimum(jnp.minimum(num_accepted + 1, until_stop), state.limits - state.lengths)
+    # A law that does not exist ends the row where it is drawn from: the tokens before it stand, as in regular decoding.
+    is_broken = judgement.num_drawable < num_due
+    num_emitted = jnp.where(is_active, jnp.minimum(num_due, judgement.num_drawable), 0).astype(jnp.int32)
+    is_emitted = slots < num_emitted[:, None]
+    lengths = state.lengths + num_emitted
+
+    finish = jnp.where(lengths >= state.limits, FinishReason.LENGTH, FinishReason.RUNNING)
+    finish = jnp.where((is_stop & is_emitted).any(axis=1), FinishReason.STOP, finish)
+    finish = jnp.where(is_broken, judgement.failure, finish)
+    finish = jnp.where(is_active, finish, state.finish).astype(jnp.int32)
+
+    capacity = state.tokens.shape[1]
+    rows = jnp.arange(tokens.shape[0])[:, None]
+    # Distinct slots past the end are dropped.
+    columns = jnp.where(is_emitted, state.lengths[:, None] + slots, capacity + slots)
+    info = StepInfo(
+        is_active=is_active,
+        tokens=jnp.where(is_emitted, tokens, -1),
+        num_emitted=num_emitted,
+        num_accepted=jnp.where(is_active, num_accepted, 0),
+        num_drafted=jnp.where(is_active, num_drafted, 0),
+        logprobs=jnp.where(is_emitted, judgement.logprobs, 0.0),
+        finish=finish,
+        laws=judgement.laws,
+    )
+    state = state._replace(
+        tokens=state.tokens.at[rows, columns].set(tokens, mode="drop", unique_indices=True),
+        lengths=lengths,
+        finish=finish,
+        num_steps=state.num_steps + is_active,
+    )
+    return state, info
+
+
+def _no_drafts(state: SpecState) -> Proposal:
+    empty = jnp.zeros((state.lengths.shape[0], 0), jnp.int32)
+    return Proposal(empty, jnp.zeros_like(state.lengths), probs=None)
+
+
+def _draft_keys(state: SpecState, rule: AcceptanceRule, num_drafts: int) -> Key[Array, "B G"]:
+    """Noise of the drafts: the step's own, or that of the positions where a rule shares it."""
+    if rule.noise == "position":
+        return position_keys(state.keys, state.lengths, num_drafts)
+    return step_draft_keys(state.keys, state.num_steps, num_drafts)

@@ -1,0 +1,283 @@
+"""The executor of a real device."""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from bass_jax.config import SpecConfig
+from bass_jax.decoding.compiled_steps import bucket_spec
+from bass_jax.decoding.pair import Pair
+from bass_jax.decoding.policy_runner import counts_of, no_step, planned, rows_of
+from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
+from bass_jax.decoding.step import decode_step, speculate_step
+from bass_jax.engine.engine_config import EngineConfig
+from bass_jax.engine.executor import StepResult
+from bass_jax.engine.page_pool import PagePool
+from bass_jax.engine.request import Request, Ticket
+from bass_jax.engine.slots import (
+    NewRow,
+    Pages,
+    Staging,
+    empty_staging,
+    empty_state,
+    insert_row,
+    make_row,
+    plan_rows,
+    read_piece,
+    read_whole,
+    reads_in_pieces,
+    regroup_rows,
+)
+from bass_jax.models.kv_cache import KVCache, pages_of, with_pages
+from bass_jax.policies import Policy
+from bass_jax.policies.protocol import bucket_of, policy_buckets
+from bass_jax.runtime.jit_cache import EXECUTABLES
+
+
+class DeviceExecutor:
+    """Rows on jax's default device; every operation is one compiled function, and none waits but `collect`.
+
+    Attributes:
+        state: of the batch as it stands, or will when the device has caught up.
+        warm_up_seconds: compiling and allocating before the first request.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        spec: SpecConfig,
+        policy: Policy,
+        config: EngineConfig,
+        *,
+        num_stop_tokens: int = 8,
+        is_adjusted: bool = False,
+        warm_up: bool = True,
+    ):
+        """Allocates the smallest batch, and with `warm_up` compiles whatever may be asked for.
+
+        Args:
+            pair: target and drafter.
+            spec: the rule; its draft length does not matter.
+            policy: chooses draft lengths.
+            config: sizes.
+            num_stop_tokens: most stop tokens of a request.
+            is_adjusted: rows carry bias, penalties and minimum lengths.
+            warm_up: False compiles when first asked.
+        """
+        self._pair, self._spec, self._policy, self._config = pair, spec, policy, config
+        self._vocab_size = pair.target.config.vocab_size
+        self._num_stop_tokens, self._is_adjusted = num_stop_tokens, is_adjusted
+        self._buckets = policy_buckets(policy)
+        self._compiled: dict[Any, Callable] = {}
+        self.pool: PagePool | None = None
+        pages = None
+        if config.page_size is not None:
+            _check_pages(pair, spec)
+            pages = Pages(config.num_pages, config.page_size)
+            self.pool = PagePool(config.num_pages, config.page_size, config.capacity // config.page_size)
+        self._tickets: list[Ticket | None] = [None] * config.sizes[0]
+        blank = self.lay_out(Request(np.zeros(1, np.int32), 1))
+        start = time.perf_counter()
+        rows = np.zeros(config.sizes[0], np.int32)
+        self.state: SpecState = self._run("empty_state", _with_pages(empty_state, pages), pair, blank, rows)
+        self._staging: Staging | None = None
+        self._new: tuple[Ticket, NewRow] | None = None
+        self._policy_state = policy.init(len(rows))
+        self._plan_first()
+        self._finish = np.full(len(rows), FinishReason.FILLER, np.int32)
+        self._is_finish_stale = False
+        self._room_of_new = 0
+        self._in_flight: tuple[StepInfo, Any, int, float] | None = None
+        self._last_seconds = 0.0
+        if warm_up:
+            self._warm_up(blank)
+        self.warm_up_seconds = time.perf_counter() - start
+
+    def lay_out(self, request: Request) -> NewRow:
+        """Returns the row that `request` will be."""
+        return make_row(request, self._config.capacity, self._vocab_size, self._num_stop_tokens, self._is_adjusted)
+
+    def read(self, ticket: Ticket, start: int, num: int) -> None:
+        """Dispatches a pass over a piece of a prompt."""
+        if start == 0:
+            if self._new is not None:  # It ended while it was being read.
+                self._release(self._new[0])
+            self._new = ticket, self.lay_out(ticket.request)
+            tables = () if self.pool is None else (self.pool.table(ticket),)
+            self._staging = self._run("empty_staging", empty_staging, self._pair, self._new[1].tokens, *tables)
+        if num == 0:
+            return
+        tokens = np.zeros((1, self._config.chunk), np.int32)
+        tokens[0, :num] = ticket.request.prompt[start : start + num]
+        pages, self._staging = self._run(
+            "read_piece", read_piece, self._pair, pages_of(self.state), self._staging, tokens, np.int32(start),
+            np.int32(num), donate=(1, 2),
+        )  # fmt: skip
+        if pages:
+            self.state = with_pages(self.state, pages)
+
+    def insert(self, ticket: Ticket, row: int) -> None:
+        """Dispatches the move of the prompt that was read into `row`."""
+        assert self._new is not None and self._new[0] is ticket, "another prompt was read"
+        new = self._new[1]
+        if not reads_in_pieces(self._pair):
+            self._staging = self._run("read_whole", read_whole, self._pair, self._staging, new)
+        self._send_finish()
+        self.state, self._policy_state = self._run(
+            ("insert_row", len(self._finish)), insert_row,
+            self._policy, self.state, self._policy_state, self._staging, new, np.int32(row), donate=(1,),
+        )  # fmt: skip
+        self._finish[row], self._tickets[row] = FinishReason.RUNNING, ticket
+        self._room_of_new = max(self._room_of_new, ticket.request.max_new_tokens - 1)
+        self._staging = self._new = None
+
+    def regroup(self, sources: Sequence[int]) -> None:
+        """Dispatches the gather of rows into a batch of another size."""
+        kept = np.asarray(sources, np.int32)
+        rows = np.maximum(kept, 0)
+        self._tickets = [None if source < 0 else self._tickets[source] for source in sources]
+        self._finish = np.where(kept < 0, FinishReason.FILLER, self._finish[rows]).astype(np.int32)
+        # Pages stay out of it: what a function returns as it came may be a copy.
+        pages = pages_of(self.state)
+        state, self._policy_state = self._run(
+            ("regroup_rows", len(self.state.lengths), len(rows)), regroup_rows,
+            self._policy, with_pages(self.state, None), self._policy_state, rows, self._finish.copy(),
+        )  # fmt: skip
+        self.state = with_pages(state, pages)
+        self._is_finish_stale = False
+
+    def stop(self, row: int) -> None:
+        """Takes note; the device is told before its next step."""
+        self._finish[row] = FinishReason.FILLER
+        self._free_row(row)
+        self._is_finish_stale = True
+
+    def dispatch(self) -> None:
+        """Dispatches a step, and behind it the policy's update."""
+        self._send_finish()
+        num_wanted = int(max(self._wanted[0], min(self._wanted[1], self._room_of_new)))
+        self._room_of_new = 0
+        bucket = bucket_of(self._buckets, num_wanted)
+        start = time.perf_counter()
+        self.state, info = self._step(bucket)(self._pair, self.state, bucket_spec(self._spec, bucket))
+        self._policy_state, plan, wanted = self._plan()(
+            self._policy, self._policy_state, rows_of(self.state), counts_of(info), np.float32(self._last_seconds)
+        )
+        self.state = planned(self.state, plan)
+        self._in_flight = info, wanted, bucket, start
+
+    def collect(self) -> StepResult:
+        """Waits for the step; counts and the next draft length are read in one go."""
+        assert self._in_flight is not None, "no step was begun"
+        info, wanted, bucket, start = self._in_flight
+        self._in_flight = None
+        info, self._wanted = jax.device_get((info, wanted))
+        self._last_seconds = time.perf_counter() - start
+        self._finish = np.array(info.finish)
+        for row in np.flatnonzero(self._finish != FinishReason.RUNNING).tolist():
+            self._free_row(row)
+        return StepResult(info, bucket)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Batch sizes that there are executables for."""
+        return self._config.sizes
+
+    def wait(self) -> None:
+        """Waits until the device has done all that it was told; for measurements."""
+        jax.block_until_ready((self.state, self._staging, self._policy_state))
+
+    def replan(self) -> None:
+        """Asks the policy for a plan as if a step without rows had ended; for measurements."""
+        self._plan_first()
+
+    def _free_row(self, row: int) -> None:
+        ticket, self._tickets[row] = self._tickets[row], None
+        if ticket is not None:
+            self._release(ticket)
+
+    def _release(self, ticket: Ticket) -> None:
+        if self.pool is not None:
+            self.pool.release(ticket)
+
+    def _send_finish(self) -> None:
+        if self._is_finish_stale:
+            self.state = self.state._replace(finish=jax.device_put(self._finish.copy()))
+            self._is_finish_stale = False
+
+    def _plan_first(self) -> None:
+        """Asks the policy for its first plan, as a batch does before its first step."""
+        info = no_step(len(self.state.lengths))
+        arguments = (self._policy, self._policy_state, rows_of(self.state), counts_of(info), np.float32(0.0))
+        self._policy_state, plan, wanted = EXECUTABLES.get(plan_rows, *arguments)(*arguments)
+        self.state = planned(self.state, plan)
+        self._wanted = jax.device_get(wanted)
+
+    def _run(self, name: Any, function: Callable, *arguments: Any, donate: tuple[int, ...] = ()) -> Any:
+        """Calls `function` compiled; `name` stands for its arguments' shapes, so that they need not be looked at."""
+        if name not in self._compiled:
+            self._compiled[name] = EXECUTABLES.get(function, *arguments, donate_argnums=donate)
+        return self._compiled[name](*arguments)
+
+    def _step(self, bucket: int) -> Callable:
+        name = ("step", len(self.state.lengths), bucket)
+        if name not in self._compiled:
+            step, spec = (speculate_step if bucket else decode_step), bucket_spec(self._spec, bucket)
+            self._compiled[name] = EXECUTABLES.get(step, self._pair, self.state, spec, donate_argnums=(1,))
+        return self._compiled[name]
+
+    def _plan(self) -> Callable:
+        name = ("plan", len(self.state.lengths))
+        if name not in self._compiled:
+            counts = counts_of(no_step(len(self.state.lengths)))
+            arguments = (self._policy, self._policy_state, rows_of(self.state), counts, np.float32(0.0))
+            self._compiled[name] = EXECUTABLES.get(plan_rows, *arguments)
+        return self._compiled[name]
+
+    def _warm_up(self, blank: NewRow) -> None:
+        """Goes through all sizes up and down; steps are compiled and not run, the small operations are run."""
+        ticket = Ticket(Request(np.zeros(2, np.int32), 1))
+        sizes = self._config.sizes
+        for index, size in enumerate(sizes):
+            if index:
+                self.regroup([*range(sizes[index - 1]), *[-1] * (size - sizes[index - 1])])
+            for bucket in self._buckets:
+                self._step(bucket)
+            self._plan()
+            self.read(ticket, 0, 1)
+            self.insert(ticket, 0)
+            self.stop(0)
+            self._send_finish()
+        for size in reversed(sizes[:-1]):
+            self.regroup([-1] * size)
+        self._room_of_new = 0
+        jax.block_until_ready(self.state)
+
+
+@functools.cache
+def _with_pages(function: Callable, pages: Pages | None) -> Callable:
+    """One function per cut of the caches, so that engines of one cut share an executable."""
+    return function if pages is None else functools.partial(function, pages=pages)
+
+
+def _check_pages(pair: Pair, spec: SpecConfig) -> None:
+    """Refuses what has no pages.
+
+    Raises:
+        ValueError: for several chains, and for a drafter that reads a prompt at once into a cache of its own.
+    """
+    if spec.num_chains > 1:
+        raise ValueError(f"num_chains={spec.num_chains}: expected 1, because chains take turns in dense caches")
+    one = jax.ShapeDtypeStruct((1, 64), np.int32), jax.ShapeDtypeStruct((1,), np.int32)
+    state = jax.eval_shape(pair.drafter.init, *one)
+    has_cache = any(isinstance(node, KVCache) for node in jax.tree.leaves(state, is_leaf=_is_dense))
+    if has_cache and not reads_in_pieces(pair):
+        raise ValueError("page_size: expected None, because the drafter has a cache and reads prompts at once")
+
+
+def _is_dense(node: Any) -> bool:
+    return isinstance(node, KVCache)

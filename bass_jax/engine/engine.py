@@ -1,0 +1,210 @@
+"""The engine: requests come at any time, share the steps, and go when they are finished."""
+
+import asyncio
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bass_jax.acceptance import find_rule
+from bass_jax.config import SpecConfig
+from bass_jax.decoding.pair import Pair
+from bass_jax.decoding.prefill import check_prompts
+from bass_jax.decoding.stop_strings import StopStrings
+from bass_jax.drafters import reads_features
+from bass_jax.engine.device_executor import DeviceExecutor
+from bass_jax.engine.engine_config import EngineConfig
+from bass_jax.engine.loop import Counts, Loop
+from bass_jax.engine.page_pool import PageUse
+from bass_jax.engine.request import Event, Request, Ticket
+from bass_jax.engine.scheduler import Scheduler
+from bass_jax.engine.slots import check_sampling
+from bass_jax.models.mesh import mesh_of
+from bass_jax.policies import Policy, find_policy, fixed
+from bass_jax.runtime.checks import check_callable, check_flag, check_integer, check_kind, check_tokens
+from bass_jax.sampling import Sampling
+
+
+class Engine:
+    """Continuous batching with speculation on this device.
+
+    A synchronous core, `advance`, takes one step of all running rows; whoever waits for a ticket calls it. Tickets may
+    be awaited under asyncio too: steps then run in a thread of the engine's own, one at a time.
+
+    ```python
+    engine = bass.Engine(pair, policy="bass_heuristic", config=bass.EngineConfig(num_slots=16, capacity=2048))
+    async for event in engine.submit("def fibonacci(n):", max_new_tokens=64):
+        print(event.text, end="")
+    ```
+
+    What a request is given does not depend on who is served beside it: greedy tokens are regular decoding's, the
+    shared-noise rule's are regular sampling's, and sampled text follows the target's law, seeded by the request alone.
+
+    Attributes:
+        config: sizes.
+        loop: queue, slots and counts.
+        executor: the device's side.
+        is_lossless: the tokens follow the target's law exactly; False with a lossy rule.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        spec: SpecConfig | None = None,
+        *,
+        policy: str | Policy | None = None,
+        config: EngineConfig | None = None,
+        is_adjusted: bool = False,
+        num_stop_tokens: int = 8,
+        warm_up: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+        on_step: Callable[[Loop], None] | None = None,
+    ):
+        """Allocates and compiles.
+
+        Args:
+            pair: target and drafter.
+            spec: default ``SpecConfig()``; the greedy rule serves greedy requests alone.
+            policy: chooses draft lengths; default ``spec.draft_len`` always.
+            config: sizes; default ``EngineConfig()``.
+            is_adjusted: requests may bring bias, bans, penalties and minimum lengths; costs an array ``[B, V]``.
+            num_stop_tokens: most stop tokens of a request.
+            warm_up: compiles every step and move before the first request; False compiles what is first wanted.
+            clock: of the tickets' times.
+            on_step: called after every step, on the host.
+
+        Raises:
+            ValueError: if `spec` asks for what is recorded of a single batch alone, the drafter reads the target's
+                hidden states, the pair lies on a mesh, or with pages for what has none.
+        """
+        check_kind("pair", pair, Pair)
+        check_kind("spec", spec, SpecConfig | None)
+        check_kind("config", config, EngineConfig | None)
+        check_flag("is_adjusted", is_adjusted)
+        check_flag("warm_up", warm_up)
+        check_integer("num_stop_tokens", num_stop_tokens, 0)
+        check_callable("clock", clock)
+        check_callable("on_step", on_step)
+        spec = spec or SpecConfig()
+        if spec.record_drafts:
+            raise ValueError("record_drafts=True: expected False, an engine records no drafts")
+        if reads_features(pair.drafter):
+            raise ValueError("pair: the drafter reads the target's hidden states, which an engine does not keep")
+        if mesh_of(pair) is not None:
+            raise ValueError(
+                "pair: expected one on a single device, because an engine's rows are not spread over a mesh"
+            )
+        self.pair, self.config = pair, config or EngineConfig()
+        self.spec = dataclasses.replace(spec, draft_len=spec.bucket)
+        self.is_lossless = find_rule(spec.acceptance).lossless
+        self._is_adjusted, self._num_stop_tokens = is_adjusted, num_stop_tokens
+        self._stops = () if pair.tokenizer is None else tuple(pair.tokenizer.stop_ids)
+        if len(self._stops) > num_stop_tokens:
+            raise ValueError(f"num_stop_tokens={num_stop_tokens}: the tokenizer has {len(self._stops)} stop tokens")
+        chosen = fixed(spec.draft_len) if policy is None else find_policy(policy)
+        self.executor = DeviceExecutor(
+            pair, self.spec, chosen, self.config,
+            num_stop_tokens=num_stop_tokens, is_adjusted=is_adjusted, warm_up=warm_up,
+        )  # fmt: skip
+        self.loop = Loop(Scheduler(self.config), self.executor, clock, on_step)
+        self._thread: Any = None
+        self._start_lock = threading.Lock()
+        self._pending: dict[asyncio.AbstractEventLoop, asyncio.Future] = {}
+
+    @property
+    def counts(self) -> Counts:
+        """What has been done so far."""
+        return self.loop.counts
+
+    @property
+    def page_use(self) -> PageUse | None:
+        """How the pages are used now; None with dense caches."""
+        return None if self.executor.pool is None else self.executor.pool.use()
+
+    def submit(
+        self,
+        prompt: str | Sequence[int] | np.ndarray,
+        *,
+        max_new_tokens: int = 128,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+        stop_tokens: Sequence[int] | None = None,
+        stop_strings: Sequence[str] = (),
+        priority: int = 0,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> Ticket:
+        """Puts a request into the queue.
+
+        Args:
+            prompt: text (the pair's tokenizer encodes it as it is) or token ids.
+            max_new_tokens: limit of the answer.
+            sampling: of one row; default greedy.
+            seed: of the row's noise.
+            stop_tokens: default those of the pair's tokenizer.
+            stop_strings: the answer ends with the token that completes one; needs a tokenizer.
+            priority: higher ones leave the queue first.
+            on_event: called with every event, in the thread that steps. If it raises, the request ends with
+                ``"error"`` and `Ticket.error`, and no other is touched.
+
+        Returns:
+            The ticket: iterate, ``async for``, ``await`` or `Ticket.result` it.
+
+        Raises:
+            ValueError: if the request could never run: too long for the context, the capacity or the token budget, a
+                token outside the vocabulary, settings that the engine was not made for.
+            QueueFull: if as many wait as may.
+        """
+        ids: Any = prompt
+        if isinstance(prompt, str):
+            if self.pair.tokenizer is None:
+                raise ValueError("prompt is a text: expected token ids, because the pair has no tokenizer")
+            ids = self.pair.tokenizer.encode_batch([prompt])[0]
+        (row,) = check_prompts(self.pair, [ids])
+        target = self.pair.target.config
+        check_kind("sampling", sampling, Sampling | None)
+        self.config.check(len(row), max_new_tokens, target.context)
+        sampling = sampling or Sampling()
+        check_sampling(sampling, self.spec, self._is_adjusted, target.vocab_size)
+        seed = check_integer("seed", seed, 0, 2**32 - 1)
+        priority = check_integer("priority", priority)
+        check_callable("on_event", on_event)
+        stops = self._stops if stop_tokens is None else tuple(check_tokens("stop_tokens", stop_tokens).tolist())
+        if len(stops) > self._num_stop_tokens:
+            raise ValueError(f"stop_tokens has {len(stops)} values: expected at most {self._num_stop_tokens}")
+        text = StopStrings(self.pair.tokenizer, stop_strings, 1)
+        request = Request(row.astype(np.int32), max_new_tokens, sampling, seed, stops, priority)
+        ticket = Ticket(
+            request, driver=self, text=None if self.pair.tokenizer is None else text, on_event=on_event,
+            on_cancel=self.loop.cancel,
+        )  # fmt: skip
+        self.loop.submit(ticket)
+        return ticket
+
+    def advance(self) -> bool:
+        """Takes one step of all running rows; False when there was nothing to do."""
+        return self.loop.advance()
+
+    def run(self) -> None:
+        """Advances until every request has ended."""
+        self.loop.run()
+
+    async def advance_async(self) -> None:
+        """Takes one step in the engine's thread; those who wait in the same event loop share it."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._pending:
+            with self._start_lock:
+                if self._thread is None:
+                    from concurrent.futures import ThreadPoolExecutor
+
+                    self._thread = ThreadPoolExecutor(1, thread_name_prefix="bass-jax-engine")
+            self._pending[loop] = loop.run_in_executor(self._thread, self.loop.advance)
+            self._pending[loop].add_done_callback(lambda pending: self._is_done(loop, pending))
+        await asyncio.shield(self._pending[loop])
+
+    def _is_done(self, loop: asyncio.AbstractEventLoop, pending: asyncio.Future) -> None:
+        del self._pending[loop]
+        if not pending.cancelled():
+            pending.exception()  # Whoever waits is told; asyncio need not be.

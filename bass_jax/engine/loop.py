@@ -1,0 +1,202 @@
+"""The loop of continuous batching: the same for a device in real time and for a model of one in simulated time."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from bass_jax.decoding.state import FinishReason, TokenLaws
+from bass_jax.engine.executor import Executor, StepResult
+from bass_jax.engine.request import CANCELLED, FAILED, Event, Ticket
+from bass_jax.engine.scheduler import Scheduler
+
+
+class QueueFull(RuntimeError):  # noqa: N818, as in `asyncio.QueueFull`
+    """The engine has as many waiting requests as it was told to hold; ask again later."""
+
+
+class Counts(NamedTuple):
+    """What a loop has done since it was made."""
+
+    num_steps: int = 0
+    num_row_steps: int = 0  # running rows, added up over the steps
+    num_batch_rows: int = 0  # rows of the batch, added up over the steps
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_emitted: int = 0
+    num_pieces: int = 0  # passes over prompts
+    num_regroups: int = 0
+    num_finished: int = 0  # requests that ended, however
+
+
+class Loop:
+    """Takes requests through queue, slots and steps.
+
+    `advance` finishes the step in flight, decides, begins the next, and hands out events while the device is at work.
+    So what the host does between two steps is deciding alone.
+
+    Attributes:
+        scheduler: who waits and who runs.
+        executor: the device.
+        clock: seconds.
+        counts: so far.
+        last: the last step's result; None before the first.
+        host_seconds: wall time between the end of a step and the beginning of the next, without the executor's own.
+        intake: called when a step has ended and before the next is decided, to submit what has come meanwhile; a
+            program of one thread has no other chance to.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Callable[[], float] = time.perf_counter,
+        on_step: Callable[["Loop"], None] | None = None,
+    ):
+        """Starts idle; `on_step` is called after every step, on the host."""
+        self.scheduler, self.executor, self.clock = scheduler, executor, clock
+        self.counts = Counts()
+        self.last: StepResult | None = None
+        self.host_seconds = 0.0
+        self.intake: Callable[[], None] = lambda: None
+        self._on_step = on_step
+        self._is_in_flight = False
+        self._arrived: deque[Ticket] = deque()
+        self._cancelled: deque[Ticket] = deque()
+        self._lock = threading.Lock()
+        # A callback may advance the loop itself.
+        self._stepping = threading.RLock()
+        self._num_arrived = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is left to do."""
+        return not (self._arrived or self._cancelled or self._is_in_flight) and self.scheduler.is_idle
+
+    def submit(self, ticket: Ticket) -> None:
+        """Puts a request into the queue, from any thread.
+
+        Raises:
+            QueueFull: if the queue is.
+        """
+        most = self.scheduler.config.max_waiting
+        with self._lock:
+            if len(self._arrived) + self.scheduler.num_waiting >= most:
+                raise QueueFull(f"{most} requests are waiting: expected fewer than max_waiting={most}")
+            ticket.order = self._num_arrived
+            self._num_arrived += 1
+            ticket.times.submitted = self.clock()
+            self._arrived.append(ticket)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Ends a request before the next step, from any thread."""
+        self._cancelled.append(ticket)
+
+    def advance(self) -> bool:
+        """Takes one step, from any thread, one at a time; False when there was nothing to do."""
+        with self._stepping:
+            return not self.is_idle and self._advance()
+
+    def _advance(self) -> bool:
+        events: list[tuple[Ticket, Event]] = []
+        has_stepped = self._is_in_flight
+        if has_stepped:
+            self.last = self.executor.collect()
+            self._is_in_flight = False
+            self.intake()
+        start, in_executor = time.perf_counter(), self._executor_seconds
+        if has_stepped and self.last is not None:
+            self._note(self.last, events)
+        self._sort_in(events)
+        self._decide()
+        self.host_seconds += time.perf_counter() - start - (self._executor_seconds - in_executor)
+        for ticket, event in events:
+            if not ticket.deliver(event) and ticket.finish_reason is None:
+                self._cancelled.append(ticket)
+        if has_stepped and self._on_step is not None:
+            self._on_step(self)
+        return True
+
+    def run(self) -> None:
+        """Advances until nothing is left to do."""
+        while self.advance():
+            pass
+
+    _executor_seconds = 0.0
+
+    def _ask(self, order: Callable, *arguments) -> None:
+        """Gives the executor an order, timed apart."""
+        start = time.perf_counter()
+        order(*arguments)
+        self._executor_seconds += time.perf_counter() - start
+
+    def _note(self, step: StepResult, events: list[tuple[Ticket, Event]]) -> None:
+        """Reads off what every row was given."""
+        info, now = step.info, self.clock()
+        is_active, num_emitted, finish = (np.asarray(x) for x in (info.is_active, info.num_emitted, info.finish))
+        tokens, logprobs = np.asarray(info.tokens), np.asarray(info.logprobs)
+        counts = self.counts
+        rows, num_finished = np.flatnonzero(is_active).tolist(), counts.num_finished
+        for row, num, reason in zip(rows, num_emitted[rows].tolist(), finish[rows].tolist(), strict=True):
+            ticket = self.scheduler.rows[row]
+            assert ticket is not None, "a row without a request took part in a step"
+            laws = None if info.laws is None else TokenLaws(*(field[row, :num] for field in info.laws))
+            events.append((ticket, ticket.take(tokens[row, :num], logprobs[row, :num], laws, reason, now)))
+            if ticket.finish_reason is not None:
+                num_finished += 1
+                self.scheduler.release(ticket)
+                if reason == FinishReason.RUNNING:  # The device does not know of stop strings.
+                    self._ask(self.executor.stop, row)
+        self.counts = counts._replace(
+            num_steps=counts.num_steps + 1,
+            num_row_steps=counts.num_row_steps + len(rows),
+            num_batch_rows=counts.num_batch_rows + len(is_active),
+            num_drafted=counts.num_drafted + int(np.asarray(info.num_drafted).sum()),
+            num_accepted=counts.num_accepted + int(np.asarray(info.num_accepted).sum()),
+            num_emitted=counts.num_emitted + int(num_emitted.sum()),
+            num_finished=num_finished,
+        )
+
+    def _sort_in(self, events: list[tuple[Ticket, Event]]) -> None:
+        """Takes note of who has come and who has gone."""
+        while self._arrived:
+            with self._lock:
+                self.scheduler.submit(self._arrived.popleft())
+        while self._cancelled:
+            ticket = self._cancelled.popleft()
+            if ticket.finish_reason is not None:
+                continue
+            events.append((ticket, ticket.end(CANCELLED if ticket.error is None else FAILED, self.clock())))
+            self.counts = self.counts._replace(num_finished=self.counts.num_finished + 1)
+            row = self.scheduler.release(ticket)
+            if row is not None:
+                self._ask(self.executor.stop, row)
+
+    def _decide(self) -> None:
+        """Fills free slots, reads prompts, keeps the batch in the size it needs, and begins a step."""
+        scheduler, executor = self.scheduler, self.executor
+        num_pieces, num_regroups = 0, 0
+        for ticket in scheduler.admit():
+            ticket.times.admitted = self.clock()
+        while (sources := scheduler.shrink()) is not None:
+            self._ask(executor.regroup, sources)
+            num_regroups += 1
+        for piece in scheduler.pieces():
+            self._ask(executor.read, piece.ticket, piece.start, piece.num)
+            num_pieces += piece.num > 0
+            if piece.is_last:
+                while (sources := scheduler.grow()) is not None:
+                    self._ask(executor.regroup, sources)
+                    num_regroups += 1
+                self._ask(executor.insert, piece.ticket, scheduler.place(piece.ticket))
+                piece.ticket.times.begun = self.clock()
+        counts = self.counts
+        self.counts = counts._replace(
+            num_pieces=counts.num_pieces + num_pieces, num_regroups=counts.num_regroups + num_regroups
+        )
+        if scheduler.num_running:
+            self._ask(executor.dispatch)
+            self._is_in_flight = True

@@ -1,0 +1,159 @@
+"""Who waits, whose prompt is read, and who runs in which row; it knows neither a device nor a clock."""
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from bass_jax.engine.engine_config import EngineConfig
+from bass_jax.engine.request import Ticket
+
+SHRINK_AFTER = 4
+"""Steps in a row in which a smaller batch would have held everybody, before the batch is moved into it."""
+
+
+class Piece(NamedTuple):
+    """A part of a prompt to be read in one pass."""
+
+    ticket: Ticket
+    start: int
+    num: int
+    is_last: bool
+
+
+class Scheduler:
+    """Decides; a loop carries out.
+
+    Requests leave the queue in the order of priority and, among equals, of arrival; none overtakes another because it
+    is smaller, so none starves behind smaller ones. One that has left the queue holds a slot and its reservation of
+    tokens until it ends, and is never put back.
+
+    Attributes:
+        config: the engine's.
+        rows: who runs in each row of the batch; None is a free row.
+        reading: admitted, prompt not read yet; the first is being read.
+        num_waiting: in the queue.
+        num_reserved: tokens reserved for those in slots.
+    """
+
+    def __init__(self, config: EngineConfig):
+        self.config = config
+        self.rows: list[Ticket | None] = [None] * config.sizes[0]
+        self.reading: deque[Ticket] = deque()
+        self.num_waiting = 0
+        self.num_reserved = 0
+        self._queue: list[tuple[int, int, Ticket]] = []
+        self._row_of: dict[Ticket, int] = {}
+        self._num_read = 0
+        self._num_loose_steps = 0
+
+    @property
+    def num_running(self) -> int:
+        """Rows that take part in the next step."""
+        return len(self._row_of)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody waits, is read or runs."""
+        return not (self._row_of or self.reading or self.num_waiting)
+
+    def submit(self, ticket: Ticket) -> None:
+        """Puts a request into the queue."""
+        heapq.heappush(self._queue, (-ticket.request.priority, ticket.order, ticket))
+        self.num_waiting += 1
+
+    def release(self, ticket: Ticket) -> int | None:
+        """Takes a request that has ended out of wherever it is; returns the row that is free now, if it had one."""
+        row = self._row_of.pop(ticket, None)
+        if row is not None:
+            self.rows[row] = None
+        elif ticket in self.reading:
+            if self.reading[0] is ticket:
+                self._num_read = 0
+            self.reading.remove(ticket)
+        else:
+            # It stays in the heap until it comes to the top; `admit` passes over it.
+            self.num_waiting -= 1
+            return None
+        self.num_reserved -= self.config.reservation(ticket.request.limit)
+        return row
+
+    def admit(self) -> list[Ticket]:
+        """Gives slots to those that wait, as far as slots and tokens reach; returns them."""
+        config, admitted = self.config, []
+        if config.batching == "static" and (self._row_of or self.reading):
+            return admitted
+        while self._queue:
+            ticket = self._queue[0][2]
+            if ticket.finish_reason is not None:  # cancelled while it waited
+                heapq.heappop(self._queue)
+                continue
+            reservation = config.reservation(ticket.request.limit)
+            has_slot = self.num_running + len(self.reading) < config.num_slots
+            if not has_slot or self.num_reserved + reservation > config.budget:
+                break
+            heapq.heappop(self._queue)
+            self.num_waiting -= 1
+            self.num_reserved += reservation
+            self.reading.append(ticket)
+            admitted.append(ticket)
+        return admitted
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yields what to read before the next step; the caller places each prompt as soon as its last piece is read.
+
+        While rows are running, no more than the configured chunks; else first until one can run. A static batch is
+        read whole.
+        """
+        is_static = self.config.batching == "static"
+        num_left = self.config.chunks_per_step if self._row_of and not is_static else None
+        while self.reading:
+            ticket, start = self.reading[0], self._num_read
+            num_tokens = len(ticket.request.prompt) - 1
+            num = min(self.config.chunk, num_tokens - start)
+            if num_left == 0 and num > 0:
+                return
+            self._num_read = start + num
+            is_last = self._num_read == num_tokens
+            yield Piece(ticket, start, num, is_last)
+            if num_left is not None:
+                num_left -= num > 0
+            elif is_last and not is_static:
+                num_left = self.config.chunks_per_step
+
+    def grow(self) -> list[int] | None:
+        """The sources of a larger batch, if the next row to be placed needs one."""
+        if None in self.rows:
+            return None
+        size = next(size for size in self.config.sizes if size > len(self.rows))
+        return self._move([*range(len(self.rows))], size)
+
+    def place(self, ticket: Ticket) -> int:
+        """Gives the request that was read, the first of `reading`, a free row."""
+        self.reading.popleft()
+        self._num_read = 0
+        row = self.rows.index(None)
+        self.rows[row], self._row_of[ticket] = ticket, row
+        return row
+
+    def shrink(self) -> list[int] | None:
+        """The sources of the next smaller batch, if everybody has fitted into it for a while.
+
+        With nobody running there is nothing to keep, and the batch shrinks at once.
+        """
+        sizes = self.config.sizes
+        smaller = sizes[max(sizes.index(len(self.rows)) - 1, 0)]
+        is_loose = smaller < len(self.rows) and self.num_running + len(self.reading) <= smaller
+        if self.config.batching == "static" and self._row_of:
+            is_loose = False
+        self._num_loose_steps = self._num_loose_steps + 1 if is_loose else 0
+        if not is_loose or (self._row_of and self._num_loose_steps <= SHRINK_AFTER):
+            return None
+        self._num_loose_steps = 0
+        return self._move(sorted(self._row_of.values()), smaller)
+
+    def _move(self, kept: list[int], size: int) -> list[int]:
+        sources = kept + [-1] * (size - len(kept))
+        self.rows = [None if source < 0 else self.rows[source] for source in sources]
+        self._row_of = {ticket: row for row, ticket in enumerate(self.rows) if ticket is not None}
+        return sources

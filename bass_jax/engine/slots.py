@@ -1,0 +1,237 @@
+"""Slots on the device: a prompt that is being read, rows that come and go; pure functions, none jitted here."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bass_jax.acceptance import find_rule
+from bass_jax.acceptance.base import check_greedy
+from bass_jax.config import SpecConfig
+from bass_jax.decoding.pair import Pair
+from bass_jax.decoding.policy_runner import advance_rows
+from bass_jax.decoding.state import FinishReason, SpecState
+from bass_jax.engine.request import Request
+from bass_jax.models.kv_cache import KVCache, PagedCache, gather_rows, is_paged, paged, pages_of, with_pages
+from bass_jax.policies import Plan, Policy
+from bass_jax.sampling import Sampling, SamplingControls
+from bass_jax.sampling.keys import seed_keys
+from bass_jax.sampling.params import Adjustments, Penalties
+from bass_jax.typing import Array, Int
+
+
+class Staging(NamedTuple):
+    """The caches of the one prompt that is being read; in pages, its tables, and the pages stay with the batch."""
+
+    target_cache: KVCache | PagedCache  # B = 1
+    drafter: Any  # B = 1; None until the prompt is whole, for a drafter that reads it at once
+
+
+class NewRow(NamedTuple):
+    """What a request brings into its row; numpy on the host, jax's arrays on the device."""
+
+    tokens: Any  # [1, C] int32
+    length: Any  # [1] int32
+    limit: Any  # [1] int32
+    seed: Any  # [1] uint32
+    controls: SamplingControls  # one row
+    stop_tokens: Any  # [1, E] int32
+
+
+def reads_in_pieces(pair: Pair) -> bool:
+    """Whether the drafter can read a prompt piece by piece."""
+    return hasattr(pair.drafter, "read")
+
+
+def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: int, is_adjusted: bool) -> NewRow:
+    """Lays a request out, on the host.
+
+    Args:
+        request: checked.
+        capacity: C.
+        vocab_size: V of the target.
+        num_stop_tokens: E.
+        is_adjusted: the rows carry bias, penalties and minimum lengths.
+    """
+    tokens = np.zeros((1, capacity), np.int32)
+    tokens[0, : len(request.prompt)] = request.prompt
+    stops = np.full((1, num_stop_tokens), -1, np.int32)
+    stops[0, : len(request.stop_tokens)] = request.stop_tokens
+    controls = request.sampling.controls(1, vocab_size)
+    if is_adjusted:
+        controls = controls._replace(adjustments=_filled(controls.adjustments, vocab_size))
+    return NewRow(
+        tokens=tokens,
+        length=np.full(1, len(request.prompt), np.int32),
+        limit=np.full(1, request.limit, np.int32),
+        seed=np.full(1, request.seed, np.uint32),
+        controls=controls,
+        stop_tokens=stops,
+    )
+
+
+def _filled(adjustments: Adjustments | None, vocab_size: int) -> Adjustments:
+    """With every part there, those that the request does not ask for without effect."""
+    bias, penalties, min_new_tokens = adjustments or Adjustments()
+    one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+    return Adjustments(
+        bias=np.zeros((1, vocab_size), np.float32) if bias is None else bias,
+        penalties=Penalties(one, zero, zero) if penalties is None else penalties,
+        min_new_tokens=np.zeros(1, np.int32) if min_new_tokens is None else min_new_tokens,
+    )
+
+
+class Pages(NamedTuple):
+    """How caches are cut; static through its shapes."""
+
+    num_pages: int
+    page_size: int
+
+
+def empty_state(pair: Pair, new: NewRow, num_rows: Int[Array, "B"], pages: Pages | None = None) -> SpecState:
+    """A batch of free rows, as many as `num_rows` has elements, laid out like `new`."""
+    batch, (_, capacity) = num_rows.shape[0], new.tokens.shape
+    ones = jnp.ones(batch, jnp.int32)
+
+    def spread(leaf):
+        return jnp.broadcast_to(leaf, (batch, *leaf.shape[1:]))
+
+    tokens = jnp.zeros((batch, capacity), jnp.int32)
+    caches = pair.target.init_cache(batch, capacity), pair.drafter.init(tokens, ones)
+    if pages is not None:
+        tables = jnp.full((batch, capacity // pages.page_size), pages.num_pages, jnp.int32)
+        caches = paged(caches, pages.num_pages, pages.page_size, tables)
+    return SpecState(
+        tokens=tokens,
+        lengths=ones,
+        prompt_lengths=ones,
+        limits=ones,
+        finish=jnp.full(batch, FinishReason.FILLER, jnp.int32),
+        keys=seed_keys(jnp.zeros(batch, jnp.uint32)),
+        num_steps=jnp.zeros(batch, jnp.int32),
+        draft_lens=jnp.zeros(batch, jnp.int32),
+        controls=jax.tree.map(spread, new.controls),
+        stop_tokens=jnp.full((batch, new.stop_tokens.shape[1]), -1, jnp.int32),
+        target_cache=caches[0],
+        drafter=caches[1],
+    )
+
+
+def empty_staging(pair: Pair, tokens: Int[Array, "1 C"], table: Int[Array, "1 M"] | None = None) -> Staging:
+    """Fresh caches for a prompt; with a `table`, caches of those pages.
+
+    Dense ones are zeroed for every prompt and inserted whole: what a row of NaN has left behind is never read with
+    weight 0.
+    """
+    drafter = None
+    if reads_in_pieces(pair):
+        drafter = pair.drafter.init(jnp.zeros_like(tokens), jnp.ones(1, jnp.int32))
+    staging = Staging(pair.target.init_cache(1, tokens.shape[1]), drafter)
+    return staging if table is None else paged(staging, 0, tokens.shape[1] // table.shape[1], table)
+
+
+def read_piece(
+    pair: Pair, pages: tuple, staging: Staging, tokens: Int[Array, "1 T"], start: Array, num: Array
+) -> tuple[tuple, Staging]:
+    """Reads `num` tokens of the prompt, those from position `start` on.
+
+    Args:
+        pair: target and drafter.
+        pages: `pages_of` the batch, which the prompt's tables point into; () for dense caches.
+        staging: of the prompt.
+        tokens: the piece.
+        start: position of its first token.
+        num: tokens of it.
+
+    Returns:
+        ``(pages, staging)``.
+    """
+    staging = with_pages(staging, pages)
+    capacity = staging.target_cache.capacity
+    slots = jnp.arange(tokens.shape[1])
+    positions = jnp.where(slots < num, start + slots, capacity)[None]
+    target_cache = pair.target.features(tokens, positions, staging.target_cache)[1]
+    drafter: Any = pair.drafter
+    state = drafter.read(staging.drafter, tokens, positions) if reads_in_pieces(pair) else None
+    staging = Staging(target_cache, state)
+    return pages_of(staging), with_pages(staging, None)
+
+
+def read_whole(pair: Pair, staging: Staging, new: NewRow) -> Staging:
+    """Lets a drafter that reads a prompt at once do so."""
+    return staging._replace(drafter=pair.drafter.init(new.tokens, new.length))
+
+
+def insert_row(
+    policy: Policy, state: SpecState, policy_state: Any, staging: Staging, new: NewRow, row: Array
+) -> tuple[SpecState, Any]:
+    """Puts the prompt that was read into `row`; until the next plan it drafts as much as the longest of the last."""
+    one = SpecState(
+        tokens=new.tokens,
+        lengths=new.length,
+        prompt_lengths=new.length,
+        limits=new.limit,
+        finish=jnp.full(1, FinishReason.RUNNING, jnp.int32),
+        keys=seed_keys(new.seed),
+        num_steps=jnp.zeros(1, jnp.int32),
+        draft_lens=state.draft_lens.max()[None],
+        controls=new.controls,
+        stop_tokens=new.stop_tokens,
+        target_cache=staging.target_cache,
+        drafter=staging.drafter,
+        min_confidence=None if state.min_confidence is None else state.min_confidence.max()[None],
+    )
+
+    def put(all_, own):
+        if is_paged(all_):
+            return all_._replace(tables=all_.tables.at[row].set(own.tables[0]))
+        return all_.at[row].set(own[0])
+
+    state = jax.tree.map(put, state, one, is_leaf=is_paged)
+    fresh = policy.init(state.lengths.shape[0])
+    policy_state = jax.tree.map(
+        lambda is_row, all_, own: all_.at[row].set(own[row]) if is_row else all_,
+        has_rows(policy), policy_state, fresh,
+    )  # fmt: skip
+    return state, policy_state
+
+
+def regroup_rows(
+    policy: Policy, state: SpecState, policy_state: Any, sources: Int[Array, "B"], finish: Int[Array, "B"]
+) -> tuple[SpecState, Any]:
+    """Makes a batch of the rows `sources`, of which those that `finish` says run."""
+    state = gather_rows(state, sources)._replace(finish=finish)
+    policy_state = jax.tree.map(
+        lambda is_row, leaf: leaf[sources] if is_row else leaf, has_rows(policy), policy_state
+    )  # fmt: skip
+    return state, policy_state
+
+
+def plan_rows(policy: Policy, policy_state: Any, rows, counts, seconds) -> tuple[Any, Plan, Int[Array, "2"]]:
+    """Updates the policy behind a step.
+
+    Returns:
+        ``(policy_state, plan, wanted)``: the most drafts that a running row has use for in the next step, and the most
+        that were planned, for rows that join it.
+    """
+    policy_state, plan, num_wanted = advance_rows(policy, policy_state, rows, counts, seconds)
+    return policy_state, plan, jnp.stack([num_wanted, plan.draft_lens.max()]).astype(jnp.int32)
+
+
+def has_rows(policy: Policy) -> Any:
+    """Which leaves of the policy's state have a row each: those whose shape follows the batch's."""
+    few, many = (jax.eval_shape(lambda num=num: policy.init(num)) for num in (2, 3))
+    return jax.tree.map(lambda one, other: one.shape != other.shape, few, many)
+
+
+def check_sampling(sampling: Sampling, spec: SpecConfig, is_adjusted: bool, vocab_size: int) -> None:
+    """Refuses settings that rows of this layout cannot have.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    controls = sampling.controls(1, vocab_size)
+    if controls.adjustments is not None and not is_adjusted:
+        raise ValueError("sampling: expected no bias, bans, penalties or minimum length; see Engine(is_adjusted=True)")
+    check_greedy(find_rule(spec.acceptance), sampling)

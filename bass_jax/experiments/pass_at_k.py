@@ -1,0 +1,113 @@
+"""From samples with scores to Pass@k, Pass@First, Pass@All, and what they come to inside a time budget."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bass_jax.experiments.decode import OVER_BUDGET
+from bass_jax.experiments.run_directory import Record, RunRecords, sample_key
+
+PASSED = "passed"
+
+
+class Answer(NamedTuple):
+    """One sample, as measures see it."""
+
+    value: float  # of the task's measure; a program's is 1 or 0
+    mean_logprob: float  # -inf without tokens
+    seconds: float  # on the clock of its problem when it ended
+    is_finished: bool  # False: the time budget cut it off
+
+
+type Answers = Mapping[str, Sequence[Answer]]
+"""Per problem, of one variant, seed and repeat."""
+
+
+def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
+    """Returns the unbiased estimate of the probability that one of k samples passes.
+
+    ``1 - C(n - c, k) / C(n, k)``.
+
+    Raises:
+        ValueError: if k exceeds the number of samples.
+
+    Source: Chen et al. 2021 (arXiv 2107.03374), equation 1.
+    """
+    if not 1 <= k <= num_samples:
+        raise ValueError(f"k={k}: expected 1 to num_samples={num_samples}")
+    return 1.0 - math.comb(num_samples - num_passed, k) / math.comb(num_samples, k)
+
+
+def mean_pass_at_k(answers: Answers, k: int) -> float:
+    """Returns the mean of `pass_at_k` over problems."""
+    return float(np.mean([pass_at_k(len(rows), round(sum(row.value for row in rows)), k) for rows in answers.values()]))
+
+
+def pass_first(answers: Answers, budget: float = math.inf) -> float:
+    """Returns the mean value of each problem's likeliest answer, by mean log-probability per token.
+
+    Answers that had not ended inside the budget do not count; a problem without any counts 0.
+
+    Args:
+        answers: per problem.
+        budget: seconds.
+
+    Source: Qian et al. 2024 (BASS, arXiv 2404.15778), section 4: Pass@First.
+    """
+    values = []
+    for rows in answers.values():
+        ended = _ended(rows, budget)
+        values.append(max(ended, key=lambda row: row.mean_logprob).value if ended else 0.0)
+    return float(np.mean(values))
+
+
+def pass_all(answers: Answers, budget: float = math.inf) -> float:
+    """Returns the mean over problems of the best answer that ended inside the budget: Pass@All."""
+    return float(np.mean([max((row.value for row in _ended(rows, budget)), default=0.0) for rows in answers.values()]))
+
+
+def share_ended(answers: Answers, budget: float = math.inf) -> float:
+    """Returns the share of the answers that ended inside the budget."""
+    return float(np.mean([len(_ended(rows, budget)) / len(rows) for rows in answers.values()]))
+
+
+def budget_grid(many: Iterable[Answers], num_points: int = 200) -> np.ndarray:
+    """Returns budgets from 0 to where the last answer has ended, seconds."""
+    ends = [row.seconds for answers in many for rows in answers.values() for row in rows if row.is_finished]
+    return np.linspace(0.0, 1.02 * max(ends, default=1.0), num_points)
+
+
+def answers_of(run: RunRecords, measure: str) -> dict[str, dict[tuple[int, int], dict[str, list[Answer]]]]:
+    """Returns the answers of a run: per variant, per (seed, repeat), per problem.
+
+    Only problems whose every sample is there count, and only if each has a score or was cut off.
+    """
+    num_expected = {variant.label: variant.num_samples for variant in run.config.variants()}
+    found: dict[str, dict[tuple[int, int], dict[str, list[Answer]]]] = {}
+    for sample in run.samples:
+        answer = _answer(sample, run.scores.get(sample_key(sample)), measure)
+        rounds = found.setdefault(sample["variant"], {}).setdefault((sample["seed"], sample["repeat"]), {})
+        if answer is not None:
+            rounds.setdefault(sample["problem"], []).append(answer)
+    return {
+        label: {
+            key: {problem: rows for problem, rows in problems.items() if len(rows) == num_expected[label]}
+            for key, problems in rounds.items()
+        }
+        for label, rounds in found.items()
+    }
+
+
+def _answer(sample: Record, score: Record | None, measure: str) -> Answer | None:
+    is_finished = sample["finish_reason"] != OVER_BUDGET
+    if is_finished and score is None:
+        return None
+    value = score["scores"].get(measure, 0.0) if is_finished and score is not None else 0.0
+    logprob = -math.inf if sample["mean_logprob"] is None else sample["mean_logprob"]
+    return Answer(value, logprob, sample["seconds"], is_finished)
+
+
+def _ended(rows: Sequence[Answer], budget: float) -> list[Answer]:
+    return [row for row in rows if row.is_finished and row.seconds <= budget]

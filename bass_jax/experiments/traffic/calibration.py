@@ -1,0 +1,145 @@
+"""What serving costs on the device at hand, measured with the engine's own executables."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from bass_jax.analysis.profiler import measure_profile
+from bass_jax.analysis.replay import make_replay
+from bass_jax.config import SpecConfig
+from bass_jax.cost_model import Profile
+from bass_jax.decoding.pair import Pair
+from bass_jax.decoding.traces import TraceWriter, read_trace
+from bass_jax.engine import Engine, EngineConfig, Request, Ticket
+from bass_jax.engine.device_executor import DeviceExecutor
+from bass_jax.experiments.traffic.serving_costs import NUM_CONTEXTS, ServingCosts, neighbours
+from bass_jax.experiments.traffic.workload import Workload
+
+DRAFT_LENS = (0, 1, 2, 4)
+"""Draft lengths that are timed; others are interpolated."""
+
+REPEATS = 7
+
+
+def measure_step_costs(
+    pair: Pair, prompts: Sequence[np.ndarray], config: EngineConfig, on_note: Callable[[str], None]
+) -> Profile:
+    """Profiles steps in the engine's batch sizes and capacity, where attention costs what it will cost."""
+    return measure_profile(
+        pair, prompts[:16], SpecConfig(DRAFT_LENS[-1], "greedy"), batches=config.sizes, draft_lens=DRAFT_LENS,
+        contexts=(config.capacity * 5 // 8,), on_cell=lambda cell: on_note(f"profiling: {cell}"),
+    )  # fmt: skip
+
+
+def measure_serving(engine: Engine, profile: Profile) -> ServingCosts:
+    """Times pieces of prompts, moves and the policy's update of an idle, warm engine, and adds them to a profile."""
+    executor, config = engine.executor, engine.config
+    ticket = Ticket(Request(np.ones(config.chunk + 1, np.int32), 1))
+
+    def timed(operation: Callable[[], None], prepare: Callable[[], None] = lambda: None) -> float:
+        seconds = []
+        for _ in range(REPEATS):
+            prepare()
+            executor.wait()
+            start = time.perf_counter()
+            operation()
+            executor.wait()
+            seconds.append(time.perf_counter() - start)
+        return statistics.median(seconds)
+
+    piece = timed(lambda: executor.read(ticket, 0, config.chunk))
+    insert = timed(lambda: executor.insert(ticket, 0), lambda: executor.read(ticket, 0, config.chunk))
+    executor.stop(0)
+    moves = {}
+    for old, new in neighbours(config.sizes):
+        moves[old, new] = timed(lambda new=new: executor.regroup([-1] * new), lambda old=old: _resize(executor, old))
+    _resize(executor, config.sizes[0])
+    return ServingCosts(profile.table, np.full(NUM_CONTEXTS, piece), insert, moves, timed(executor.replan))
+
+
+def _resize(executor: DeviceExecutor, size: int) -> None:
+    """Walks an idle batch to `size`."""
+    sizes = executor.sizes
+    here, there = sizes.index(len(executor.state.lengths)), sizes.index(size)
+    while here != there:
+        here += 1 if there > here else -1
+        executor.regroup([-1] * sizes[here])
+
+
+def survey_texts(pair: Pair, prompts: Sequence[np.ndarray], workload: Workload, path: str, batch: int) -> Workload:
+    """Decodes every request once, drafting at every position, and returns the workload with what it came to.
+
+    Args:
+        pair: target and drafter.
+        prompts: of the requests.
+        workload: without acceptances.
+        path: of the trace that is written.
+        batch: requests per batch.
+    """
+    from bass_jax.engine.generate import generate
+
+    with TraceWriter(path) as trace:
+        for start in range(trace.num_complete * batch, len(prompts), batch):
+            rows = slice(start, start + batch)
+            generate(
+                pair, prompts[rows], SpecConfig(DRAFT_LENS[-1], "greedy"), step="survey", trace=trace,
+                max_new_tokens=workload.limits[rows].tolist(),
+            )  # fmt: skip
+    replay = make_replay(read_trace(path))
+    texts = [replay.acceptable[row, :num] for row, num in enumerate(replay.num_tokens)]
+    return workload._replace(new_tokens=replay.num_tokens, acceptable=texts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Overhead:
+    """What the host does between two steps.
+
+    Attributes:
+        rows: running rows.
+        step_seconds: median of whole steps, from one read to the next.
+        host_seconds: mean of deciding and noting, per step.
+    """
+
+    rows: int
+    step_seconds: float
+    host_seconds: float
+
+    @property
+    def share(self) -> float:
+        """Of the step."""
+        return self.host_seconds / self.step_seconds
+
+
+def measure_overhead(engine: Engine, num_rows: int, num_steps: int) -> Overhead:
+    """Fills `num_rows` slots of an idle engine, and times steps in which nobody comes and nobody goes.
+
+    Raises:
+        ValueError: if the rows cannot run that long.
+    """
+    room = engine.config.capacity - 2
+    if num_steps + 8 > room or num_rows > engine.config.num_slots:
+        raise ValueError(f"num_rows={num_rows}, num_steps={num_steps}: expected {engine.config.num_slots}, {room - 8}")
+    tickets = [engine.submit([1, 2], max_new_tokens=room, stop_tokens=(), seed=row) for row in range(num_rows)]
+    seconds: list[float] = []
+    try:
+        while engine.loop.scheduler.num_running < num_rows:
+            if any(ticket.finish_reason is not None for ticket in tickets):
+                raise ValueError(f"num_rows={num_rows}: expected a capacity that the first fills after the last begins")
+            engine.advance()
+        engine.advance()
+        host = engine.loop.host_seconds
+        while len(seconds) < num_steps and engine.loop.scheduler.num_running == num_rows:
+            start = time.perf_counter()
+            engine.advance()
+            seconds.append(time.perf_counter() - start)
+        spent = engine.loop.host_seconds - host
+    finally:
+        for ticket in tickets:
+            ticket.cancel()
+        engine.run()
+    if not seconds:
+        raise ValueError(f"num_rows={num_rows}: expected rows that run for a step")
+    return Overhead(num_rows, statistics.median(seconds), spent / len(seconds))

@@ -1,0 +1,39 @@
+"""Lets requests come to a loop as a workload says, on either clock."""
+
+from collections.abc import Callable, Sequence
+
+from bass_jax.engine import Loop, Ticket
+from bass_jax.experiments.traffic.clocks import Clock
+
+
+def drive(
+    loop: Loop, clock: Clock, times: Sequence[float], submit: Callable[[int], Ticket]
+) -> list[Ticket]:  # fmt: skip
+    """Serves requests that come at `times`.
+
+    A request that comes while a step is in flight joins the queue when the step has ended, and has waited since it
+    came.
+
+    Args:
+        loop: idle; its clock is `clock`.
+        clock: simulated or real.
+        times: seconds, ascending.
+        submit: makes and submits the request of an index.
+
+    Returns:
+        The tickets, finished, in the order of `times`.
+    """
+    tickets: list[Ticket] = []
+
+    def submit_due() -> None:
+        while len(tickets) < len(times) and times[len(tickets)] <= clock():
+            due = float(times[len(tickets)])
+            tickets.append(submit(len(tickets)))
+            tickets[-1].times.submitted = due
+
+    loop.intake = submit_due
+    while len(tickets) < len(times) or not loop.is_idle:
+        submit_due()
+        if not loop.advance() and len(tickets) < len(times):
+            clock.wait_until(float(times[len(tickets)]))
+    return tickets

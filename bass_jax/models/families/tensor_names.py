@@ -1,0 +1,169 @@
+"""Rules that several families share: how tensors are transposed, fused and ordered.
+
+Torch stores a linear layer as ``[out, in]``; GPT-2 stores ``[in, out]``, said here by ``is_in_first``.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from bass_jax.models.families import tensor_layout
+from bass_jax.models.families.base import Rule
+from bass_jax.models.model_config import ModelConfig
+
+Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Query, key and value, each ``[heads * H, ...]``."""
+
+
+def same(name: str) -> Rule:
+    """The tensor as it is."""
+    return Rule((name,), lambda x: x, lambda x: (x,))
+
+
+def transposed(name: str) -> Rule:
+    """A matrix, transposed."""
+    return Rule((name,), np.transpose, lambda x: (np.transpose(x),))
+
+
+def norm(config: ModelConfig, ours: str, theirs: str) -> dict[str, Rule]:
+    """A norm: its scale, and its bias if the configuration's norms have one."""
+    rules = {ours: same(f"{theirs}.weight")}
+    return rules | {f"{ours}_bias": same(f"{theirs}.bias")} if config.norm == "layer" else rules
+
+
+def attention_out(config: ModelConfig, theirs: str, *, is_in_first: bool = False) -> dict[str, Rule]:
+    """The output projection ``[K, R, H, D]`` and its bias, without their path."""
+    K, R, H, D = config.num_kv_heads, config.queries_per_kv_head, config.head_dim, config.width
+
+    def build(weight):
+        return (weight if is_in_first else weight.T).reshape(K, R, H, D)
+
+    def split(out):
+        out = out.reshape(K * R * H, D)
+        return (out if is_in_first else out.T,)
+
+    rules = {"out": Rule((f"{theirs}.weight",), build, split)}
+    return rules | {"out_bias": same(f"{theirs}.bias")} if config.has_out_bias else rules
+
+
+def qkv(config: ModelConfig, names: tuple[str, str, str], suffix: str) -> Rule:
+    """Separate query, key and value tensors → ``[D, K, R + 2, H]``, or ``[K, R + 2, H]`` of biases."""
+    return Rule(
+        tuple(f"{name}.{suffix}" for name in names),
+        lambda q, k, v: _fuse(config, (q, k, v)),
+        lambda fused: _unfuse(config, fused),
+    )
+
+
+def fused_qkv(
+    config: ModelConfig,
+    theirs: str,
+    unpack: Callable[[np.ndarray], Parts],
+    pack: Callable[[Parts], np.ndarray],
+    *,
+    is_in_first: bool = False,
+) -> dict[str, Rule]:
+    """One tensor of query, key and value, and its bias, without their path.
+
+    Args:
+        config: of the model.
+        theirs: name of the projection.
+        unpack: ``[out, ...]`` → query, key and value.
+        pack: inverts `unpack`.
+        is_in_first: the weight is stored ``[in, out]``.
+    """
+
+    def build(weight):
+        return _fuse(config, unpack(weight.T if is_in_first and weight.ndim == 2 else weight))
+
+    def split(fused):
+        weight = pack(_unfuse(config, fused))
+        return (weight.T if is_in_first and weight.ndim == 2 else weight,)
+
+    rules = {"qkv": Rule((f"{theirs}.weight",), build, split)}
+    return rules | {"qkv_bias": Rule((f"{theirs}.bias",), build, split)} if config.has_attention_bias else rules
+
+
+def stacked(config: ModelConfig) -> tuple[Callable, Callable]:
+    """All queries, then all keys, then all values: `unpack` and `pack`."""
+    N, K, H = config.num_heads, config.num_kv_heads, config.head_dim
+
+    def unpack(weight):
+        q, k, v, rest = np.split(weight, [N * H, (N + K) * H, (N + 2 * K) * H])
+        if len(rest):
+            raise ValueError("too many rows")
+        return q, k, v
+
+    return unpack, np.concatenate
+
+
+def per_head(config: ModelConfig) -> tuple[Callable, Callable]:
+    """Each head's query, key and value together (without grouping): `unpack` and `pack`."""
+    N, H = config.num_heads, config.head_dim
+
+    def unpack(weight):
+        weight = weight.reshape(N, 3, H, *weight.shape[1:])
+        return tuple(weight[:, i].reshape(N * H, *weight.shape[3:]) for i in range(3))
+
+    def pack(parts):
+        heads = [part.reshape(N, H, *part.shape[1:]) for part in parts]
+        return np.stack(heads, axis=1).reshape(3 * N * H, *parts[0].shape[1:])
+
+    return unpack, pack
+
+
+def gated_mlp(config: ModelConfig, theirs: str) -> dict[str, Rule]:
+    """``gate_proj``, ``up_proj`` and ``down_proj``, without their path."""
+    names = (f"{theirs}.gate_proj", f"{theirs}.up_proj")
+    rules = {"gate_up": _gate_up(names, "weight"), "down": transposed(f"{theirs}.down_proj.weight")}
+    if config.has_mlp_bias:
+        rules |= {"gate_up_bias": _gate_up(names, "bias"), "down_bias": same(f"{theirs}.down_proj.bias")}
+    return rules
+
+
+def plain_mlp(config: ModelConfig, up: str, down: str, *, is_in_first: bool = False) -> dict[str, Rule]:
+    """Two projections, without their path."""
+    matrix = same if is_in_first else transposed
+    rules = {"up": matrix(f"{up}.weight"), "down": matrix(f"{down}.weight")}
+    if config.has_mlp_bias:
+        rules |= {"up_bias": same(f"{up}.bias"), "down_bias": same(f"{down}.bias")}
+    return rules
+
+
+def under(path: str, rules: dict[str, Rule]) -> dict[str, Rule]:
+    """Puts `rules` under a path."""
+    return {f"{path}/{name}": rule for name, rule in rules.items()}
+
+
+def _fuse(config: ModelConfig, parts: Parts) -> np.ndarray:
+    K, R, H = config.num_kv_heads, config.queries_per_kv_head, config.head_dim
+    # [out, in] weights, or [out] biases: out is (kv head, query of the group, lane).
+    tail = parts[0].shape[1:]
+    fused, start = tensor_layout.empty((*tail, K, R + 2, H), parts[0].dtype), 0
+    for part, heads in zip(parts, (R, 1, 1), strict=True):
+        grouped = part.reshape(K, heads, H, *part.shape[1:])
+        grouped = np.moveaxis(grouped, -1, 0) if grouped.ndim == 4 else grouped
+        tensor_layout.copy(fused[..., start : start + heads, :], grouped)
+        start += heads
+    return fused
+
+
+def _unfuse(config: ModelConfig, fused: np.ndarray) -> Parts:
+    R = config.queries_per_kv_head
+    fused = np.moveaxis(fused, 0, -1) if fused.ndim == 4 else fused
+    q, k, v = (part.reshape(-1, *part.shape[3:]) for part in np.split(fused, [R, R + 1], axis=1))
+    return q, k, v
+
+
+def _gate_up(names: tuple[str, str], suffix: str) -> Rule:
+    def build(gate, up):
+        fused = tensor_layout.empty((*gate.shape[:0:-1], 2, gate.shape[0]), gate.dtype)
+        for i, part in enumerate((gate, up)):
+            tensor_layout.copy(fused[..., i, :], part.T)
+        return fused
+
+    def split(fused):
+        fused = np.moveaxis(fused, 0, -1) if fused.ndim == 3 else fused
+        return fused[0], fused[1]
+
+    return Rule(tuple(f"{name}.{suffix}" for name in names), build, split)

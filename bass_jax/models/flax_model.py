@@ -1,0 +1,158 @@
+"""A model: parameters and their configuration, as one pytree with a pure forward pass."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bass_jax.models import kv_cache as kv
+from bass_jax.models.decoder import decoder
+from bass_jax.models.kv_cache import KVCache, PagedCache
+from bass_jax.models.mesh import split_heads
+from bass_jax.models.model_config import ModelConfig
+from bass_jax.runtime.checks import check_kind
+from bass_jax.typing import Array, Float, Int, Key, Params
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A decoder with its parameters; passes through `jax.jit` as an argument.
+
+    Attributes:
+        params: nested dict of arrays in the layout of `bass_jax.models.decoder`.
+        config: static.
+        output_ids: ``[O]`` int32, distinct: the token that each column of a trimmed head stands for;
+            None when the head scores the whole vocabulary.
+    """
+
+    params: Params
+    config: ModelConfig = dataclasses.field(metadata={"static": True})
+    output_ids: Any = None  # an array or None; anything while jax rebuilds the tree
+
+    def init_cache(self, batch: int, capacity: int) -> KVCache:
+        """Makes an empty cache of `capacity` slots for `batch` rows."""
+        config = self.config
+        dtype = jnp.dtype(config.cache_dtype or config.dtype)
+        cache = kv.allocate(config.num_layers, batch, config.num_kv_heads, capacity, config.head_dim, dtype)
+        return split_heads(cache, config.tensor_axis)
+
+    def forward(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache | PagedCache
+    ) -> tuple[Float[Array, "B T O"], KVCache | PagedCache]:
+        """One pass: prefill, verification and decoding alike.
+
+        Args:
+            tokens: ``[B, T]`` int32.
+            positions: ``[B, T]`` int32; in each row consecutive from its first, then padding at or past
+                ``cache.capacity``, which writes nothing and whose outputs mean nothing.
+            cache: holds every earlier position of each row.
+
+        Returns:
+            ``(logits, cache)``: logits ``[B, T, O]`` float32 of the token after each position, and the
+            cache with these positions written.
+        """
+        return forward(self.config, self.params, tokens, positions, cache)
+
+    def forward_chains(
+        self, tokens: Int[Array, "B M T"], positions: Int[Array, "B M T"], cache: KVCache
+    ) -> tuple[Float[Array, "B M T O"], KVCache, KVCache]:
+        """One pass over M alternative continuations of every row; the weights are read once.
+
+        Args:
+            tokens: ``[B, M, T]`` int32.
+            positions: ``[B, M, T]`` int32; each chain's as in `forward`.
+            cache: holds every earlier position of each row.
+
+        Returns:
+            ``(logits, cache, new)``: the cache has one chain's tokens in it; `new` has the keys and values of all,
+            ``[B, M, T, K, H]`` per layer, from which `bass_jax.models.kv_cache.keep_chain` makes the cache of any of them.
+        """
+        B, M, T = tokens.shape
+        flat = tokens.reshape(B, M * T), positions.reshape(B, M * T)
+        features, cache, new = _apply(self.config, self.params, *flat, cache, M, method="features")
+        new = jax.tree.map(lambda leaf: leaf.reshape(B, M, T, *leaf.shape[2:]), new)
+        return self.logits(features).reshape(B, M, T, -1), cache, new
+
+    def features(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        cache: KVCache | PagedCache,
+        hidden: Float[Array, "B T E"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], KVCache | PagedCache]:
+        """`forward` without the head: what a prefill needs, or a pass of which few positions are scored.
+
+        `hidden` is for drafts with a `ModelConfig.hidden_width`: the target's features at the token before each.
+        """
+        return _apply(self.config, self.params, tokens, positions, cache, 1, hidden, method="features")
+
+    def next_hidden(self, features: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
+        """What a draft with a `ModelConfig.hidden_width` takes for the target's features at these tokens."""
+        return _apply(self.config, self.params, features, method="next_hidden")
+
+    def logits(self, features: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
+        """Scores the vocabulary, float32."""
+        return _apply(self.config, self.params, features, method="logits")
+
+
+def forward(config: ModelConfig, params: Params, tokens, positions, cache) -> Any:
+    """`Model.forward` for callers that hold parameters alone, such as a loss to be differentiated."""
+    return _apply(config, params, tokens, positions, cache)
+
+
+def _apply(config: ModelConfig, params: Params, *arguments, method: str | None = None) -> Any:
+    # Linen annotates the results of `apply` with what they are only when variables are mutable.
+    return decoder(config).apply({"params": params}, *arguments, method=method)
+
+
+def init_params(config: ModelConfig, key: Key[Array, ""]) -> Params:
+    """Draws random parameters, with the logical axes stripped."""
+    return nn.meta.unbox(_traced_init(config, key, jax.jit))
+
+
+def abstract_params(config: ModelConfig) -> Params:
+    """Shapes and dtypes of the parameters, boxed with their logical axes; nothing is computed.
+
+    Layers differ in their windows alone, so one is traced for all: of a deep model that is a second saved at its start.
+    """
+    windows = None if config.windowed_layers is None else config.windowed_layers[:1]
+    found = dict(_abstract(dataclasses.replace(config, num_layers=1, windowed_layers=windows)))
+    layer = found.pop("layer_0")
+    layers = {f"layer_{index}": layer for index in range(config.num_layers)}
+    # A tree of the caller's own: the one that is kept must not change.
+    return jax.tree.map(lambda leaf: leaf, dict(sorted((found | layers).items())))
+
+
+@functools.cache
+def _abstract(config: ModelConfig) -> Params:
+    # Of the key, too, the shape alone: making one runs the device.
+    key = jax.eval_shape(jax.random.key, 0)
+    return _traced_init(config, key, lambda init: lambda key: jax.eval_shape(init, key))
+
+
+def _traced_init(config, key, transform):
+    def init(key):
+        # Made inside, where an abstract pass allocates nothing.
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        dtype = jnp.dtype(config.dtype)
+        cache = kv.allocate(config.num_layers, 1, config.num_kv_heads, 8, config.head_dim, dtype)
+        return decoder(config).init(key, tokens, tokens, cache)["params"]
+
+    return transform(init)(key)
+
+
+def init_model(config: ModelConfig, key: Key[Array, ""]) -> Model:
+    """Makes a model with random parameters.
+
+    Raises:
+        ValueError: if `config` is no `ModelConfig`.
+    """
+    check_kind("config", config, ModelConfig)
+    output_ids = None
+    if config.output_vocab_size is not None:
+        output_ids = jnp.arange(config.output_vocab_size, dtype=jnp.int32)
+    return Model(init_params(config, key), config, output_ids)

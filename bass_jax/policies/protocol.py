@@ -1,0 +1,167 @@
+"""The policy's protocol: how many tokens to draft next, from what the last step did."""
+
+import ast
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax.numpy as jnp
+
+from bass_jax.config import DRAFT_LEN_BUCKETS
+from bass_jax.runtime.checks import check_integer, check_kind
+from bass_jax.runtime.imports import load_reference
+from bass_jax.typing import Array
+
+
+class PolicyStats(NamedTuple):
+    """What a policy may see: counts per row, which every device of a mesh holds alike.
+
+    Before the first step no row was active, and the counts are 0.
+    """
+
+    is_active: Array  # [B] bool, the row took part in the last step
+    is_running: Array  # [B] bool, the row will take part in the next
+    num_wanted: Array  # [B] int32, drafts that the last plan asked for
+    num_drafted: Array  # [B] int32, fewer where the limit, the drafter or its confidence stopped it
+    num_accepted: Array  # [B] int32
+    num_emitted: Array  # [B] int32
+    was_clipped: Array  # [B] bool, the row's token limit left no room for all drafts asked for
+    lengths: Array  # [B] int32, committed tokens
+    room: Array  # [B] int32, tokens that the row may still emit
+    seconds: Array  # [] float32, wall time of the step before the last; 0: not known yet, NaN: there is no clock
+    num_acceptable: Array | None = None  # [B] int32, drafts that would be accepted next; known to a simulator alone
+
+
+class Plan(NamedTuple):
+    """What the next step shall draft."""
+
+    draft_lens: Array  # [B] int32, 0 to max(lengths); 0 for all rows is a regular step
+    min_confidence: Array | None = None  # [B] float32, a row stops before a draft that is less sure; None: never
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Chooses draft lengths; a frozen pytree of two pure functions over a state of its own.
+
+    The same code runs under `jax.jit` beside the host's loop, inside the device's loop and in the simulator. A
+    lossless rule keeps the target's law under every policy, because a length depends on what was committed before
+    and never on the drafts that it is the length of.
+    """
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The draft lengths that a plan may ask for, static and ascending; their buckets are compiled beforehand."""
+        ...
+
+    def init(self, num_rows: int) -> Any:
+        """Returns the first state, a pytree of arrays, for a batch of `num_rows` (a bucket, static)."""
+        ...
+
+    def update(self, state: Any, stats: PolicyStats) -> tuple[Any, Plan]:
+        """Takes note of a step and plans the next; it is called once before the first step too."""
+        ...
+
+
+_REGISTRY: dict[str, Callable[[], Policy]] = {}
+
+
+def register_policy(name: str, make: Callable[[], Policy]) -> None:
+    """Adds a policy under `name`; `make` builds it with its defaults.
+
+    Raises:
+        ValueError: if the name is taken.
+    """
+    if name in _REGISTRY:
+        raise ValueError(f"policy={name!r}: a policy of this name is registered already")
+    _REGISTRY[name] = make
+
+
+def registered_policies() -> dict[str, Callable[[], Policy]]:
+    """Returns what builds each registered policy, by name."""
+    return dict(_REGISTRY)
+
+
+def find_policy(policy: str | Policy, **arguments: Any) -> Policy:
+    """Returns `policy` itself, or the one that its name or ``"module:name"`` stands for.
+
+    Args:
+        policy: a policy; a registered name, or ``"module:name"`` of a policy or of what makes one; either may bring
+            arguments, as in ``"bass_heuristic(start=4, limit=8)"``.
+        arguments: more of them, for the maker.
+
+    Raises:
+        ValueError: if there is none, or it does not take the arguments.
+    """
+    if not isinstance(policy, str):
+        return _checked(policy, repr(policy))
+    make: Any
+    text = policy
+    policy, bracket, rest = policy.partition("(")
+    if bracket:
+        arguments = arguments | _parsed(text, rest)
+    if policy in _REGISTRY:
+        make = _REGISTRY[policy]
+    elif ":" in policy:
+        make = load_reference(policy, "policy")
+    else:
+        raise ValueError(f"policy={policy!r}: expected one of {sorted(_REGISTRY)} or 'module:name'")
+    if isinstance(make, Policy) and not isinstance(make, type):
+        return _checked(make, repr(text))
+    try:
+        return _checked(make(**arguments), repr(text))
+    except TypeError as error:
+        raise ValueError(f"policy={text!r}: {error}") from None
+
+
+def _parsed(text: str, rest: str) -> dict[str, Any]:
+    """The keyword arguments of ``"name(key=value, …)"``; values are literals."""
+    try:
+        call: Any = ast.parse(f"f({rest}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError
+        return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError):
+        raise ValueError(f"policy={text!r}: expected arguments as in 'bass_heuristic(start=4, limit=8)'") from None
+
+
+def _checked(policy: Any, name: str) -> Policy:
+    if not isinstance(policy, Policy) or isinstance(policy, type):
+        raise ValueError(f"policy={name}: expected an object with lengths, init and update")
+    lengths = policy.lengths
+    check_kind(f"policy={name}: lengths", lengths, tuple, "a tuple of draft lengths")
+    for length in lengths:
+        check_integer(f"policy={name}: lengths", length, 0, DRAFT_LEN_BUCKETS[-1])
+    if not lengths or list(lengths) != sorted(set(lengths)):
+        raise ValueError(f"policy={name}: expected ascending lengths, not {lengths}")
+    return policy
+
+
+def all_rows(stats: PolicyStats, draft_len: Array | int) -> Plan:
+    """Plans `draft_len` for every row of the batch."""
+    return Plan(jnp.full(stats.lengths.shape, draft_len, jnp.int32))
+
+
+def policy_buckets(policy: Policy) -> tuple[int, ...]:
+    """Returns the buckets of the draft lengths that `policy` may ask for, ascending."""
+    return tuple(sorted({draft_len_bucket(length) for length in policy.lengths}))
+
+
+def bucket_of(buckets: tuple[int, ...], num_wanted: int) -> int:
+    """Returns the smallest of `buckets` that holds `num_wanted` drafts, which token limits may have shortened."""
+    return next(bucket for bucket in buckets if bucket >= num_wanted)
+
+
+def checked_plan(policy: Policy, plan: Any, num_rows: int) -> Plan:
+    """Holds a plan to the lengths that its policy promised.
+
+    Raises:
+        ValueError: when traced, if it is none, or a field has another type or shape.
+    """
+    name = type(policy).__name__
+    if not isinstance(plan, Plan):
+        raise ValueError(f"{name}.update returned {type(plan).__name__}: expected (state, Plan)")
+    check_array(plan.draft_lens, f"{name}.update: draft_lens", (num_rows,), jnp.integer)
+    if plan.min_confidence is not None:
+        check_array(plan.min_confidence, f"{name}.update: min_confidence", (num_rows,), jnp.floating)
+    draft_lens = jnp.clip(plan.draft_lens.astype(jnp.int32), policy.lengths[0], policy.lengths[-1])
+    confidence = None if plan.min_confidence is None else plan.min_confidence.astype(jnp.float32)
+    return Plan(draft_lens, confidence)

@@ -1,0 +1,186 @@
+"""Per-row sampling settings, traced: sweeping one never recompiles."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bass_jax.runtime.checks import check_kind, check_per_row, check_sequence, check_tokens
+from bass_jax.typing import Array
+
+Setting = float | int | Sequence[float | int] | np.ndarray
+"""One value for all rows, or one per row."""
+
+TokenSet = Sequence[int] | np.ndarray | Sequence[Sequence[int] | np.ndarray | None] | None
+"""Token ids for all rows, or a sequence of them (or None) per row."""
+
+
+class Penalties(NamedTuple):
+    """On tokens that came before, one value per row."""
+
+    repetition: Array | np.ndarray  # [B] float32, 1 = off
+    frequency: Array | np.ndarray  # [B] float32, 0 = off
+    presence: Array | np.ndarray  # [B] float32, 0 = off
+
+
+class Adjustments(NamedTuple):
+    """What `bass_jax.sampling.logits_processors.Adjuster` does to logits; None where no row asks for it."""
+
+    bias: Array | np.ndarray | None = None  # [B, V] float32, -inf = banned
+    penalties: Penalties | None = None
+    min_new_tokens: Array | np.ndarray | None = None  # [B] int32, emitted tokens before a stop token may come
+
+
+class SamplingControls(NamedTuple):
+    """What the law is made with, one value per row."""
+
+    temperature: Array | np.ndarray  # [B] float32, 0 = greedy
+    top_k: Array | np.ndarray  # [B] int32, 0 = off
+    top_p: Array | np.ndarray  # [B] float32, 1 = off
+    min_p: Array | np.ndarray  # [B] float32, 0 = off
+    adjustments: Adjustments | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn from the target's law.
+
+    Each setting is one value for all rows or a sequence with one per row. The logits first meet `logit_bias`, bans,
+    penalties and the minimum length, then temperature, top-k, top-p and min-p. Names that `transformers` has mean
+    what they mean there; frequency and presence are those of OpenAI's API.
+
+    Attributes:
+        temperature: divides the logits; 0 takes the most probable token.
+        top_k: keeps the k most probable tokens; 0 keeps all.
+        top_p: keeps the smallest set of most probable tokens whose mass reaches this; 1 keeps all.
+        min_p: keeps tokens at least this fraction as probable as the most probable; 0 keeps all.
+        repetition_penalty: above 0; divides the positive logits of tokens in prompt or output, and multiplies the
+            negative ones; 1 is off.
+        frequency_penalty: subtracted from a token's logit for each time the row has emitted it; 0 is off.
+        presence_penalty: subtracted from the logits of tokens that the row has emitted; 0 is off.
+        logit_bias: token id → what is added to its logit; ``-inf`` bans it.
+        allowed_tokens: token ids; all others are banned. None allows all.
+        banned_tokens: token ids.
+        min_new_tokens: no stop token comes before a row has emitted this many; stop strings still end it.
+    """
+
+    temperature: Setting = 0.0
+    top_k: Setting = 0
+    top_p: Setting = 1.0
+    min_p: Setting = 0.0
+    repetition_penalty: Setting = 1.0
+    frequency_penalty: Setting = 0.0
+    presence_penalty: Setting = 0.0
+    logit_bias: Mapping[int, float] | Sequence[Mapping[int, float] | None] | None = None
+    allowed_tokens: TokenSet = None
+    banned_tokens: TokenSet = None
+    min_new_tokens: Setting = 0
+
+    def __post_init__(self):
+        checks = {
+            "temperature": (lambda x: x >= 0 and math.isfinite(x), "a finite number of at least 0"),
+            "top_k": (lambda x: x >= 0 and float(x).is_integer(), "a whole number of at least 0"),
+            "top_p": (lambda x: 0 < x <= 1, "a number above 0 and at most 1"),
+            "min_p": (lambda x: 0 <= x <= 1, "a number from 0 to 1"),
+            "repetition_penalty": (lambda x: x > 0 and math.isfinite(x), "a finite number above 0"),
+            "frequency_penalty": (math.isfinite, "a finite number"),
+            "presence_penalty": (math.isfinite, "a finite number"),
+            "min_new_tokens": (lambda x: x >= 0 and float(x).is_integer(), "a whole number of at least 0"),
+        }
+        for name, (is_valid, expected) in checks.items():
+            for value in np.ravel(check_per_row(name, getattr(self, name))):
+                if not is_valid(value):
+                    raise ValueError(f"{name}={value}: expected {expected}")
+        bias: Any = self.logit_bias
+        rows: Any = bias if isinstance(bias, list | tuple) and bias else [bias]
+        for row in rows:
+            check_kind("logit_bias", row, Mapping | None, "a mapping of token ids to numbers, or one per row")
+            for value in (row or {}).values():
+                if not isinstance(value, int | float) or math.isnan(value) or value == math.inf:
+                    raise ValueError(f"logit_bias={value!r}: expected a finite number or -inf")
+        for name in ("allowed_tokens", "banned_tokens"):
+            if getattr(self, name) is not None:
+                check_sequence(name, getattr(self, name), "token ids, or some for each row")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether every row takes the most probable token."""
+        return not np.any(np.asarray(self.temperature))
+
+    def controls(self, num_rows: int, vocab_size: int, num_filler: int = 0) -> SamplingControls:
+        """Spreads the settings over `num_rows` rows, and puts rows of no setting behind them.
+
+        Args:
+            num_rows: requests.
+            vocab_size: V of the target.
+            num_filler: rows that pad the batch.
+
+        Raises:
+            ValueError: if a setting has one value per row and their number differs, a token is outside the
+                vocabulary, or a row may emit no token at all.
+        """
+
+        def spread(name: str, dtype, off: float | int) -> np.ndarray:
+            value = check_per_row(name, getattr(self, name), num_rows).astype(dtype)
+            return np.concatenate([np.broadcast_to(value, (num_rows,)), np.full(num_filler, off, dtype)])
+
+        penalties = Penalties(
+            repetition=spread("repetition_penalty", np.float32, 1),
+            frequency=spread("frequency_penalty", np.float32, 0),
+            presence=spread("presence_penalty", np.float32, 0),
+        )
+        min_new_tokens = spread("min_new_tokens", np.int32, 0)
+        adjustments = Adjustments(
+            bias=self._bias(num_rows, vocab_size, num_filler),
+            penalties=penalties if _is_any(penalties, (1, 0, 0)) else None,
+            min_new_tokens=min_new_tokens if min_new_tokens.any() else None,
+        )
+        return SamplingControls(
+            temperature=spread("temperature", np.float32, 0),
+            top_k=spread("top_k", np.int32, 0),
+            top_p=spread("top_p", np.float32, 1),
+            min_p=spread("min_p", np.float32, 0),
+            adjustments=None if all(part is None for part in adjustments) else adjustments,
+        )
+
+    def _bias(self, num_rows: int, vocab_size: int, num_filler: int) -> np.ndarray | None:
+        """Bias and bans as one array ``[rows, V]``; None where there are none."""
+        biases, allowed, banned = (
+            _per_row(getattr(self, name), name, num_rows) for name in ("logit_bias", "allowed_tokens", "banned_tokens")
+        )
+        if all(value is None for value in (*biases, *allowed, *banned)):
+            return None
+        total = np.zeros((num_rows + num_filler, vocab_size), np.float32)
+        for row in range(num_rows):
+            if biases[row] is not None:
+                tokens = _check_tokens(list(biases[row]), "logit_bias", vocab_size)
+                total[row, tokens] += np.fromiter(biases[row].values(), np.float32)
+            if allowed[row] is not None:
+                is_banned = np.ones(vocab_size, bool)
+                is_banned[_check_tokens(allowed[row], "allowed_tokens", vocab_size)] = False
+                total[row, is_banned] = -np.inf
+            if banned[row] is not None:
+                total[row, _check_tokens(banned[row], "banned_tokens", vocab_size)] = -np.inf
+            if np.isneginf(total[row]).all():
+                raise ValueError(f"row {row} may emit no token: logit_bias, allowed_tokens and banned_tokens ban all")
+        return total
+
+
+def _is_any(penalties: Penalties, off: tuple[int, ...]) -> bool:
+    return any((values != value).any() for values, value in zip(penalties, off, strict=True))
+
+
+def _per_row(value: Any, name: str, num_rows: int) -> list:
+    """One mapping, sequence of tokens or None per row."""
+    items = () if value is None or isinstance(value, Mapping) else value
+    if not any(item is None or isinstance(item, Mapping | Sequence | np.ndarray) for item in items):
+        return [value] * num_rows
+    if len(items) != num_rows:
+        raise ValueError(f"{name} has {len(items)} values: expected one for all or {num_rows}, one per row")
+    return list(items)
+
+
+def _check_tokens(tokens: Any, name: str, vocab_size: int) -> np.ndarray:
+    return check_tokens(name, tokens, vocab_size)

@@ -1,0 +1,122 @@
+"""Greedy speculation on answers that are there already: what any drafter is worth, without running the target."""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bass_jax.acceptance.greedy import leading_run
+from bass_jax.decoding.positions import input_positions
+from bass_jax.drafters import DraftContext, Drafter, reads_features
+from bass_jax.sampling import Adjuster, Sampling
+from bass_jax.training.rollout import Rollout
+from bass_jax.typing import Array
+
+_GRAIN = 256
+
+
+class Speculation(NamedTuple):
+    """Of a drafter on its target's greedy answers.
+
+    Attributes:
+        num_tokens: the target's tokens.
+        num_passes: of the target.
+        num_drafted: drafts.
+        num_accepted: drafts that were the target's tokens.
+    """
+
+    num_tokens: int
+    num_passes: int
+    num_drafted: int
+    num_accepted: int
+
+    @property
+    def block_efficiency(self) -> float:
+        """Mean tokens per target pass at temperature 0."""
+        return self.num_tokens / self.num_passes
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted drafts over drafts."""
+        return self.num_accepted / max(self.num_drafted, 1)
+
+
+def speculate_on(drafter: Drafter, rollouts: Sequence[Rollout], draft_len: int, *, batch: int = 8) -> Speculation:
+    """Lets `drafter` draft as it would while the target writes `rollouts`, which at temperature 0 it does whatever.
+
+    Args:
+        drafter: of any kind.
+        rollouts: greedy; with the target's features if the drafter reads them.
+        draft_len: G, at most.
+        batch: rows at a time.
+
+    Raises:
+        ValueError: if there is no rollout, one was sampled, or features are missing.
+    """
+    if any(rollout.temperature > 0 for rollout in rollouts) or not rollouts:
+        raise ValueError("rollouts: expected greedy ones, at least one")
+    if reads_features(drafter) and any(rollout.features is None for rollout in rollouts):
+        raise ValueError("rollouts: the drafter reads the target's features; write them with rollout.keep_features")
+    total = np.zeros(4, np.int64)
+    ordered = sorted(rollouts, key=lambda rollout: len(rollout.prompt) + len(rollout.response))
+    for start in range(0, len(ordered), batch):
+        total += np.asarray(_run(drafter, *_lay_out(ordered[start : start + batch], batch, drafter), draft_len))
+    return Speculation(*map(int, total))
+
+
+def _lay_out(rows: Sequence[Rollout], num_rows: int, drafter: Drafter) -> tuple:
+    """Tokens, prompt lengths, ends and features of a batch; rows that are missing end where they begin."""
+    longest = max(len(row.prompt) + len(row.response) for row in rows)
+    capacity = -(-longest // _GRAIN) * _GRAIN
+    tokens = np.zeros((num_rows, capacity), np.int32)
+    lengths, ends = np.ones(num_rows, np.int32), np.ones(num_rows, np.int32)
+    features = None
+    if reads_features(drafter):
+        assert rows[0].features is not None
+        features = np.zeros((num_rows, capacity, rows[0].features.shape[1]), np.float32)
+    for index, row in enumerate(rows):
+        sequence = np.concatenate([row.prompt, row.response])
+        tokens[index, : len(sequence)] = sequence
+        lengths[index], ends[index] = len(row.prompt), len(sequence)
+        if features is not None and row.features is not None:
+            features[index, : len(row.features)] = row.features
+    return tokens, lengths, ends, features
+
+
+@functools.partial(jax.jit, static_argnums=5)
+def _run(drafter, tokens, lengths, ends, features, draft_len: int) -> Array:
+    """Returns tokens, passes, drafts and accepted drafts of all rows."""
+    num_rows, capacity = tokens.shape
+    rows, slots = jnp.arange(num_rows)[:, None], jnp.arange(draft_len)
+    if features is None:
+        state = drafter.init(tokens, lengths)
+    else:  # The rest is seen as the target would see it.
+        is_seen = jnp.arange(capacity) < lengths[:, None] - 1
+        state = drafter.init(tokens, lengths, jnp.where(is_seen[..., None], features, 0))
+    controls = Sampling().controls(num_rows, 1)
+    adjuster = Adjuster(None, lengths, jnp.full((num_rows, 1), -1))
+    keys = jnp.broadcast_to(jax.random.key(0), (num_rows, draft_len))
+
+    def advance(carry):
+        lengths, state, counts = carry
+        is_active = lengths < ends
+        num_wanted = jnp.where(is_active, jnp.clip(ends - lengths - 1, 0, draft_len), 0)
+        context = DraftContext(tokens, lengths, num_wanted, controls, keys, adjuster)
+        proposal, state = drafter.propose(state, context, draft_len, is_sampled=False)
+        truth = tokens[rows, jnp.minimum(lengths[:, None] + slots, tokens.shape[1] - 1)]
+        num_drafted = jnp.minimum(proposal.num_drafted, num_wanted)
+        num_accepted = leading_run(proposal.tokens == truth, num_drafted)
+        num_emitted = jnp.where(is_active, num_accepted + 1, 0)
+        if features is not None:
+            num_inputs = jnp.where(is_active, num_drafted + 1, 0)
+            positions = input_positions(lengths, draft_len + 1, num_inputs, capacity)
+            state = drafter.observe(state, features[rows, jnp.minimum(positions, capacity - 1)], positions)
+        lengths = lengths + num_emitted
+        counted = jnp.stack([num_emitted.sum(), is_active.sum(), num_drafted.sum(), num_accepted.sum()])
+        return lengths, drafter.commit(state, lengths), counts + counted.astype(jnp.int32)
+
+    start = (lengths, state, jnp.zeros(4, jnp.int32))
+    return jax.lax.while_loop(lambda carry: (carry[0] < ends).any(), advance, start)[2]

@@ -1,0 +1,269 @@
+"""What every acceptance rule must do: the registered ones, the template, and a user's own by the same test."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from bass_jax.acceptance import (
+    BLOCK,
+    SHARED_NOISE,
+    AcceptanceRule,
+    RuleKeys,
+    find_rule,
+    register_rule,
+    registered_rules,
+    threshold,
+    typical,
+)
+from bass_jax.acceptance.template import REJECT_ALL
+from bass_jax.acceptance.token import TOKEN
+from bass_jax.sampling import Law, draw
+from bass_jax.sampling.keys import Role, draw_keys, gumbel, position_keys, row_keys, step_draft_keys
+
+RULES = registered_rules() | {"reject_all": REJECT_ALL}
+LOSSLESS = sorted(name for name, rule in RULES.items() if rule.lossless)
+SAMPLED = sorted(name for name in LOSSLESS if RULES[name].noise == "step")
+B, G, V = 4096, 3, 5
+
+
+def laws(seed: int, num: int) -> jax.Array:
+    return jax.nn.softmax(1.5 * jax.random.normal(jax.random.key(seed), (num, V)))
+
+
+def target_law(probs) -> Law:
+    return Law(probs=probs, mode=jnp.argmax(probs, axis=-1).astype(jnp.int32))
+
+
+def case(seed=0, num_rows=B, *, is_shared=False):
+    """Rows that share one draft law and one target law per position, and differ in noise and draft number."""
+    keys = row_keys(jax.random.key(seed), jnp.arange(num_rows, dtype=jnp.uint32))
+    draft_probs = jnp.broadcast_to(laws(1, G), (num_rows, G, V))
+    target = target_law(jnp.broadcast_to(laws(2, G + 1), (num_rows, G + 1, V)))
+    start = jnp.zeros(num_rows, jnp.int32)
+    positions = position_keys(keys, start, G + 1)
+    draft_keys = positions if is_shared else step_draft_keys(keys, start, G)
+    drafts = jnp.stack([draw(draft_probs[:, i], gumbel(draft_keys[:, i], V)) for i in range(G)], axis=1)
+    accept, residual = (draw_keys(keys, start, role) for role in (Role.ACCEPT, Role.RESIDUAL))
+    num_drafted = jnp.arange(num_rows, dtype=jnp.int32) % (G + 1)
+    return drafts, num_drafted, draft_probs, target, RuleKeys(accept, residual, positions)
+
+
+def run(rule, *arguments):
+    return jax.jit(rule.judge)(*arguments)
+
+
+@pytest.mark.parametrize("has_law", [True, False])
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_a_verdict_is_well_formed(name, has_law):
+    drafts, num_drafted, draft_probs, target, keys = case()
+    verdict = run(RULES[name], drafts, num_drafted, draft_probs if has_law else None, target, keys)
+    for field in verdict:
+        assert (field.shape, field.dtype) == ((B,), jnp.int32)
+    assert ((verdict.num_accepted >= 0) & (verdict.num_accepted <= num_drafted)).all()
+    assert ((verdict.next_token >= 0) & (verdict.next_token < V)).all()
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_a_step_without_drafts_draws_from_the_target(name):
+    _, num_drafted, _, target, keys = case()
+    law = target_law(target.probs[:, :1])
+    keys = keys._replace(positions=keys.positions[:, :1])
+    verdict = run(RULES[name], jnp.zeros((B, 0), jnp.int32), jnp.zeros_like(num_drafted), None, law, keys)
+    assert not verdict.num_accepted.any()
+    if RULES[name].noise == "none":
+        np.testing.assert_array_equal(verdict.next_token, law.mode[:, 0])
+    else:
+        counts = np.bincount(verdict.next_token, minlength=V)
+        assert scipy.stats.chisquare(counts, np.asarray(law.probs[0, 0], np.float64) * B, sum_check=False).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_rows_are_judged_by_themselves(name):
+    arguments = case(num_rows=64)
+    order = np.random.default_rng(0).permutation(64)
+    straight = run(RULES[name], *arguments)
+    shuffled = run(RULES[name], *jax.tree.map(lambda leaf: leaf[order], arguments))
+    for one, other in zip(straight, shuffled, strict=True):
+        np.testing.assert_array_equal(one[order], other)
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_temperature_0_is_exact_match(name):
+    """One-hot laws: a draft stands if and only if it is the target's token, and the target's token follows."""
+    drafts, num_drafted, _, target, keys = case()
+    one_hot = target_law(jax.nn.one_hot(target.mode, V))
+    verdict = run(RULES[name], drafts, num_drafted, None, one_hot, keys)
+    if name != "reject_all":
+        is_right = (drafts == target.mode[:, :-1]) & (jnp.arange(G) < num_drafted[:, None])
+        np.testing.assert_array_equal(verdict.num_accepted, jnp.cumprod(is_right, axis=1).sum(axis=1))
+    np.testing.assert_array_equal(verdict.next_token, target.mode[jnp.arange(B), verdict.num_accepted])
+
+
+@pytest.mark.parametrize("name", sorted(set(SAMPLED) - {"reject_all"}))
+def test_equal_laws_accept_everything(name):
+    drafts, _, draft_probs, target, keys = case()
+    same = target_law(jnp.concatenate([draft_probs, target.probs[:, -1:]], axis=1))
+    verdict = run(RULES[name], drafts, jnp.full(B, G, jnp.int32), draft_probs, same, keys)
+    np.testing.assert_array_equal(verdict.num_accepted, G)
+
+
+@pytest.mark.parametrize("has_law", [True, False])
+@pytest.mark.parametrize("name", SAMPLED)
+def test_a_zero_in_the_target_is_never_emitted(name, has_law):
+    drafts, num_drafted, draft_probs, target, keys = case()
+    probs = target.probs.at[..., 2].set(0.0)
+    law = target_law(probs / probs.sum(-1, keepdims=True))
+    drafts = drafts if has_law else jnp.full_like(drafts, 2)
+    verdict = run(RULES[name], drafts, num_drafted, draft_probs if has_law else None, law, keys)
+    assert (verdict.next_token != 2).all()
+    stands = jnp.arange(G) < verdict.num_accepted[:, None]
+    assert not ((drafts == 2) & stands).any()
+
+
+def test_a_zero_residual_falls_back_on_the_target():
+    """Rounding alone can reject a draft whose residual is zero everywhere; the uniform would emit anything."""
+    drafts, _, _, _, keys = case(num_rows=512)
+    # The draft's law dominates the target's in every token, which only unnormalised rounding can do.
+    target = target_law(jnp.broadcast_to(jnp.asarray([0.0, 0.0, 0.0, 0.5, 0.5]), (512, G + 1, V)))
+    draft_probs = jnp.broadcast_to(jnp.asarray([0.5, 0.5, 0.5, 1.0, 1.0]), (512, G, V))
+    verdict = run(TOKEN, drafts, jnp.full(512, G, jnp.int32), draft_probs, target, keys)
+    is_rejected = np.asarray(verdict.num_accepted) < G
+    assert is_rejected.sum() > 100
+    assert (np.asarray(verdict.next_token)[is_rejected] >= 3).all()
+
+
+def test_the_token_rule_accepts_the_overlap():
+    """In expectation sum(min(draft, target)) of the first drafts, and no more."""
+    drafts, _, draft_probs, target, keys = case(num_rows=40_000)
+    verdict = run(TOKEN, drafts, jnp.full(40_000, G, jnp.int32), draft_probs, target, keys)
+    overlap = float(jnp.minimum(draft_probs[0, 0], target.probs[0, 0]).sum())
+    # Four standard deviations of a proportion.
+    np.testing.assert_allclose((verdict.num_accepted > 0).mean(), overlap, atol=4 * 0.5 / 40_000**0.5)
+
+
+def mean_accepted(rule, target_probs, draft_probs, num_rows=200_000) -> float:
+    """Over rows that draft the same number of tokens from laws ``[G, V]`` against ``[G + 1, V]``."""
+    num_slots, vocab_size = draft_probs.shape
+    keys = row_keys(jax.random.key(5), jnp.arange(num_rows, dtype=jnp.uint32))
+    start = jnp.zeros(num_rows, jnp.int32)
+    draft_keys = step_draft_keys(keys, start, num_slots)
+    draft_laws = jnp.broadcast_to(draft_probs, (num_rows, *draft_probs.shape))
+    noise = gumbel(draft_keys.reshape(-1), vocab_size)
+    drafts = draw(draft_laws.reshape(-1, vocab_size), noise).reshape(num_rows, num_slots)
+    target = target_law(jnp.broadcast_to(target_probs, (num_rows, *target_probs.shape)))
+    accept, residual = (draw_keys(keys, start, role) for role in (Role.ACCEPT, Role.RESIDUAL))
+    rule_keys = RuleKeys(accept, residual, position_keys(keys, start, num_slots + 1))
+    verdict = run(rule, drafts, jnp.full(num_rows, num_slots, jnp.int32), draft_laws, target, rule_keys)
+    return float(verdict.num_accepted.mean())
+
+
+@pytest.mark.parametrize("rule, expected", [(TOKEN, 10 / 9), (BLOCK, 11 / 9)], ids=["token", "block"])
+def test_the_textbook_case(rule, expected):
+    """Target (1/3, 2/3), draft (2/3, 1/3), two drafts."""
+    found = mean_accepted(rule, jnp.asarray([[1 / 3, 2 / 3]] * 3), jnp.asarray([[2 / 3, 1 / 3]] * 2))
+    # Four standard deviations of a mean over 200,000 rows, each at most 1.
+    np.testing.assert_allclose(found, expected, atol=4 / 200_000**0.5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_block_rule_accepts_at_least_as_many_as_the_token_rule(seed):
+    target_probs, draft_probs = laws(10 + seed, G + 1), laws(20 + seed, G)
+    found = [mean_accepted(rule, target_probs, draft_probs, 50_000) for rule in (TOKEN, BLOCK)]
+    # The two means share their drafts; their noise is their own.
+    assert found[1] > found[0] - 4 * G / 50_000**0.5
+
+
+def test_shared_noise_accepts_what_an_equal_law_drafts():
+    drafts, _, draft_probs, target, keys = case(is_shared=True)
+    same = target_law(jnp.concatenate([draft_probs, target.probs[:, -1:]], axis=1))
+    verdict = run(SHARED_NOISE, drafts, jnp.full(B, G, jnp.int32), draft_probs, same, keys)
+    np.testing.assert_array_equal(verdict.num_accepted, G)
+
+
+def test_shared_noise_accepts_as_often_as_the_theory_says():
+    """Daliri et al. 2025: at least (1 - TV) / (1 + TV); never more than 1 - TV."""
+    drafts, _, draft_probs, target, keys = case(num_rows=40_000, is_shared=True)
+    verdict = run(SHARED_NOISE, drafts, jnp.full(40_000, G, jnp.int32), draft_probs, target, keys)
+    distance = float(jnp.abs(draft_probs[0, 0] - target.probs[0, 0]).sum() / 2)
+    rate, spread = float((verdict.num_accepted > 0).mean()), 4 * 0.5 / 40_000**0.5
+    assert (1 - distance) / (1 + distance) - spread < rate < 1 - distance + spread
+
+
+@pytest.mark.parametrize(
+    "make, arguments",
+    [
+        (typical, {"epsilon": 0.0}),
+        (typical, {"delta": 1.5}),
+        (threshold, {"fraction": 0.0}),
+        (threshold, {"fraction": 2.0}),
+    ],
+)
+def test_a_lossy_rules_setting_out_of_range_is_refused(make, arguments):
+    name, value = next(iter(arguments.items()))
+    with pytest.raises(ValueError, match=f"^{name}={value}"):
+        make(**arguments)
+
+
+def test_lossy_rules_accept_what_is_probable_enough():
+    """By hand: law (0.6, 0.3, 0.1), entropy 0.898; its e^-entropy is 0.407."""
+    probs = jnp.broadcast_to(jnp.asarray([0.6, 0.3, 0.1]), (3, 2, 3))
+    keys = jax.tree.map(lambda leaf: leaf[:3, :2] if leaf.ndim == 2 else leaf[:3], case()[-1])
+    arguments = jnp.arange(3, dtype=jnp.int32)[:, None], jnp.ones(3, jnp.int32), None, target_law(probs), keys
+    for rule, expected in [
+        (typical(epsilon=0.5, delta=0.5), [1, 1, 0]),  # above 0.204
+        (typical(epsilon=0.5, delta=0.9), [1, 0, 0]),  # above 0.367
+        (typical(epsilon=0.05, delta=0.9), [1, 1, 1]),  # above 0.05
+        (threshold(0.4), [1, 1, 0]),
+        (threshold(1.0), [1, 0, 0]),
+    ]:
+        np.testing.assert_array_equal(run(rule, *arguments).num_accepted, expected)
+
+
+def test_noise_is_what_the_rule_says():
+    arguments, other = case(), case(seed=1)[-1]
+    for name, rule in RULES.items():
+        first, second = run(rule, *arguments), run(rule, *arguments[:-1], other)
+        is_same = all((a == b).all() for a, b in zip(first, second, strict=True))
+        assert is_same == (rule.noise == "none"), name
+
+
+# Finding one.
+
+
+def test_a_rule_is_found_by_name_or_by_module():
+    assert find_rule("token") is TOKEN
+    assert find_rule("bass_jax.acceptance.template:REJECT_ALL") is REJECT_ALL
+
+
+@pytest.mark.parametrize(
+    "name, reason",
+    [
+        ("tokens", r"expected one of \[.*'greedy'.*'token'.*\] or 'module:attribute'"),
+        ("no_such_module:RULE", "No module named"),
+        ("bass_jax.acceptance.template:RULE", "no attribute 'RULE'"),
+        ("bass_jax.acceptance.template:judge", "expected an AcceptanceRule, not function"),
+        (":RULE", "Empty module name|expected"),
+    ],
+)
+def test_a_name_that_is_no_rule_is_explained(name, reason):
+    with pytest.raises(ValueError, match=reason) as error:
+        find_rule(name)
+    assert f"acceptance={name!r}" in str(error.value)
+
+
+def test_a_name_can_be_registered_once():
+    with pytest.raises(ValueError, match="'token'"):
+        register_rule(dataclasses.replace(REJECT_ALL, name="token"))
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_a_rule_says_what_it_is(name):
+    rule = RULES[name]
+    assert isinstance(rule, AcceptanceRule)
+    assert rule.name == name
+    assert rule.source
+    assert rule.noise in ("none", "step", "position")

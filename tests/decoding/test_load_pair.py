@@ -1,0 +1,80 @@
+"""Drafters by name: what a pair's directory has, and what it lacks."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+import bass_jax as bass
+from bass_jax.checkpoint import save_model, write_store
+from bass_jax.training.build_datastore import build_store
+from tests.checkpoint.small import random_model, small_config, small_tokenizer
+from tests.drafters.test_retrieval import SIZES, answers
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    path, tokenizer = tmp_path_factory.mktemp("pair"), small_tokenizer()
+    target = random_model(small_config())
+    hidden = random_model(small_config(num_layers=1, hidden_width=target.config.width))
+    for name, model in (("target", target), ("draft", random_model(small_config(num_layers=1))), ("hidden", hidden)):
+        save_model(path / name, model, tokenizer=tokenizer)
+    arrays = build_store(answers(), **SIZES)._asdict()
+    write_store(path / "all.safetensors", arrays, **SIZES, vocab_size=7, tokenizer=tokenizer)
+    paths = {"target": "target", "draft": "draft", "hidden_draft": "hidden", "store": "all.safetensors"}
+    (path / "manifest.json").write_text(json.dumps({role: {"path": name} for role, name in paths.items()}))
+    return path
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        (None, "ModelDrafter"), ("model", "ModelDrafter"), ("hidden", "ModelDrafter"), ("ngram", "NgramDrafter"),
+        ("store", "StoreDrafter"), ("combined", "CombinedDrafter"),
+        ("combined_hidden", "CombinedDrafter"),
+    ],
+)  # fmt: skip
+def test_a_drafter_by_its_name(directory, name, expected):
+    pair, _ = bass.load_pair(directory, drafter=name)
+    assert type(pair.drafter).__name__ == expected
+    assert bass.drafters.reads_features(pair.drafter) == (name in ("hidden", "combined_hidden"))
+
+
+def test_a_drafter_by_its_path(directory):
+    pair, _ = bass.load_pair(directory / "target", drafter=directory / "all.safetensors")
+    by_name, _ = bass.load_pair(directory, drafter="store")
+    np.testing.assert_array_equal(pair.drafter.keys, by_name.drafter.keys)
+    assert pair.drafter.keys.dtype == jnp.uint32
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("model", "has no draft"), ("hidden", "has no hidden-state draft"),
+        ("combined_hidden", "has no hidden-state draft"),
+        ("store", "has no n-gram store; bass-jax build-store writes one"),
+        ("nowhere", "nowhere: no such file or directory"),
+    ],
+)  # fmt: skip
+def test_what_a_target_alone_lacks(directory, name, message):
+    with pytest.raises(ValueError, match=message):
+        bass.load_pair(directory / "target", drafter=name)
+
+
+def test_a_draft_of_other_hidden_states_is_refused(directory, tmp_path):
+    save_model(tmp_path / "draft", random_model(small_config(num_layers=1, hidden_width=12)))
+    with pytest.raises(ValueError, match="hidden_width=12: the draft reads hidden states of another width"):
+        bass.load_pair(directory, drafter=tmp_path / "draft")
+
+
+def test_a_store_of_another_tokenizer_is_refused(directory, tmp_path):
+    with safe_open(directory / "all.safetensors", framework="numpy") as file:
+        about = json.loads(file.metadata()["store"])
+    about["tokenizer_fingerprint"] = about["tokenizer_fingerprint"][::-1]
+    path = tmp_path / "other.safetensors"
+    save_file(build_store(answers(), **SIZES)._asdict(), path, metadata={"store": json.dumps(about)})
+    with pytest.raises(ValueError, match=r"the store's tokenizer .* is not the target's"):
+        bass.load_pair(directory, drafter=path)

@@ -1,0 +1,81 @@
+"""What is reported of the laws is what one pass over the finished text finds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bass_jax as bass
+from bass_jax.drafters import NgramDrafter
+from bass_jax.testing.enumeration import reference_law
+from tests import tiny
+
+SETTING = {"temperature": 0.8, "top_k": 6, "top_p": 0.9}
+NUM = 3
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny.model(1)
+
+
+def raw_logits(target, prompt, output):
+    """One pass, without the loop and its caches: logits of every emitted token's position, ``[num, V]``."""
+    text = jnp.asarray([[*prompt, *output]], jnp.int32)
+    positions = jnp.arange(text.shape[1], dtype=jnp.int32)[None]
+    logits, _ = jax.jit(bass.Model.forward)(target, text, positions, target.init_cache(1, 64))
+    return np.asarray(logits[0, len(prompt) - 1 : -1], np.float64)
+
+
+@pytest.mark.parametrize(
+    "rule, num_chains, step",
+    [("token", 1, "speculate"), ("block", 1, "speculate"), ("multi_draft", 3, "speculate"), ("token", 1, "decode")],
+)
+def test_both_laws_of_every_token(target, rule, num_chains, step):
+    drafter = NgramDrafter() if rule == "block" else tiny.model_drafter(tiny.perturbed(target, 0.1))
+    spec = bass.SpecConfig(3, rule, num_chains=num_chains, num_logprobs=NUM)
+    sampling = bass.Sampling(**SETTING, logit_bias={3: 0.5})
+    run = bass.generate(
+        bass.Pair(target, drafter), tiny.PROMPTS, spec, sampling=sampling, max_new_tokens=[20, 7, 30], step=step
+    )
+    for row, prompt in enumerate(tiny.PROMPTS):
+        tokens, laws = run.tokens[row], run.laws[row]
+        logits = raw_logits(target, prompt, tokens)
+        raw = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        logits[:, 3] += 0.5
+        with np.errstate(divide="ignore"):
+            warped = np.log(reference_law(logits, **SETTING))
+        chosen = np.arange(len(tokens)), tokens
+        np.testing.assert_allclose(run.logprobs[row], raw[chosen], atol=1e-3)
+        np.testing.assert_allclose(laws.warped_logprobs, warped[chosen], atol=1e-3)
+        for ids, values, law in [
+            (laws.raw_top_tokens, laws.raw_top_logprobs, raw),
+            (laws.warped_top_tokens, laws.warped_top_logprobs, warped),
+        ]:
+            assert ids.shape == values.shape == (len(tokens), NUM)
+            np.testing.assert_allclose(values, -np.sort(-law, axis=-1)[:, :NUM], atol=1e-3)
+            is_possible = values > -np.inf
+            np.testing.assert_allclose(
+                np.take_along_axis(law, ids, axis=1)[is_possible], values[is_possible], atol=1e-3
+            )
+
+
+def test_a_greedy_token_was_certain(target):
+    """The warped law at temperature 0 is one-hot; the raw law is what it is."""
+    pair = bass.Pair(target, tiny.model_drafter(target))
+    run = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(3, num_logprobs=1), max_new_tokens=12)
+    for tokens, logprobs, laws in zip(run.tokens, run.logprobs, run.laws, strict=True):
+        np.testing.assert_array_equal(laws.warped_logprobs, 0.0)
+        np.testing.assert_array_equal(laws.raw_top_tokens[:, 0], tokens)
+        np.testing.assert_allclose(laws.raw_top_logprobs[:, 0], logprobs, atol=1e-6)
+
+
+def test_nothing_is_reported_unasked(target):
+    run = bass.generate(bass.Pair(target, NgramDrafter()), tiny.PROMPTS, max_new_tokens=3)
+    assert run.laws is None
+
+
+@pytest.mark.parametrize("num_logprobs", [-1, 101])
+def test_a_number_out_of_range_is_refused(num_logprobs):
+    with pytest.raises(ValueError, match=f"num_logprobs={num_logprobs}: expected a whole number from 0 to 100"):
+        bass.SpecConfig(num_logprobs=num_logprobs)

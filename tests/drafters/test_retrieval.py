@@ -1,0 +1,154 @@
+"""The n-gram store: what it counts, what it leaves out, how it is looked up, and its file."""
+
+import collections
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from bass_jax.checkpoint import read_store, write_store
+from bass_jax.decoding.pair import load_store
+from bass_jax.drafters import StoreDrafter
+from bass_jax.training.build_datastore import build_store, foresee
+from bass_jax.training.rollout import Rollout
+from tests import tiny
+from tests.drafters.test_protocol import context
+
+VOCAB = 7
+SIZES = {"max_ngram": 3, "min_ngram": 1}
+
+
+def answers(count=40, seed=0) -> list[Rollout]:
+    """Texts of a source that looks two tokens back, and now and then says anything."""
+    random = np.random.default_rng(seed)
+    rollouts = []
+    for _ in range(count):
+        text = random.integers(0, VOCAB, 3).tolist()
+        while len(text) < 30:
+            likely = (2 * text[-1] + text[-2]) % VOCAB
+            text.append(int(likely if random.random() < 0.7 else random.integers(VOCAB)))
+        sequence = np.array(text, np.int32)
+        laws = sequence[5:, None]
+        rollouts.append(Rollout(sequence[:5], sequence[5:], laws, np.zeros(laws.shape, np.float32), 0.0))
+    return rollouts
+
+
+def dictionary(rollouts) -> dict[tuple[int, ...], int]:
+    """Every context's most frequent token, the lowest among equals; written to be obvious."""
+    counts = collections.defaultdict(collections.Counter)
+    for row in rollouts:
+        text = [*row.prompt.tolist(), *row.response.tolist()]
+        for place in range(len(row.prompt), len(text)):
+            for length in range(1, 4):
+                counts[tuple(text[place - length : place])][text[place]] += 1
+    return {key: min(found, key=lambda token: (-found[token], token)) for key, found in counts.items()}
+
+
+def backed_off(table, text) -> int:
+    """What the longest context that is known foresees, or -1."""
+    return next((table[tuple(text[-length:])] for length in (3, 2, 1) if tuple(text[-length:]) in table), -1)
+
+
+def test_it_foresees_what_a_dictionary_of_all_contexts_does():
+    """Leaving out longer contexts that say what shorter ones say changes no draft."""
+    arrays, table = build_store(answers(), **SIZES), dictionary(answers())
+    assert len(arrays.keys) < 0.8 * len(table)
+    assert (np.diff(arrays.keys.astype(np.int64)) > 0).all()
+    for row in answers(10, seed=1):
+        sequence = np.concatenate([row.prompt, row.response])
+        found, _ = foresee(arrays, sequence, 1, **SIZES)
+        assert found.tolist() == [backed_off(table, sequence[:place].tolist()) for place in range(1, len(sequence))]
+
+
+def test_it_says_about_how_often_it_will_be_right():
+    """In the mean, on other texts of the source."""
+    arrays = build_store(answers(400), **SIZES)
+    found, sure, truth = [], [], []
+    for row in answers(200, seed=1):
+        sequence = np.concatenate([row.prompt, row.response])
+        tokens, confidence = foresee(arrays, sequence, 5, **SIZES)
+        found, sure, truth = [*found, *tokens], [*sure, *confidence], [*truth, *row.response]
+    is_right, sure = np.array(found) == np.array(truth), np.array(sure)
+    assert sure.mean() == pytest.approx(is_right.mean(), abs=0.03)
+
+
+def test_drafts_are_looked_up_one_behind_the_other():
+    arrays = build_store(answers(), **SIZES)
+    drafter = StoreDrafter(*map(jnp.asarray, arrays), **SIZES)
+    asked = context(wanted=np.array([4, 0, 3, 4, 1], np.int32))
+    asked = asked._replace(tokens=asked.tokens % VOCAB)
+    proposal, _ = jax.jit(drafter.propose, static_argnums=2, static_argnames="is_sampled")(
+        None, asked, 4, is_sampled=False
+    )
+    sures = []
+    for row, num in enumerate(np.asarray(asked.num_wanted)):
+        text = np.asarray(asked.tokens[row, : int(asked.lengths[row])]).tolist()
+        expected = []
+        while len(expected) < num:
+            (token,), (sure,) = foresee(
+                arrays, np.array([*text, *expected, 0], np.int32), len(text + expected), **SIZES
+            )
+            if token < 0:
+                break
+            expected.append(int(token))
+            sures.append(sure)
+        assert proposal.tokens[row, : int(proposal.num_drafted[row])].tolist() == expected
+    # The threshold cuts a row before the first draft that is less sure.
+    least = float(np.median(sures))
+    strict = dataclasses.replace(drafter, min_confidence=least)
+    cut, _ = strict.propose(None, asked, 4, is_sampled=False)
+    is_sure = (np.asarray(proposal.confidence) >= np.float32(least)) & (np.arange(4) < proposal.num_drafted[:, None])
+    np.testing.assert_array_equal(cut.num_drafted, np.cumprod(is_sure, axis=1).sum(axis=1))
+    assert 0 < cut.num_drafted.sum() < proposal.num_drafted.sum()
+
+
+def test_the_rarest_contexts_go_first():
+    small = build_store(answers(), **SIZES, max_entries=30)
+    assert len(small.keys) == 30
+    assert np.isin(small.keys, build_store(answers(), **SIZES).keys).all()
+
+
+@pytest.mark.parametrize(
+    "rollouts, options, message",
+    [
+        ([], SIZES, "rollouts: there is nothing to count"),
+        (answers(1), {"max_ngram": 1, "min_ngram": 2}, "min_ngram=2: expected 1 to max_ngram=1"),
+        (answers(1), SIZES | {"max_entries": 0}, "max_entries=0"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(rollouts, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_store(rollouts, **options)
+
+
+def test_the_file_comes_back_as_written(tmp_path):
+    arrays, path = build_store(answers(), **SIZES), tmp_path / "store.safetensors"
+    write_store(path, arrays._asdict(), **SIZES, vocab_size=VOCAB, about={"num_tokens": 3})
+    found, about = read_store(path)
+    for name, array in arrays._asdict().items():
+        np.testing.assert_array_equal(found[name], array)
+    assert about["about"] == {"num_tokens": 3}
+    drafter = load_store(path, tiny.model(1))
+    assert (drafter.max_ngram, drafter.min_ngram) == (3, 1)
+    assert [file.name for file in tmp_path.iterdir()] == ["store.safetensors"]
+
+
+def test_files_that_are_no_stores_are_named(tmp_path):
+    path, arrays = tmp_path / "store.safetensors", build_store(answers(), **SIZES)._asdict()
+    with pytest.raises(ValueError, match="not readable as an n-gram store"):
+        read_store(path)
+    save_file(dict(arrays), path)
+    with pytest.raises(ValueError, match="not an n-gram store; bass-jax build-store writes one"):
+        read_store(path)
+    write_store(path, arrays | {"tokens": arrays["tokens"][:-1]}, **SIZES, vocab_size=VOCAB)
+    with pytest.raises(ValueError, match="of one length and not empty"):
+        read_store(path)
+    write_store(path, arrays, **SIZES, vocab_size=VOCAB)
+    with pytest.raises(ValueError, match="a store of 7 tokens, the target has 5"):
+        read_store(path, vocab_size=5)
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ValueError, match="not readable as an n-gram store"):
+        read_store(path)

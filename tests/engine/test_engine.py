@@ -1,0 +1,409 @@
+"""What the engine gives a request is what the request is given when it is served alone.
+
+What breaking it means: an answer that depends on who else was being served, or one that never ends.
+"""
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bass_jax as bass
+from bass_jax.drafters import NgramDrafter
+from bass_jax.engine import QueueFull
+from bass_jax.policies import Plan
+from bass_jax.runtime.jit_cache import EXECUTABLES
+from tests import tiny
+from tests.letters import Letters
+
+CONFIG = bass.EngineConfig(num_slots=6, capacity=64, chunk=16, buckets=(1, 8))
+POISON = tiny.VOCAB - 1
+"""A token that a broken target reads as NaN."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Restless:
+    """No drafts in every fourth step, else another number per row; its state has rows."""
+
+    @property
+    def lengths(self):
+        return (0, 3)
+
+    def init(self, num_rows):
+        return jnp.int32(0), jnp.zeros(num_rows, jnp.int32)
+
+    def update(self, state, stats):
+        step, seen = state
+        seen = seen + stats.num_emitted
+        wanted = jnp.where(step % 4 == 3, 0, (step + seen) % 4)
+        return (step + 1, seen), Plan(wanted.astype(jnp.int32))
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target = tiny.model(1, num_layers=1)
+    return bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.07)), Letters(tiny.VOCAB))
+
+
+PAGED = dataclasses.replace(CONFIG, page_size=16, token_budget=170, buckets=(1, 8))
+"""Ten pages: fewer than six rows of 64 tokens would hold."""
+
+ENGINES = {
+    "token": (bass.SpecConfig(3), None, CONFIG),
+    "shared_noise": (bass.SpecConfig(3, "shared_noise"), Restless(), CONFIG),
+    "paged": (bass.SpecConfig(3), None, PAGED),
+}
+
+
+@pytest.fixture(scope="module", params=list(ENGINES))
+def engine(request, pair):
+    spec, policy, config = ENGINES[request.param]
+    return bass.Engine(pair, spec, policy=policy, config=config, num_stop_tokens=4)
+
+
+@pytest.fixture
+def token_engine(pair):
+    """Fresh, from executables that are there already."""
+    return bass.Engine(pair, ENGINES["token"][0], config=CONFIG, num_stop_tokens=4)
+
+
+def draw_request(random) -> dict:
+    sampling = bass.Sampling()
+    if random.random() < 0.5:
+        sampling = bass.Sampling(float(random.uniform(0.3, 1.4)), top_p=float(random.choice([1.0, 0.9])))
+    num_prompt = int(random.integers(1, 40))
+    return {
+        "prompt": random.integers(0, tiny.VOCAB, num_prompt).tolist(),
+        "max_new_tokens": int(random.integers(1, 64 - num_prompt + 1)) if random.random() < 0.9 else 1,
+        "sampling": sampling,
+        "seed": int(random.integers(0, 2**32)),
+        "stop_tokens": random.integers(0, tiny.VOCAB, random.integers(0, 2)).tolist(),
+        "stop_strings": [("ab",), ("kg", "e"), ()][random.integers(3)] if random.random() < 0.3 else (),
+    }
+
+
+def alone(pair, spec, request: dict):
+    options = {name: value for name, value in request.items() if name not in ("prompt", "seed")}
+    return bass.generate(pair, [request["prompt"]], spec, seeds=[request["seed"]], **options)
+
+
+def serve_at_random(engine, num: int, seed: int, monkeypatch):
+    """Requests that come, and some that go, between steps."""
+    random, requests, tickets, cancelled = np.random.default_rng(seed), [], [], set()
+    reads, device_get = [], jax.device_get
+    monkeypatch.setattr(jax, "device_get", lambda tree: reads.append(1) or device_get(tree))
+    before = engine.counts
+    while len(tickets) < num or not engine.loop.is_idle:
+        for _ in range(min(random.poisson(0.5), num - len(tickets))):
+            requests.append(draw_request(random))
+            tickets.append(engine.submit(**requests[-1], priority=int(random.integers(2))))
+        if tickets and random.random() < 0.1:
+            chosen = int(random.integers(max(0, len(tickets) - 8), len(tickets)))
+            if tickets[chosen].finish_reason is None:
+                tickets[chosen].cancel()
+                cancelled.add(chosen)
+        engine.advance()
+    monkeypatch.setattr(jax, "device_get", device_get)
+    assert engine.counts.num_steps - before.num_steps == len(reads), "one host read per step"
+    assert engine.counts.num_finished - before.num_finished == num
+    return requests, tickets, cancelled
+
+
+def check_answers(pair, spec, requests, tickets, cancelled):
+    for index, (request, ticket) in enumerate(zip(requests, tickets, strict=True)):
+        expected, answer = alone(pair, spec, request), ticket.answer()
+        events = list(ticket)
+        assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
+        np.testing.assert_array_equal(np.concatenate([event.tokens for event in events]), answer.tokens)
+        assert "".join(event.text for event in events) == answer.text
+        if answer.finish_reason == "cancelled":
+            assert index in cancelled
+            np.testing.assert_array_equal(answer.tokens, expected.tokens[0][: len(answer.tokens)])
+            continue
+        np.testing.assert_array_equal(answer.tokens, expected.tokens[0], err_msg=f"request {index}: {request}")
+        np.testing.assert_allclose(answer.logprobs, expected.logprobs[0], atol=1e-4)
+        assert answer.finish_reason == expected.finish_reasons[0]
+        assert answer.text == expected.texts[0]
+
+
+def check_empty(engine):
+    scheduler = engine.loop.scheduler
+    assert scheduler.is_idle and scheduler.num_reserved == 0 and not scheduler.reading
+    assert scheduler.rows == [None] * len(scheduler.rows)
+    assert bool(engine.executor.state.done.all())
+    assert engine.page_use in (None, (10, 0, 0), (6, 0, 0))
+
+
+def test_random_requests_are_given_what_they_are_given_alone(engine, pair, monkeypatch):
+    """Greedy and sampled, with stops, limits and cancellations; the token rule too, because its length is fixed."""
+    requests, tickets, cancelled = serve_at_random(engine, 60, 0, monkeypatch)
+    check_answers(pair, engine.spec, requests, tickets, cancelled)
+    check_empty(engine)
+    assert engine.counts.num_regroups >= 2
+    assert engine.counts.num_accepted > 100
+    assert sum(tickets[index].finish_reason == "cancelled" for index in cancelled) > 2
+
+
+@pytest.mark.slow
+def test_a_thousand_requests(engine, pair, monkeypatch):
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, *_, **__: compiled.append(name) if name.endswith("backend_compile_duration") else None
+    )
+    try:
+        requests, tickets, cancelled = serve_at_random(engine, 1000, 1, monkeypatch)
+        assert not compiled, "no compilation after warm-up"
+    finally:
+        jax.monitoring.clear_event_listeners()
+    check_answers(pair, engine.spec, requests, tickets, cancelled)
+    check_empty(engine)
+    assert sum(tickets[index].finish_reason == "cancelled" for index in cancelled) > 20
+
+
+def test_nothing_is_compiled_after_warm_up(engine, monkeypatch):
+    """Neither by the engine nor by jax itself, whatever the requests ask for."""
+    compiled, before = [], EXECUTABLES.num_compiled
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, *_, **__: compiled.append(name) if name.endswith("backend_compile_duration") else None
+    )
+    try:
+        serve_at_random(engine, 40, 2, monkeypatch)
+        assert not compiled
+        jax.jit(lambda x: x * 3 + 1)(jnp.arange(17))
+        assert compiled, "the listener hears compilations"
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert EXECUTABLES.num_compiled == before
+
+
+@pytest.mark.slow
+def test_adjusted_rows(pair):
+    """Bias, bans, penalties and minimum lengths beside rows without any."""
+    engine = bass.Engine(pair, bass.SpecConfig(3), config=bass.EngineConfig(4, 64, buckets=(4,)), is_adjusted=True)
+    samplings = [
+        bass.Sampling(),
+        bass.Sampling(0.9, repetition_penalty=1.4, frequency_penalty=0.3),
+        bass.Sampling(banned_tokens=[3, 4], logit_bias={2: 1.5}),
+        bass.Sampling(0.7, min_new_tokens=9),
+    ]
+    requests = [
+        {"prompt": [1, 2, 3, i], "sampling": sampling, "seed": i, "stop_tokens": [5, 7], "max_new_tokens": 20}
+        for i, sampling in enumerate(samplings)
+    ]
+    tickets = [engine.submit(**request) for request in requests]
+    engine.run()
+    check_answers(pair, engine.spec, requests, tickets, set())
+
+
+@pytest.mark.slow
+def test_a_drafter_that_reads_prompts_at_once(pair):
+    pair = pair.with_drafter(NgramDrafter())
+    engine = bass.Engine(pair, bass.SpecConfig(3), config=bass.EngineConfig(4, 64, chunk=16, buckets=(4,)))
+    requests = [draw_request(np.random.default_rng(seed)) for seed in range(6)]
+    tickets = [engine.submit(**request) for request in requests]
+    engine.run()
+    check_answers(pair, engine.spec, requests, tickets, set())
+
+
+@pytest.mark.slow
+def test_log_probabilities_of_alternatives(pair):
+    spec = bass.SpecConfig(2, num_logprobs=2)
+    engine = bass.Engine(pair, spec, config=bass.EngineConfig(1, 64))
+    request = {"prompt": [1, 2, 3], "seed": 4, "max_new_tokens": 9, "stop_tokens": ()}
+    answer, expected = engine.submit(**request).result(), alone(pair, spec, request)
+    assert answer.laws is not None
+    for found, wanted in zip(answer.laws, expected.laws[0], strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
+def test_an_async_for_yields_the_events(token_engine, pair):
+    requests = [draw_request(np.random.default_rng(seed)) for seed in range(10, 18)]
+
+    async def read(request):
+        ticket = token_engine.submit(**request)
+        return ticket, [event async for event in ticket]
+
+    async def main():
+        return await asyncio.gather(*(read(request) for request in requests))
+
+    found = asyncio.run(main())
+    for (ticket, events), request in zip(found, requests, strict=True):
+        expected = alone(pair, token_engine.spec, request)
+        np.testing.assert_array_equal(np.concatenate([event.tokens for event in events]), expected.tokens[0])
+        assert "".join(event.text for event in events) == expected.texts[0] == ticket.answer().text
+    check_empty(token_engine)
+
+
+def test_a_cancelled_consumer_and_one_that_leaves(token_engine, pair):
+    """Their requests end, and the others are given the rest."""
+    request = {"prompt": [1, 2, 3], "max_new_tokens": 60, "stop_tokens": ()}
+
+    async def leave(ticket):
+        async for _ in ticket:
+            break
+
+    async def wait(ticket):
+        return await ticket
+
+    async def main():
+        tickets = [token_engine.submit(**request, seed=seed) for seed in range(3)]
+        leaver, waiter, stayer = tickets
+        task = asyncio.create_task(wait(waiter))
+        await leave(leaver)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gc.collect()
+        answer = await stayer
+        return leaver, waiter, answer
+
+    leaver, waiter, answer = asyncio.run(main())
+    token_engine.run()
+    assert leaver.finish_reason == waiter.finish_reason == "cancelled"
+    assert 0 < leaver.num_tokens < 60
+    np.testing.assert_array_equal(answer.tokens, alone(pair, token_engine.spec, request | {"seed": 2}).tokens[0])
+    check_empty(token_engine)
+
+
+@pytest.mark.parametrize("page_size", [None, pytest.param(16, marks=pytest.mark.slow)])
+def test_a_row_of_nan_harms_nobody(pair, page_size):
+    """Not those beside it, and not those that get its slot or its pages, or read their prompt after it."""
+    params = dict(pair.target.params)
+    params["embedding"] = params["embedding"].at[:, POISON].set(jnp.nan)
+    # A draft that never proposes it: what a target reads ought to be finite, or its own row is lost.
+    drafter = tiny.model_drafter(tiny.trimmed(tuple(range(POISON))))
+    poisoned = bass.Pair(dataclasses.replace(pair.target, params=params), drafter, pair.tokenizer)
+    config = bass.EngineConfig(2, 64, 96 if page_size else None, chunk=16, buckets=(2,), page_size=page_size)
+    engine = bass.Engine(poisoned, bass.SpecConfig(3), config=config)
+    ban = {"stop_tokens": (POISON,)}
+    prompts = [[1, 2], [1, POISON, 3], [4, 5, POISON], [3, 1, 4], [POISON], [2, 7, 1, 8], [6, 6]]
+    requests = [{"prompt": prompt, "max_new_tokens": 12, "seed": 5} | ban for prompt in prompts]
+    tickets = [engine.submit(**request) for request in requests]
+    engine.run()
+    for request, ticket in zip(requests, tickets, strict=True):
+        if POISON in request["prompt"]:
+            assert ticket.finish_reason == "not_finite" and ticket.num_tokens == 0
+        else:
+            assert ticket.finish_reason in ("length", "stop")
+            expected = alone(pair, engine.spec, request)  # of the sound target
+            np.testing.assert_array_equal(ticket.answer().tokens, expected.tokens[0])
+    check_empty(engine)
+
+
+def test_requests_that_are_refused(token_engine):
+    before = token_engine.counts
+    for request, message in (
+        ({"prompt": [1] * 60, "max_new_tokens": 5}, "capacity=64"),
+        ({"prompt": []}, "empty"),
+        ({"prompt": [tiny.VOCAB]}, "vocabulary"),
+        ({"prompt": [1], "max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"prompt": [1], "max_new_tokens": 5, "seed": -1}, "seed=-1"),
+        ({"prompt": [1], "max_new_tokens": 5, "stop_tokens": range(5)}, "stop_tokens has 5"),
+        ({"prompt": [1], "max_new_tokens": 5, "sampling": bass.Sampling(min_new_tokens=3)}, "is_adjusted"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            token_engine.submit(**request)
+    assert token_engine.loop.is_idle and token_engine.counts == before
+
+
+def test_greedy_rules_serve_greedy_requests(pair):
+    engine = bass.Engine(pair, bass.SpecConfig(3, "greedy"), config=CONFIG, warm_up=False)
+    with pytest.raises(ValueError, match=r"temperature=0\.5"):
+        engine.submit([1], max_new_tokens=3, sampling=bass.Sampling(0.5))
+
+
+def test_a_full_queue(pair):
+    config = dataclasses.replace(CONFIG, max_waiting=3)
+    engine = bass.Engine(pair, ENGINES["token"][0], config=config, num_stop_tokens=4)
+    request = {"prompt": [1, 2, 3], "max_new_tokens": 5, "stop_tokens": ()}
+    tickets = [engine.submit(**request) for _ in range(3)]
+    with pytest.raises(QueueFull):
+        engine.submit(**request)
+    assert [len(ticket.result().tokens) for ticket in tickets] == [5, 5, 5]
+    assert engine.submit(**request).result().finish_reason == "length"
+
+
+def test_a_callback_that_raises(token_engine, pair):
+    def fail(event):
+        raise RuntimeError("in a callback")
+
+    request = {"prompt": [1, 2, 3], "max_new_tokens": 20, "stop_tokens": ()}
+    failing = token_engine.submit(**request, on_event=fail)
+    heard = []
+    other = token_engine.submit(**request, seed=3, on_event=heard.append)
+    token_engine.run()
+    assert failing.finish_reason == "error" and str(failing.error) == "in a callback"
+    np.testing.assert_array_equal(
+        other.answer().tokens, alone(pair, token_engine.spec, request | {"seed": 3}).tokens[0]
+    )
+    assert sum(len(event.tokens) for event in heard) == 20
+    check_empty(token_engine)
+
+
+def test_pages_are_reserved_as_needed_and_given_back(pair):
+    """More rows than dense caches of as many tokens would hold; what is reserved and empty is reported."""
+    engine = bass.Engine(pair, ENGINES["paged"][0], config=PAGED, num_stop_tokens=4)
+    tickets = [engine.submit([1, 2, 3], max_new_tokens=num, stop_tokens=()) for num in (13, 13, 13, 29, 40)]
+    while engine.loop.scheduler.num_running < 5:
+        engine.advance()
+    # 3 rows of 1 page, one of 2 and one of 3, where dense caches of 160 tokens hold 2 rows.
+    use = engine.page_use
+    assert (use.num_pages, use.num_reserved) == (10, 8)
+    assert use.num_tokens == sum(3 + ticket.num_tokens for ticket in tickets)
+    assert use.fragmentation(16) == 1 - use.num_tokens / 128
+    tickets[4].cancel()
+    engine.advance()
+    assert engine.page_use.num_reserved <= 5
+    engine.run()
+    assert [ticket.num_tokens for ticket in tickets[:4]] == [13, 13, 13, 29]
+    check_empty(engine)
+
+
+def test_what_has_no_pages_is_refused(pair):
+    with pytest.raises(ValueError, match="num_chains=2"):
+        bass.Engine(pair, bass.SpecConfig(3, "multi_draft", num_chains=2), config=PAGED)
+    with pytest.raises(ValueError, match="page_size=24"):
+        bass.EngineConfig(2, 64, page_size=24)
+
+
+def test_threads_share_an_engine(pair):
+    """Of eight threads seven died or one hung."""
+    engine = bass.Engine(pair, bass.SpecConfig(3), config=CONFIG, num_stop_tokens=4)
+    prompts = [[1 + index % 7, 2, 3, index % 5] for index in range(24)]
+    expected = bass.generate(pair, prompts, step="decode", max_new_tokens=12).tokens
+    answers: dict[int, list[int]] = {}
+
+    def serve(worker: int) -> None:
+        for index in range(worker, len(prompts), 8):
+            ticket = engine.submit(prompts[index], max_new_tokens=12)
+            if index % 3 == 0:
+                engine.submit(prompts[index], max_new_tokens=40).cancel()
+            answers[index] = ticket.result().tokens.tolist()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        for done in [threads.submit(serve, worker) for worker in range(8)]:
+            done.result(timeout=120)
+    assert [answers[index] for index in range(len(prompts))] == [row.tolist() for row in expected]
+
+
+def test_event_loops_share_an_engine(pair):
+    engine = bass.Engine(pair, bass.SpecConfig(3), config=CONFIG, num_stop_tokens=4)
+    expected = bass.generate(pair, [[1, 2], [3]], step="decode", max_new_tokens=20).tokens
+
+    def serve(prompt: list[int]) -> list[list[int]]:
+        async def gather():
+            tickets = [engine.submit(prompt, max_new_tokens=20) for _ in range(4)]
+            return [answer.tokens.tolist() for answer in await asyncio.gather(*tickets)]
+
+        return asyncio.run(gather())
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        found = [threads.submit(serve, prompt) for prompt in ([1, 2], [3])]
+        for answers, row in zip(found, expected, strict=True):
+            assert answers.result(timeout=120) == [row.tolist()] * 4

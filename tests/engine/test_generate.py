@@ -1,0 +1,184 @@
+"""The loops: host, stream and device say the same; the whole batch runs on one executable per bucket."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bass_jax as bass
+from bass_jax.config import DRAFT_LEN_BUCKETS
+from bass_jax.drafters import NgramDrafter
+from bass_jax.runtime.jit_cache import EXECUTABLES
+from tests import tiny
+from tests.letters import Letters
+
+SPEC = bass.SpecConfig(4)
+WARM = bass.Sampling(temperature=1.0, top_p=0.95)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target = tiny.model(1)
+    return bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.2)), Letters(tiny.VOCAB))
+
+
+def test_the_device_loop_equals_the_host_loop(pair):
+    host = bass.generate(pair, tiny.PROMPTS, SPEC, sampling=WARM, max_new_tokens=[20, 11, 17])
+    state = bass.prefill(pair, tiny.PROMPTS, SPEC, sampling=WARM, max_new_tokens=[20, 11, 17])
+    state, infos = bass.generate_on_device(pair, state, SPEC, max_steps=20)
+    for row in range(3):
+        np.testing.assert_array_equal(bass.output_tokens(state, row), host.tokens[row])
+    assert repr(bass.summarize(infos)) == repr(host.summary)  # repr: NaN equals itself
+
+
+def test_a_jitted_step_in_a_loop_equals_generate(pair):
+    host = bass.generate(pair, tiny.PROMPTS, SPEC, sampling=WARM, max_new_tokens=20)
+    state = bass.prefill(pair, tiny.PROMPTS, SPEC, sampling=WARM, max_new_tokens=20)
+    step, infos = jax.jit(bass.speculate_step, donate_argnames="state"), []
+    while not state.done.all():
+        state, info = step(pair, state, SPEC)
+        infos.append(info)
+    for row in range(3):
+        np.testing.assert_array_equal(bass.output_tokens(state, row), host.tokens[row])
+    assert repr(bass.summarize(infos)) == repr(host.summary)  # repr: NaN equals itself
+
+
+@pytest.mark.parametrize("step", ["speculate", "decode"])
+@pytest.mark.parametrize("stop_strings", [(), ("ed", "kgk"), ("a",)])
+def test_a_stream_joins_to_the_generation(pair, step, stop_strings):
+    options = {"sampling": WARM, "max_new_tokens": 30, "stop_strings": stop_strings, "step": step}
+    whole = bass.generate(pair, tiny.PROMPTS, SPEC, **options)
+    events = list(bass.stream(pair, tiny.PROMPTS, SPEC, **options))
+    for row in range(3):
+        mine = [event for event in events if event.row == row]
+        assert "".join(event.text for event in mine) == whole.texts[row]
+        np.testing.assert_array_equal(np.concatenate([event.tokens for event in mine]), whole.tokens[row])
+        assert [event.finish_reason for event in mine[:-1]] == [None] * (len(mine) - 1)
+        assert mine[-1].finish_reason == whole.finish_reasons[row]
+
+
+@pytest.mark.parametrize("step", ["speculate", "decode"])
+def test_nothing_follows_a_stop_string(pair, step):
+    """Cut inside an accepted run, wherever the string falls; the row then costs no more steps."""
+    endless = bass.generate(pair, tiny.PROMPTS, SPEC, sampling=WARM, max_new_tokens=40, step=step)
+    checked = 0
+    for string in {text[i : i + 2] for text in endless.texts for i in range(0, 30, 3)}:
+        run = bass.generate(
+            pair, tiny.PROMPTS, SPEC, sampling=WARM, max_new_tokens=40, stop_strings=[string], step=step
+        )
+        for row, text in enumerate(endless.texts):
+            end = text.find(string)
+            checked += end >= 0
+            num = end + len(string) if end >= 0 else 40
+            assert run.texts[row] == (text[:end] if end >= 0 else text)
+            np.testing.assert_array_equal(run.tokens[row], endless.tokens[row][:num])
+            assert len(run.logprobs[row]) == num
+            assert run.finish_reasons[row] == ("stop" if end >= 0 else "length")
+            # The steps' own infos stop there too.
+            emitted = np.concatenate([info.tokens[row][info.tokens[row] >= 0] for info in run.infos])
+            np.testing.assert_array_equal(emitted, run.tokens[row])
+    assert checked > 10
+
+
+def test_log_probabilities_are_the_targets_own(pair):
+    """Under the raw law, whatever the temperature; they rank the samples of a prompt."""
+    run = bass.generate(pair, tiny.PROMPTS, SPEC, sampling=WARM, max_new_tokens=12)
+    for row, prompt in enumerate(tiny.PROMPTS):
+        text = jnp.asarray([[*prompt, *run.tokens[row]]], jnp.int32)
+        positions = jnp.arange(text.shape[1], dtype=jnp.int32)[None]
+        empty = pair.target.init_cache(1, 64)
+        logits, _ = jax.jit(bass.Model.forward)(pair.target, text, positions, empty)
+        expected = jax.nn.log_softmax(logits[0, len(prompt) - 1 : -1])[np.arange(12), run.tokens[row]]
+        # A pass of one token and one of many round differently: 1e-5 of logits up to 30.
+        np.testing.assert_allclose(run.logprobs[row], expected, atol=3e-4)
+        np.testing.assert_allclose(run.mean_logprobs[row], run.logprobs[row].mean(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule, is_lossless", [("token", True), ("typical", False)])
+def test_a_generation_says_whether_it_is_lossless(pair, rule, is_lossless):
+    spec = bass.SpecConfig(1, rule)
+    assert bass.generate(pair, tiny.PROMPTS, spec, sampling=WARM, max_new_tokens=2).is_lossless == is_lossless
+    decoded = bass.generate(pair, tiny.PROMPTS, spec, sampling=WARM, max_new_tokens=2, step="decode")
+    assert decoded.is_lossless
+
+
+def test_one_executable_per_bucket():
+    """Breaking it: minutes of compilation in the middle of serving, for every new temperature or length."""
+    target = tiny.model(1, num_layers=1)
+    pair = bass.Pair(target, NgramDrafter())
+    before = EXECUTABLES.num_compiled
+
+    def run(prompts=tiny.PROMPTS, draft_len=8, **options):
+        options = {"sampling": WARM, "max_new_tokens": 8} | options
+        return bass.generate(pair, prompts, bass.SpecConfig(draft_len), **options).timings
+
+    assert run().num_compiled == EXECUTABLES.num_compiled - before > 0
+    sweeps = [
+        *({"sampling": bass.Sampling(temperature=t)} for t in (0.1, 0.7, 1.0, [0.0, 1.0, 2.0])),
+        *({"sampling": bass.Sampling(temperature=1.0, top_k=k, top_p=p, min_p=m)}
+          for k, p, m in ((3, 1.0, 0.0), (0, 0.5, 0.0), (0, 1.0, 0.3), ([1, 2, 3], 0.9, 0.1))),
+        *({"draft_len": g} for g in (7, 8)),
+        *({"stop_tokens": stops} for stops in ((), (1,), (1, 2), (5, 6, 7))),
+        *({"max_new_tokens": limits} for limits in (1, 20, [3, 1, 9])),
+        *({"prompts": prompts} for prompts in ([[1], [2], [3]], [[1] * 30, [2], [3, 4]], [[1]] * 4)),
+        {"key": jax.random.key(3)},
+    ]  # fmt: skip
+    for options in sweeps:
+        timings = run(**options)
+        assert (timings.num_compiled, timings.compile) == (0, 0.0), options
+    # Seeds make keys by another function, once.
+    assert [run(seeds=seeds).num_compiled for seeds in ([1, 2, 3], [4, 5, 6])] in ([1, 0], [0, 0])
+    # Another bucket is another executable, once; lengths inside it are not.
+    assert [run(draft_len=g).num_compiled for g in (6, 5, 6)] == [1, 0, 0]
+
+
+def test_a_jitted_step_traces_once_per_bucket(pair):
+    """The user's own loop, with jax's own count; every traced field is changed."""
+    step = jax.jit(lambda pair, state, spec: bass.speculate_step(pair, state, spec), donate_argnums=1)
+    for draft_len in (1, 2):
+        for seed in range(3):
+            state = bass.prefill(
+                pair, [[1 + seed] * (1 + seed), [2]], bass.SpecConfig(draft_len), max_new_tokens=5 + seed,
+                sampling=bass.Sampling(temperature=seed, top_k=seed), stop_tokens=[seed],
+            )  # fmt: skip
+            while not state.done.all():
+                state = state._replace(draft_lens=jnp.minimum(state.draft_lens, seed))
+                state, _ = step(pair, state, bass.SpecConfig(draft_len))
+    assert step._cache_size() == 2
+
+
+@pytest.mark.parametrize("draft_len", range(33))
+def test_a_draft_length_runs_in_the_next_bucket(draft_len):
+    bucket = bass.SpecConfig(draft_len).bucket
+    assert bucket in DRAFT_LEN_BUCKETS
+    assert bucket >= draft_len > max((b for b in DRAFT_LEN_BUCKETS if b < bucket), default=-1)
+
+
+MISTAKES = [
+    ("prompts", {"prompts": []}),
+    (r"prompts\[1\] is empty", {"prompts": [[1], []]}),
+    (r"prompts\[0\] has token 11", {"prompts": [[11]]}),
+    (r"prompts\[0\] has token -1", {"prompts": [[-1]]}),
+    (r"prompts\[0\] has 250 tokens", {"prompts": [[1] * 250]}),
+    ("max_new_tokens=0", {"max_new_tokens": 0}),
+    ("max_new_tokens has 2 values: expected 1 or 3", {"max_new_tokens": [1, 2]}),
+    ("temperature has 2 values: expected 1 or 3", {"sampling": bass.Sampling(temperature=[1, 2])}),
+    ("num_samples=0", {"num_samples": 0}),
+    ("step='regular'", {"step": "regular"}),
+    ("acceptance='tokens'", {"spec": bass.SpecConfig(4, "tokens")}),
+    ("acceptance='nowhere:RULE'", {"spec": bass.SpecConfig(4, "nowhere:RULE")}),
+    ("stop_strings", {"stop_strings": [""]}),
+]
+
+
+@pytest.mark.parametrize("message, options", MISTAKES)
+def test_a_callers_mistake_is_named(pair, message, options):
+    options = {"prompts": tiny.PROMPTS, "spec": SPEC} | options
+    with pytest.raises(ValueError, match=message):
+        bass.generate(pair, **options)
+
+
+@pytest.mark.parametrize("draft_len", [-1, 33])
+def test_a_draft_length_out_of_range_is_refused(draft_len):
+    with pytest.raises(ValueError, match=f"draft_len={draft_len}"):
+        bass.SpecConfig(draft_len)

@@ -1,0 +1,204 @@
+"""Who waits, is read and runs, without a device.
+
+What breaking it means: a request that is lost, served twice or starved, or a slot that nobody gets any more.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bass_jax.engine import EngineConfig, Loop, QueueFull, Request, Scheduler, Ticket
+from tests.engine.fakes import FakeExecutor, expected_tokens
+
+CONFIG = EngineConfig(num_slots=5, capacity=64, chunk=8)
+
+
+def request(num_prompt: int = 3, num_new: int = 4, **settings) -> Request:
+    return Request(np.arange(num_prompt, dtype=np.int32), num_new, **settings)
+
+
+def make(config: EngineConfig = CONFIG, **options):
+    executor = FakeExecutor(config.sizes[0], config.chunk)
+    return Loop(Scheduler(config), executor, **options), executor
+
+
+def submit(loop: Loop, *requests: Request) -> list[Ticket]:
+    tickets = [Ticket(one, on_cancel=loop.cancel) for one in requests]
+    for ticket in tickets:
+        loop.submit(ticket)
+    return tickets
+
+
+def check_empty(loop: Loop):
+    scheduler = loop.scheduler
+    assert scheduler.is_idle
+    assert scheduler.num_running == scheduler.num_waiting == scheduler.num_reserved == 0
+    assert scheduler.rows == [None] * len(scheduler.rows)
+    assert not scheduler.reading
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10_000),
+    batching=st.sampled_from(["continuous", "static"]),
+    num_slots=st.integers(1, 9),
+    buckets=st.sampled_from([None, (4, 16), (16,)]),
+    budget=st.sampled_from([None, 64, 200]),
+    chunks=st.integers(1, 3),
+)
+def test_nothing_is_lost_and_nothing_comes_twice(seed, batching, num_slots, buckets, budget, chunks):
+    random = np.random.default_rng(seed)
+    config = EngineConfig(num_slots, 64, budget, chunk=8, chunks_per_step=chunks, batching=batching, buckets=buckets)
+    loop, executor = make(config)
+    tickets: list[Ticket] = []
+    cancelled: set[Ticket] = set()
+    for _ in range(40):
+        for _ in range(random.poisson(0.7)):
+            new = request(int(random.integers(1, 40)), int(random.integers(1, 20)), seed=100 * len(tickets),
+                          priority=int(random.integers(3)))  # fmt: skip
+            tickets += submit(loop, new)
+        if tickets and random.random() < 0.2:
+            chosen = tickets[random.integers(len(tickets))]
+            if chosen.finish_reason is None:
+                cancelled.add(chosen)
+                chosen.cancel()
+        loop.advance()
+        scheduler = loop.scheduler
+        assert scheduler.num_running + len(scheduler.reading) <= num_slots
+        assert scheduler.num_reserved <= config.budget
+        assert scheduler.num_reserved == 64 * (scheduler.num_running + len(scheduler.reading))
+    loop.run()
+    check_empty(loop)
+    assert all(row is None for row in executor.rows)
+    for ticket in tickets:
+        expected, answer = expected_tokens(ticket.request), ticket.answer()
+        assert answer.finish_reason == ticket.finish_reason
+        # A step that is in flight when a request is cancelled may be its last.
+        assert ticket.finish_reason == "length" or (ticket in cancelled and ticket.finish_reason == "cancelled")
+        np.testing.assert_array_equal(answer.tokens, expected[: len(answer.tokens)])
+        if ticket.finish_reason == "length":
+            assert len(answer.tokens) == ticket.num_tokens == len(expected)
+    assert loop.counts.num_finished == len(tickets)
+    assert loop.counts.num_emitted == sum(ticket.num_tokens for ticket in tickets)
+
+
+def test_requests_leave_the_queue_by_priority_and_then_by_arrival():
+    loop, executor = make(EngineConfig(num_slots=1, capacity=64))
+    priorities = [0, 0, 2, 1, 2, 0]
+    tickets = submit(loop, *(request(priority=priority) for priority in priorities))
+    loop.run()
+    served = [entry[1] for entry in executor.log if entry[0] == "insert"]
+    assert [tickets.index(ticket) for ticket in served] == [2, 4, 3, 0, 1, 5]
+
+
+def test_a_small_request_does_not_overtake_a_large_one():
+    """Or the large one would starve while small ones keep coming."""
+    loop, _ = make(EngineConfig(num_slots=4, capacity=64, token_budget=128))
+    first, second, third = submit(loop, *(request(num_new=30) for _ in range(3)))
+    while third.times.admitted != third.times.admitted:
+        assert loop.scheduler.num_reserved <= 128
+        loop.advance()
+    assert first.finish_reason or second.finish_reason
+
+
+def test_running_rows_wait_for_one_piece_of_a_prompt_at_most():
+    loop, executor = make(EngineConfig(num_slots=4, capacity=64, chunk=8, chunks_per_step=2))
+    submit(loop, request(num_new=40))
+    for _ in range(3):
+        loop.advance()
+    submit(loop, *(request(num_prompt=40, num_new=3) for _ in range(3)))
+    loop.run()
+    between, num_reads = [], 0
+    for entry in executor.log[4:]:
+        if entry[0] == "step":
+            between.append(num_reads)
+            num_reads = 0
+        num_reads += entry[0] == "read"
+    assert max(between) == 2
+    assert sum(between) >= 12  # 39 tokens are 5 pieces each
+
+
+def test_a_static_batch_takes_what_waits_and_is_run_to_completion():
+    loop, executor = make(EngineConfig(num_slots=4, capacity=64, batching="static"))
+    submit(loop, *(request(num_new=num) for num in (3, 30, 5)))
+    loop.advance()
+    late = submit(loop, request(), request())
+    loop.run()
+    assert all(ticket.finish_reason == "length" for ticket in late)
+    inserts = [index for index, entry in enumerate(executor.log) if entry[0] == "insert"]
+    # Nobody joins while the long one runs, and the batch keeps its rows.
+    steps = [entry for entry in executor.log[inserts[2] : inserts[3]] if entry[0] == "step"]
+    assert {rows for _, _, rows in steps} == {4}
+    assert steps[-1][1] == 1
+    assert [entry[0] for entry in executor.log[: inserts[2]]].count("step") == 0
+
+
+def test_the_batch_shrinks_after_a_while_and_at_once_when_nobody_runs():
+    loop, executor = make(EngineConfig(num_slots=8, capacity=64))
+    submit(loop, *(request(num_new=60 if i == 0 else 2) for i in range(8)))
+    loop.run()
+    sizes = [rows for kind, *_, rows in (entry for entry in executor.log if entry[0] == "step")]
+    assert max(sizes) >= 4 and sizes[-1] == 1
+    submit(loop, request())
+    loop.run()
+    assert executor.log[-1][2] == 1
+
+
+@pytest.mark.parametrize(
+    "num_prompt, num_new, message",
+    [(60, 5, "capacity=64"), (90, 50, "context is 100"), (3, 0, "max_new_tokens=0")],
+)
+def test_what_can_never_run_is_refused(num_prompt, num_new, message):
+    with pytest.raises(ValueError, match=message):
+        CONFIG.check(num_prompt, num_new, 100)
+
+
+def test_what_exceeds_the_budget_is_refused():
+    with pytest.raises(ValueError, match="token_budget=50"):
+        EngineConfig(num_slots=2, capacity=64, token_budget=50).check(3, 4, 100)
+
+
+def test_a_full_queue_refuses_and_goes_on():
+    loop, _ = make(EngineConfig(num_slots=1, capacity=64, max_waiting=2))
+    tickets = submit(loop, request(), request())
+    with pytest.raises(QueueFull, match="max_waiting=2"):
+        submit(loop, request())
+    loop.run()
+    tickets += submit(loop, request())
+    loop.run()
+    assert [ticket.finish_reason for ticket in tickets] == ["length"] * 3
+
+
+def test_a_callback_that_raises_ends_its_own_request():
+    loop, _ = make()
+    seen: list[int] = []
+
+    def fail(event):
+        seen.append(len(event.tokens))
+        raise KeyError("mine")
+
+    failing = Ticket(request(num_new=20), on_event=fail, on_cancel=loop.cancel)
+    loop.submit(failing)
+    others = submit(loop, request(num_new=20, seed=7), request(num_new=5))
+    loop.run()
+    assert failing.finish_reason == "error" and isinstance(failing.error, KeyError)
+    assert len(seen) == 1 and failing.num_tokens < 20
+    for ticket in others:
+        np.testing.assert_array_equal(ticket.answer().tokens, expected_tokens(ticket.request))
+    check_empty(loop)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"num_slots": 0}, "num_slots=0"),
+        ({"num_slots": 65}, "num_slots=65"),
+        ({"buckets": (1, 3)}, "buckets"),
+        ({"num_slots": 8, "buckets": (1, 4)}, "num_slots=8"),
+        ({"chunk": 0}, "chunk=0"),
+    ],
+)
+def test_configurations_that_are_none(settings, message):
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**settings)

@@ -1,0 +1,86 @@
+"""The same experiment with a device, on a tiny pair: it runs, and its checks can fail."""
+
+import mmap
+
+import numpy as np
+import pytest
+
+import bass_jax as bass
+from bass_jax.cli import traffic_checks
+from bass_jax.engine import EngineConfig
+from bass_jax.experiments.traffic.backends import simulate_traffic
+from bass_jax.experiments.traffic.calibration import measure_overhead, measure_serving, survey_texts
+from bass_jax.experiments.traffic.clocks import RealClock
+from bass_jax.experiments.traffic.drive import drive
+from bass_jax.experiments.traffic.latency import summarize_traffic
+from bass_jax.experiments.traffic.workload import Workload
+from tests import tiny
+from tests.cost_model.profiles import made_up
+
+CONFIG = EngineConfig(num_slots=3, capacity=64, chunk=16, buckets=(4,))
+
+
+@pytest.fixture(scope="module")
+def engine():
+    target = tiny.model(1, num_layers=1)
+    pair = bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.05)))
+    return bass.Engine(pair, bass.SpecConfig(4, "greedy"), config=CONFIG)
+
+
+def test_a_simulation_takes_the_decoders_steps(engine, tmp_path):
+    """The same requests in real and in simulated time: the same tokens, drafts and acceptances in total.
+
+    Which steps share a batch depends on the clock; what a request is given in its own steps does not.
+    """
+    random = np.random.default_rng(0)
+    prompts = [random.integers(0, tiny.VOCAB, num) for num in (5, 1, 17, 9, 30)]
+    limits = np.array([12, 20, 7, 30, 16])
+    workload = Workload(np.linspace(0, 0.01, 5), np.array([len(one) for one in prompts]), limits, limits, [])
+    texts = survey_texts(engine.pair, prompts, workload, str(tmp_path / "survey.jsonl"), batch=3)
+    clock, before = RealClock(), engine.counts
+    engine.loop.clock = clock
+    tickets = drive(
+        engine.loop, clock, workload.times.tolist(),
+        lambda index: engine.submit(prompts[index], max_new_tokens=int(limits[index]), stop_tokens=()),
+    )  # fmt: skip
+    costs = measure_serving(engine, made_up())
+    simulated = simulate_traffic(texts, CONFIG, bass.policies.fixed(4), costs)
+    assert [one.num_tokens for one in tickets] == [one.num_tokens for one in simulated.tickets] == limits.tolist()
+    for name in ("num_row_steps", "num_drafted", "num_accepted", "num_emitted", "num_finished", "num_pieces"):
+        real = getattr(engine.counts, name) - getattr(before, name)
+        assert real == getattr(simulated.counts, name), name
+    assert costs.insert > 0 and (costs.piece > 0).all() and costs.host > 0
+    for found in (tickets, simulated.tickets):
+        for one in found:
+            times = one.times
+            assert times.submitted <= times.admitted <= times.begun < times.first <= times.finished
+    summary = summarize_traffic(tickets, engine.counts)
+    assert summary.num_tokens == limits.sum() and summary.latency.mean > 0
+
+
+def test_the_schedulers_share_is_measured_and_the_engine_is_idle_again(engine):
+    found = measure_overhead(engine, 3, num_steps=4)
+    assert 0 < found.host_seconds < 10 * found.step_seconds
+    assert found.share == found.host_seconds / found.step_seconds
+    assert engine.loop.is_idle
+    with pytest.raises(ValueError, match="num_rows=4"):
+        measure_overhead(engine, 4, num_steps=4)
+
+
+def test_rows_that_end_before_the_last_begins_are_refused(engine):
+    """One prompt is read between two steps: of 64 rows of 62 tokens the first is done before the last begins."""
+    config = EngineConfig(num_slots=64, capacity=64, buckets=(64,), chunk=8)
+    small = bass.Engine(engine.pair, bass.SpecConfig(4, "greedy"), config=config)
+    with pytest.raises(ValueError, match="num_rows=64: expected a capacity"):
+        measure_overhead(small, 64, num_steps=4)
+    assert small.loop.is_idle
+
+
+def test_memory_is_measured():
+    """Mapped by itself: an allocator may hand out memory that a test before this one gave back."""
+    before = traffic_checks._resident_bytes()
+    with mmap.mmap(-1, 2**27) as block:
+        for start in range(0, len(block), mmap.PAGESIZE):
+            block[start] = 1
+        assert traffic_checks._resident_bytes() - before > 2**26
+    assert traffic_checks._resident_bytes() - before < 2**26

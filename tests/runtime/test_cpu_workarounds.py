@@ -1,0 +1,48 @@
+"""The place of the largest score is NumPy's, whatever the scores are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bass_jax.runtime.cpu_workarounds import mode_of
+
+
+def assert_is_argmax(scores):
+    for found in (mode_of(scores), jax.jit(mode_of)(scores)):
+        assert found.dtype == jnp.int32
+        np.testing.assert_array_equal(found, np.argmax(np.asarray(scores, np.float32), axis=-1))
+
+
+@pytest.mark.parametrize("size", [1, 7, 511, 512, 513, 1000, 49152])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_largest_and_several(size, dtype):
+    rng = np.random.default_rng(size)
+    assert_is_argmax(jnp.asarray(rng.normal(size=(2, 3, size)), dtype))
+    # Few values, so that most rows have their largest several times, in one block and in several.
+    assert_is_argmax(jnp.asarray(rng.integers(0, 4, (64, size)), dtype))
+
+
+@pytest.mark.parametrize("size", [600, 640])
+def test_infinities_and_nan(size):
+    scores = np.random.default_rng(0).normal(size=(8, size)).astype(np.float32)
+    scores[0] = -np.inf
+    scores[1, :] = -np.inf
+    scores[1, size - 1] = 3
+    scores[2, 300] = np.inf
+    scores[3], scores[3, 517] = -0.0, 0.0
+    scores[4] = np.finfo(np.float32).min
+    assert_is_argmax(jnp.asarray(scores))
+    scores[5, [450, 451]] = np.nan
+    scores[6] = np.nan
+    scores[7, 200], scores[7, 400] = np.inf, np.nan
+    found = jax.jit(mode_of)(scores)
+    assert (found >= 0).all() and (found < size).all()
+    np.testing.assert_array_equal(found[:5], np.argmax(scores[:5], axis=-1))
+
+
+def test_a_cpu_looks_for_blocks_first():
+    """`argmax` over the whole vocabulary is what it is to avoid."""
+    program = jax.jit(mode_of).lower(jax.ShapeDtypeStruct((5, 49152), jnp.float32)).as_text()
+    assert "5x384xf32" in program
+    assert "reduce" in program and "5x49152xi32" not in program
