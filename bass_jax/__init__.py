@@ -1,11 +1,11 @@
 """Batched speculative decoding for JAX: pure, jitted, exact, replaceable in every part."""
 
 from bass_jax import cost_model, drafters, policies
-from bass_jax.acceptance import AcceptanceRule, Verdict, register_rule
-from bass_jax.analysis.quantization_error import measure_fidelity
+from bass_jax.acceptance import AcceptanceResult, AcceptanceRule, register_rule
+from bass_jax.analysis.quantization_error import measure_quantization_error
 from bass_jax.analysis.replay import make_replay
 from bass_jax.analysis.simulator import simulate
-from bass_jax.analysis.utilization import measure_utilisation
+from bass_jax.analysis.utilization import measure_utilization
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.device_loop import generate_on_device
 from bass_jax.decoding.metrics import Summary, per_token_latency, summarize
@@ -21,19 +21,19 @@ from bass_jax.models import Model, init_model, quantize_model
 from bass_jax.models.mesh import start_distributed, tensor_parallel_mesh
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.runtime.xla_flags import configure_gpu, use_compilation_cache
-from bass_jax.sampling import Law, Sampling
-from bass_jax.testing.lossless import LawReport, verify_lossless
+from bass_jax.sampling import Sampling, TokenDistribution
+from bass_jax.testing.lossless import LosslessReport, verify_lossless
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AcceptanceResult",
     "AcceptanceRule",
     "Engine",
     "EngineConfig",
     "FinishReason",
     "Generation",
-    "Law",
-    "LawReport",
+    "LosslessReport",
     "Model",
     "ModelConfig",
     "Pair",
@@ -42,8 +42,8 @@ __all__ = [
     "SpecState",
     "StepInfo",
     "Summary",
+    "TokenDistribution",
     "TraceWriter",
-    "Verdict",
     "compile_ahead",
     "configure_gpu",
     "cost_model",
@@ -54,8 +54,8 @@ __all__ = [
     "init_model",
     "load_pair",
     "make_replay",
-    "measure_fidelity",
-    "measure_utilisation",
+    "measure_quantization_error",
+    "measure_utilization",
     "output_tokens",
     "per_token_latency",
     "policies",

@@ -13,7 +13,7 @@ DRAFT_LEN_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 """Batch sizes that get an executable of their own; larger ones are multiples of the last."""
 
-MAX_CHAINS = 8
+MAX_CANDIDATES = 8
 """Most chains of drafts per row."""
 
 MAX_SAMPLES = 4096
@@ -66,7 +66,7 @@ class SpecConfig:
         acceptance_kernel: ``"pallas"`` runs the greedy and the token rule as one fused kernel on a GPU, to the
             same tokens; ``"xla"`` never does.
         record_drafts: infos carry a `bass_jax.decoding.state.DraftRecord`; costs the laws that the fused kernel saves.
-        num_chains: M, alternative chains of drafts per row that one target pass checks; more than 1 needs a rule
+        num_candidates: M, alternative chains of drafts per row that one target pass checks; more than 1 needs a rule
             and a drafter that can (``"multi_draft"``, ``"greedy"``).
         logits_processors: functions ``(logits [V], tokens [C], position) -> logits [V]``, or ``"module:name"`` of
             them, applied in this order to target and draft; see `bass_jax.sampling.logits_processors.LogitsProcessor`.
@@ -78,7 +78,7 @@ class SpecConfig:
     acceptance: str = "token"
     acceptance_kernel: str = "pallas"
     record_drafts: bool = False
-    num_chains: int = 1
+    num_candidates: int = 1
     logits_processors: Sequence[Callable | str] = ()
     num_logprobs: int | None = None
 
@@ -86,11 +86,11 @@ class SpecConfig:
         draft_len_bucket(self.draft_len)
         check_kind("acceptance", self.acceptance, str, "the name of a rule")
         check_flag("record_drafts", self.record_drafts)
-        check_integer("num_chains", self.num_chains, 1, MAX_CHAINS)
+        check_integer("num_candidates", self.num_candidates, 1, MAX_CANDIDATES)
         if self.num_logprobs is not None:
             check_integer("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS)
-        if self.record_drafts and self.num_chains > 1:
-            raise ValueError("record_drafts=True: drafts are recorded of one chain; expected num_chains=1")
+        if self.record_drafts and self.num_candidates > 1:
+            raise ValueError("record_drafts=True: drafts are recorded of one chain; expected num_candidates=1")
         check_kind("logits_processors", self.logits_processors, tuple | list, "a sequence of processors")
         for processor in self.logits_processors:
             if not isinstance(processor, str | Callable):

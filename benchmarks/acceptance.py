@@ -21,13 +21,13 @@ from rich.table import Table
 
 import bass_jax as bass
 from bass_jax.acceptance import TOKEN
-from bass_jax.acceptance.block import standing_probs
+from bass_jax.acceptance.block import prefix_probs
 
 EXPECTED: list[tuple[np.ndarray, ...]] = []
 """Of every step: drafts, and accepted drafts expected under the token and the block rule; per row."""
 
 
-def _judge_and_record(draft_tokens, num_drafted, draft_probs, target, keys):
+def _score_and_record(draft_tokens, num_drafted, draft_probs, target, keys):
     """The token rule, which also says what it and the block rule expect of the same drafts."""
     is_real = jnp.arange(draft_tokens.shape[1]) < num_drafted[:, None]
     token = draft_tokens[..., None]
@@ -35,16 +35,16 @@ def _judge_and_record(draft_tokens, num_drafted, draft_probs, target, keys):
     draft_prob = jnp.take_along_axis(draft_probs, token, axis=2)[..., 0]
     ratio = jnp.minimum(target_prob / jnp.where(draft_prob > 0, draft_prob, 1.0), 1.0)
     by_token = jnp.cumprod(jnp.where(is_real, ratio, 0.0), axis=1).sum(axis=1)
-    stands, _ = standing_probs(draft_tokens, num_drafted, draft_probs, target)
-    falls = jnp.where(is_real, 1.0 - stands, 1.0)
+    is_accepted, _ = prefix_probs(draft_tokens, num_drafted, draft_probs, target)
+    falls = jnp.where(is_real, 1.0 - is_accepted, 1.0)
     # At least i drafts stand unless the draws of i and of all longer prefixes fail.
     by_block = (1.0 - jnp.cumprod(falls[:, ::-1], axis=1)).sum(axis=1)
     jax.debug.callback(lambda *values: EXPECTED.append(tuple(map(np.asarray, values))), num_drafted, by_token, by_block)
-    return TOKEN.judge(draft_tokens, num_drafted, draft_probs, target, keys)
+    return TOKEN.accept(draft_tokens, num_drafted, draft_probs, target, keys)
 
 
 bass.register_rule(
-    bass.AcceptanceRule("token_and_block", _judge_and_record, lossless=True, noise="step", source=TOKEN.source)
+    bass.AcceptanceRule("token_and_block", _score_and_record, lossless=True, noise="step", source=TOKEN.source)
 )
 
 
@@ -121,10 +121,10 @@ def ratio_of_sums(values, counts) -> tuple[float, float]:
 
 def measure(pair, encoded, temperatures, rule, draft_len, max_new_tokens) -> list[dict]:
     """One cell per temperature."""
-    name, _, chains = rule.partition(":")
+    name, _, candidates = rule.partition(":")
     rows = encoded * len(temperatures)
     run = bass.generate(
-        pair, rows, bass.SpecConfig(draft_len, name, num_chains=int(chains or 1)),
+        pair, rows, bass.SpecConfig(draft_len, name, num_candidates=int(candidates or 1)),
         sampling=bass.Sampling(temperature=np.repeat(temperatures, len(encoded))),
         seeds=range(len(rows)), max_new_tokens=max_new_tokens,
     )  # fmt: skip

@@ -26,8 +26,8 @@ from rich.table import Table
 import bass_jax as bass
 from bass_jax.cli.output import output_console
 from bass_jax.drafters import DraftContext, Drafter, ModelDrafter
-from bass_jax.drafters.ensemble import combined_drafter
-from bass_jax.sampling import Adjuster, Sampling
+from bass_jax.drafters.ensemble import ensemble_drafter
+from bass_jax.sampling import LogitsProcessors, Sampling
 from bass_jax.training.agreement import accepted_runs
 from bass_jax.training.batches import single_batches
 from bass_jax.training.distill_config import load_config
@@ -74,19 +74,19 @@ def main() -> None:
     table = {n: share for n in range(1, lookup.max_ngram + 1) if (share := right_behind(answers, said, n)) is not None}
     print("right behind a match of n tokens:", {n: round(share, 2) for n, share in table.items()}, flush=True)
 
-    def worth(trust: tuple[float, float, float], enough: float) -> dict[str, float]:
-        return block_efficiencies(answers, said, trust, enough, options.draft_len)
+    def worth(confidence_scale: tuple[float, float, float], enough: float) -> dict[str, float]:
+        return block_efficiencies(answers, said, confidence_scale, enough, options.draft_len)
 
-    alone = combined_drafter(None, store)
+    alone = ensemble_drafter(None, store)
     found: dict[str, dict[str, float]] = {
         "lookup": worth((1.0, -1.0, -1.0), 1.0),
         "network": worth((-1.0, 1.0, -1.0), 1.0),
         "store": worth((-1.0, -1.0, 1.0), 1.0),
-        "combined": worth(tuple(shipped.trust), shipped.enough),
-        "combined, no network": worth((alone.trust[0], -1.0, alone.trust[1]), alone.enough),
+        "combined": worth(tuple(shipped.confidence_scale), shipped.enough),
+        "combined, no network": worth((alone.confidence_scale[0], -1.0, alone.confidence_scale[1]), alone.enough),
     }
-    sure = shipped.enough / shipped.trust[0]
-    for looked, stored in itertools.product(*map(numbers, (options.lookup_trusts, options.store_trusts))):
+    sure = shipped.enough / shipped.confidence_scale[0]
+    for looked, stored in itertools.product(*map(numbers, (options.lookup_scales, options.retrieval_scales))):
         found[f"lookup {looked}, store {stored}"] = worth((looked, 1.0, stored), looked * sure)
         found[f"lookup {looked}, store {stored}, no network"] = worth((looked, -1.0, stored), looked * sure)
 
@@ -105,12 +105,12 @@ def numbers(text: str) -> list[float]:
     return [float(value) for value in text.split(",")]
 
 
-def block_efficiencies(answers, said, trust, enough: float, draft_len: int) -> dict[str, float]:
+def block_efficiencies(answers, said, confidence_scale, enough: float, draft_len: int) -> dict[str, float]:
     """Tokens per target pass by domain; parts in order, one of negative trust is left out."""
     counts: dict[str, np.ndarray] = {}
     for (rollout, source), parts in zip(answers, said, strict=True):
         worth, token = np.full(len(rollout.response), -1.0), np.full(len(rollout.response), -1)
-        for part, share in zip(parts, trust, strict=True):
+        for part, share in zip(parts, confidence_scale, strict=True):
             own = np.where(part.confidence < 0, -1.0, part.confidence * share)
             is_new = (worth < enough) & (own > worth)
             worth, token = np.where(is_new, own, worth), np.where(is_new, part.tokens, token)
@@ -144,9 +144,14 @@ def part_said(part: Drafter, rollout: Rollout) -> Said:
 @jax.jit
 def _propose(part: Any, tokens, lengths):
     num_rows = len(tokens)
-    controls, adjuster = Sampling().controls(num_rows, 1), Adjuster(None, lengths, jnp.full((num_rows, 1), -1))
+    sampling_arrays, processors = (
+        Sampling().sampling_arrays(num_rows, 1),
+        LogitsProcessors(None, lengths, jnp.full((num_rows, 1), -1)),
+    )
     keys = jnp.broadcast_to(jax.random.key(0), (num_rows, 1))
-    context = DraftContext(tokens, lengths, jnp.ones_like(lengths), controls, keys, adjuster, jnp.zeros(num_rows))
+    context = DraftContext(
+        tokens, lengths, jnp.ones_like(lengths), sampling_arrays, keys, processors, jnp.zeros(num_rows)
+    )
     return part.propose(part.init(tokens, lengths), context, 1, is_sampled=False)[0]
 
 

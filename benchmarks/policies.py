@@ -30,7 +30,7 @@ from bass_jax.analysis.profiler import measure_profile
 from bass_jax.analysis.replay import make_replay
 from bass_jax.analysis.simulator import compose, regret, simulate
 from bass_jax.cost_model import read_profile
-from bass_jax.decoding.policy_runner import Pacer
+from bass_jax.decoding.policy_runner import PolicyRunner
 from bass_jax.decoding.prefill import prefill
 from bass_jax.decoding.traces import TraceWriter, read_trace
 from bass_jax.engine.generate import Run, begin_trace
@@ -70,7 +70,7 @@ def main() -> None:
             draft_lens=(*LENGTHS, 8), contexts=(216,), on_cell=lambda cell: print(f"profile: {cell}", flush=True),
         )  # fmt: skip
     profile.write(options.output.with_suffix(".profile.json"))
-    replay, survey_seconds = survey(options, pair, decoded)
+    replay, exhaustive_seconds = exhaustive(options, pair, decoded)
     ways = {
         "regular": policies.fixed(0),
         **{f"fixed {length}": policies.fixed(length) for length in LENGTHS[1:]},
@@ -86,7 +86,7 @@ def main() -> None:
         "date": datetime.date.today().isoformat(), "jax": jax.__version__, "device": jax.devices()[0].device_kind,
         "machine": platform.machine(), "num_cores": os.cpu_count(), "max_new_tokens": options.max_new_tokens,
         "num_prompts": len(decoded), "fit_errors": profile.fit_errors(), "rates": profile.rates,
-        "profile_seconds": time.perf_counter() - start - survey_seconds, "survey_seconds": survey_seconds, "cells": [],
+        "profile_seconds": time.perf_counter() - start - exhaustive_seconds, "exhaustive_seconds": exhaustive_seconds, "cells": [],
     }  # fmt: skip
     for batch in batches:
         rows = decoded[: min(max(2 * batch, 4), options.num_prompts)]
@@ -100,13 +100,13 @@ def main() -> None:
     print(tables(record))
 
 
-def survey(options, pair, rows):
+def exhaustive(options, pair, rows):
     """Records every position of the decoded texts once, as one batch."""
     path = options.output.with_suffix(".trace.jsonl")
     path.unlink(missing_ok=True)
     start = time.perf_counter()
     run = Run(
-        pair, rows, bass.SpecConfig(8, record_drafts=True), max_new_tokens=options.max_new_tokens, step="survey"
+        pair, rows, bass.SpecConfig(8, record_drafts=True), max_new_tokens=options.max_new_tokens, step="exhaustive"
     )  # fmt: skip
     with TraceWriter(path) as trace:
         begin_trace(trace, run)
@@ -168,15 +168,15 @@ def measure(options, pair, ways, rows, batch, replay, profile) -> list[dict]:
 def update_seconds(pair, policy, rows) -> float:
     """Median time of a policy's update by itself, dispatched and waited for."""
     state = prefill(pair, rows, bass.SpecConfig(4), max_new_tokens=8)
-    pacer, found = Pacer(policy, state), []
+    policy_runner, found = PolicyRunner(policy, state), []
     info = bass.StepInfo(*([None] * len(bass.StepInfo._fields)))._replace(
         is_active=~state.done, num_drafted=state.draft_lens, num_accepted=state.draft_lens // 2,
         num_emitted=state.draft_lens // 2 + 1,
     )  # fmt: skip
     for _ in range(200):
         start = time.perf_counter()
-        pacer.update(state, info, 0.02)
-        jax.block_until_ready(pacer.num_wanted)
+        policy_runner.update(state, info, 0.02)
+        jax.block_until_ready(policy_runner.num_wanted)
         found.append(time.perf_counter() - start)
     return statistics.median(found)
 

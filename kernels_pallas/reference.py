@@ -134,9 +134,9 @@ def masked_acceptance(
     token = draft_tokens[..., None]
     target_prob = jnp.take_along_axis(target[:, :num_slots], token, axis=2)[..., 0]
     draft_prob = jnp.take_along_axis(draft_probs, token, axis=2)[..., 0]
-    stands = (target_prob > 0) & (uniform * draft_prob <= target_prob)
-    stands &= jnp.arange(num_slots) < num_drafted[:, None]
-    num_accepted = jnp.cumprod(stands, axis=1).sum(axis=1).astype(jnp.int32)
+    is_accepted = (target_prob > 0) & (uniform * draft_prob <= target_prob)
+    is_accepted &= jnp.arange(num_slots) < num_drafted[:, None]
+    num_accepted = jnp.cumprod(is_accepted, axis=1).sum(axis=1).astype(jnp.int32)
 
     row = jnp.arange(batch)
     law = target[row, num_accepted]

@@ -9,7 +9,7 @@ import bass_jax as bass
 from bass_jax.decoding.state import SpecState
 from bass_jax.drafters import ModelDrafter, NgramDrafter
 from bass_jax.models import abstract_params
-from bass_jax.sampling import SamplingControls
+from bass_jax.sampling import SamplingArrays
 
 
 def abstract_model(config: bass.ModelConfig) -> bass.Model:
@@ -31,7 +31,7 @@ def abstract_state(pair: bass.Pair, batch: int, capacity: int) -> SpecState:
         return SpecState(
             tokens=tokens, lengths=lengths, prompt_lengths=lengths, limits=lengths, finish=lengths,
             keys=jax.vmap(jax.random.key)(per_row(jnp.uint32)), num_steps=lengths, draft_lens=lengths,
-            controls=SamplingControls(
+            sampling_arrays=SamplingArrays(
                 per_row(jnp.float32), per_row(jnp.int32), per_row(jnp.float32), per_row(jnp.float32)
             ),
             stop_tokens=jnp.zeros((batch, 2), jnp.int32),

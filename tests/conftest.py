@@ -46,8 +46,8 @@ def compiled_code_is_bounded():
     if maps.exists() and maps.read_bytes().count(b"\n") > MANY_MAPS:
         import jax
 
-        from bass_jax.runtime.jit_cache import EXECUTABLES
+        from bass_jax.runtime.jit_cache import JIT_CACHE
 
-        EXECUTABLES.clear()
+        JIT_CACHE.clear()
         jax.clear_caches()
         gc.collect()

@@ -27,11 +27,11 @@ class WrongLawDrafter(TableDrafter):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ForgetfulChainsDrafter(TableDrafter):
+class ForgetfulCandidatesDrafter(TableDrafter):
     """Draws first tokens without replacement, and reports the law of the first for all of them."""
 
-    def propose_chains(self, state, context, draft_len, num_chains, *, is_sampled):
-        proposal, state = super().propose_chains(state, context, draft_len, num_chains, is_sampled=is_sampled)
+    def propose_many(self, state, context, draft_len, num_candidates, *, is_sampled):
+        proposal, state = super().propose_many(state, context, draft_len, num_candidates, is_sampled=is_sampled)
         first = jnp.broadcast_to(proposal.probs[:, :1, 0], proposal.probs[:, :, 0].shape)
         return proposal._replace(probs=proposal.probs.at[:, :, 0].set(first)), state
 
@@ -54,29 +54,29 @@ def shared_stream(role: Role):
 
 
 def _residual_from_uniform(draft_tokens, num_drafted, draft_probs, target, keys):
-    verdict = TOKEN.judge(draft_tokens, num_drafted, draft_probs, target, keys)
+    result = TOKEN.accept(draft_tokens, num_drafted, draft_probs, target, keys)
     uniform = draw(jnp.ones_like(target.probs[:, 0]), gumbel(keys.residual, target.probs.shape[-1]))
-    is_rejected = verdict.num_accepted < num_drafted
-    return verdict._replace(next_token=jnp.where(is_rejected, uniform, verdict.next_token))
+    is_rejected = result.num_accepted < num_drafted
+    return result._replace(next_token=jnp.where(is_rejected, uniform, result.next_token))
 
 
 def _first_token_unchecked(draft_tokens, num_drafted, draft_probs, target, keys):
     is_drafted = (num_drafted > 0)[:, None]
     first = jax.nn.one_hot(draft_tokens[:, 0], target.probs.shape[-1])
     probs = target.probs.at[:, 0].set(jnp.where(is_drafted, first, target.probs[:, 0]))
-    return TOKEN.judge(draft_tokens, num_drafted, draft_probs, target._replace(probs=probs), keys)
+    return TOKEN.accept(draft_tokens, num_drafted, draft_probs, target._replace(probs=probs), keys)
 
 
 def _off_by_one(draft_tokens, num_drafted, draft_probs, target, keys):
-    verdict = TOKEN.judge(draft_tokens, num_drafted, draft_probs, target, keys)
+    result = TOKEN.accept(draft_tokens, num_drafted, draft_probs, target, keys)
     probs = target.probs[jnp.arange(len(num_drafted)), jnp.maximum(num_drafted - 1, 0)]
     stale = draw(probs, gumbel(keys.residual, probs.shape[-1]))
-    is_full = (verdict.num_accepted == num_drafted) & (num_drafted > 0)
-    return verdict._replace(next_token=jnp.where(is_full, stale, verdict.next_token))
+    is_full = (result.num_accepted == num_drafted) & (num_drafted > 0)
+    return result._replace(next_token=jnp.where(is_full, stale, result.next_token))
 
 
-def _faulty(name: str, judge) -> AcceptanceRule:
-    return dataclasses.replace(TOKEN, name=name, judge=judge)
+def _faulty(name: str, accept) -> AcceptanceRule:
+    return dataclasses.replace(TOKEN, name=name, accept=accept)
 
 
 RESIDUAL_FROM_UNIFORM = _faulty("residual_from_uniform", _residual_from_uniform)

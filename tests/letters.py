@@ -12,14 +12,14 @@ class Letters:
     """Hashable by content, as a pair's tokenizer must be; `pieces` are the bytes of each token."""
 
     size: int
-    pieces: tuple[bytes, ...] = ()
+    chunks: tuple[bytes, ...] = ()
     stop_ids: tuple[int, ...] = ()
 
     def encode_batch(self, texts):
         return [np.array([string.ascii_lowercase.index(letter) for letter in text], np.int32) for text in texts]
 
     def bytes_of(self, token: int) -> bytes:
-        return self.pieces[token] if self.pieces else string.ascii_lowercase[token].encode()
+        return self.chunks[token] if self.chunks else string.ascii_lowercase[token].encode()
 
     def incremental_decoder(self):
         return _Decoder(self)

@@ -1,4 +1,4 @@
-"""A module imports only from its own or a lower layer, no imports form a circle, and the package needs few libraries."""
+"""A module imports only from its own or a lower layer, without circles, and the package needs few libraries."""
 
 import ast
 import subprocess

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
-from bass_jax.acceptance import MULTI_DRAFT, TOKEN, ChainVerdict, Verdict, register_rule
+from bass_jax.acceptance import MULTI_DRAFT, TOKEN, AcceptanceResult, MultiDraftAcceptanceResult, register_rule
 from bass_jax.acceptance.base import _REGISTRY
 from bass_jax.drafters.template import RepeatDrafter
 from bass_jax.policies import Plan
@@ -53,12 +53,12 @@ def rule():
     names = []
 
     def make(change, base=TOKEN, field="judge"):
-        def judge(*arguments):
+        def accept(*arguments):
             return change(getattr(base, field)(*arguments))
 
         # A step is compiled once per name.
         name = f"wrong{next(NUMBERS)}"
-        names.append(register_rule(dataclasses.replace(base, name=name, **{field: judge})).name)
+        names.append(register_rule(dataclasses.replace(base, name=name, **{field: accept})).name)
         return names[-1]
 
     yield make
@@ -96,9 +96,12 @@ def test_a_drafter_is_refused_when_it_is_traced(change, message):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda v: v.num_accepted, "acceptance='wrong.*': returned .*: expected Verdict"),
-        (lambda v: tuple(v), "acceptance='wrong.*': returned tuple: expected Verdict"),
-        (lambda v: ChainVerdict(v[0], *v), "acceptance='wrong.*': returned ChainVerdict: expected Verdict"),
+        (lambda v: v.num_accepted, "acceptance='wrong.*': returned .*: expected AcceptanceResult"),
+        (lambda v: tuple(v), "acceptance='wrong.*': returned tuple: expected AcceptanceResult"),
+        (
+            lambda v: MultiDraftAcceptanceResult(v[0], *v),
+            "acceptance='wrong.*': returned MultiDraftAcceptanceResult: expected AcceptanceResult",
+        ),
         (lambda v: v._replace(num_accepted=v.num_accepted * 0.5), "num_accepted has dtype float32"),
         (lambda v: v._replace(next_token=v.next_token[:2]), r"next_token has .* shape \[2\]"),
         (lambda v: v._replace(next_token=5), "next_token is of type int"),
@@ -140,10 +143,10 @@ def test_tokens_are_held_to_the_vocabulary(rule):
 
 
 def test_several_chains_are_held_to_their_drafts(rule):
-    def change(verdict: ChainVerdict) -> Verdict | ChainVerdict:
-        return verdict._replace(chain=verdict.chain + 50, num_accepted=jnp.full_like(verdict.num_accepted, 99))
+    def change(result: MultiDraftAcceptanceResult) -> AcceptanceResult | MultiDraftAcceptanceResult:
+        return result._replace(candidate=result.candidate + 50, num_accepted=jnp.full_like(result.num_accepted, 99))
 
-    name = rule(change, MULTI_DRAFT, "judge_chains")
-    result = run(tiny.table_drafter(), acceptance=name, num_chains=2)
+    name = rule(change, MULTI_DRAFT, "accept_candidates")
+    result = run(tiny.table_drafter(), acceptance=name, num_candidates=2)
     for info in result.infos:
         assert (info.num_accepted <= info.num_drafted).all()

@@ -56,7 +56,7 @@ def test_greedy_speculation_is_regular_decoding(pairs, encoded, baseline, drafte
 @pytest.mark.parametrize("drafter", ["model", "hidden", "combined_hidden"])
 def test_the_shipped_drafts_are_worth_drafting_with(pairs, encoded, drafter):
     """A floor well under what they were measured at: broken by a stale draft cache or a wrong vocabulary map."""
-    assert pairs[drafter].drafter.reads_features == (drafter != "model")
+    assert pairs[drafter].drafter.reads_hidden_states == (drafter != "model")
     run = bass.generate(pairs[drafter], encoded, bass.SpecConfig(draft_len=4), max_new_tokens=NUM_TOKENS)
     assert run.summary.block_efficiency > 1.6
 

@@ -190,7 +190,7 @@ def _stream(**changes):
 
 def _sampling(**changes):
     """Fields meet the number of rows and the vocabulary when they are laid out."""
-    return bass.Sampling(**changes).controls(3, tiny.VOCAB)
+    return bass.Sampling(**changes).sampling_arrays(3, tiny.VOCAB)
 
 
 ENGINES: list[bass.Engine] = []
@@ -199,9 +199,9 @@ ENGINES: list[bass.Engine] = []
 def _submit(**changes):
     if not ENGINES:
         config = bass.EngineConfig(num_slots=1, capacity=64, chunk=8, max_waiting=10**6)
-        ENGINES.append(bass.Engine(PAIR, SPEC, config=config, is_adjusted=True, warm_up=False))
-    ticket = ENGINES[0].submit(**({"prompt": [1, 2], "max_new_tokens": 2} | changes))
-    ticket.cancel()
+        ENGINES.append(bass.Engine(PAIR, SPEC, config=config, is_processed=True, warm_up=False))
+    handle = ENGINES[0].submit(**({"prompt": [1, 2], "max_new_tokens": 2} | changes))
+    handle.cancel()
 
 
 def _engine(**changes):
@@ -233,7 +233,7 @@ def _is_integral(value: Any) -> bool:
 
 LOOP = RUN | {
     "stop_strings": are_texts,
-    "step": one_of("decode", "lockstep", "speculate", "survey"),
+    "step": one_of("decode", "synchronized", "speculate", "exhaustive"),
     "policy": is_policy,
     "warm_up": is_a(bool, np.bool_),
 }
@@ -247,7 +247,7 @@ ENTRIES = [
             "acceptance": is_a(str),
             "acceptance_kernel": one_of("pallas", "xla"),
             "record_drafts": is_a(bool, np.bool_),
-            "num_chains": is_integer(1, 8),
+            "num_candidates": is_integer(1, 8),
             "logits_processors": lambda value: (
                 isinstance(value, list | tuple) and all(isinstance(one, str) or callable(one) for one in value)
             ),
@@ -318,7 +318,7 @@ ENTRIES = [
             "spec": is_a(bass.SpecConfig, type(None)),
             "policy": is_policy,
             "config": is_a(bass.EngineConfig, type(None)),
-            "is_adjusted": is_a(bool, np.bool_),
+            "is_processed": is_a(bool, np.bool_),
             "num_stop_tokens": is_integer(0),
             "warm_up": lambda value: isinstance(value, bool | np.bool_) and not value,
             "on_step": is_function,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bass_jax as bass
-from bass_jax.drafters import CombinedDrafter, DraftContext, ModelDrafter, NgramDrafter, Proposal, StoreDrafter
+from bass_jax.drafters import DraftContext, EnsembleDrafter, ModelDrafter, NgramDrafter, Proposal, RetrievalDrafter
 from bass_jax.drafters.retrieval import suffix_hashes
 from bass_jax.models import abstract_params
 from bass_jax.sampling import draw
@@ -87,25 +87,29 @@ class TableDrafter:
         return None
 
     def propose(self, state, context: DraftContext, draft_len: int, *, is_sampled: bool):
-        proposal, _ = self.propose_chains(state, context, draft_len, 1, is_sampled=is_sampled)
+        proposal, _ = self.propose_many(state, context, draft_len, 1, is_sampled=is_sampled)
         return jax.tree.map(lambda leaf: leaf[:, 0], proposal), state
 
-    def propose_chains(self, state, context: DraftContext, draft_len: int, num_chains: int, *, is_sampled: bool):
+    def propose_many(self, state, context: DraftContext, draft_len: int, num_candidates: int, *, is_sampled: bool):
         last = jnp.take_along_axis(context.tokens, context.lengths[:, None] - 1, axis=1)[:, 0]
         num_drafted = jnp.where(last % 2 == 0, context.num_wanted, jnp.minimum(context.num_wanted, 2))
-        rows, left, chains = jnp.arange(last.shape[0]), self.table[last], []
-        for chain in range(num_chains):
-            tokens, laws = [], []
+        rows, left, candidates = jnp.arange(last.shape[0]), self.table[last], []
+        for candidate in range(num_candidates):
+            tokens, distributions = [], []
             for step in range(draft_len):
-                law = self.table[tokens[-1]] if step else left / left.sum(axis=-1, keepdims=True)
+                distribution = self.table[tokens[-1]] if step else left / left.sum(axis=-1, keepdims=True)
                 keys = context.keys[:, step]  # Chain 0 draws with the noise that a single chain would.
-                keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, chain) if chain else keys
-                noise = gumbel(keys, law.shape[-1])
-                tokens.append(draw(law, noise) if is_sampled else jnp.argmax(law, axis=-1).astype(jnp.int32))
-                laws.append(law)
+                keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, candidate) if candidate else keys
+                noise = gumbel(keys, distribution.shape[-1])
+                tokens.append(
+                    draw(distribution, noise) if is_sampled else jnp.argmax(distribution, axis=-1).astype(jnp.int32)
+                )
+                distributions.append(distribution)
             left = left.at[rows, tokens[0]].set(0.0)
-            chains.append(Proposal(jnp.stack(tokens, 1), num_drafted, jnp.stack(laws, 1) if is_sampled else None))
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *chains), state
+            candidates.append(
+                Proposal(jnp.stack(tokens, 1), num_drafted, jnp.stack(distributions, 1) if is_sampled else None)
+            )
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *candidates), state
 
     def commit(self, state, lengths):
         return state
@@ -128,7 +132,7 @@ def hidden_drafter(target: bass.Model, vocab_size: int = VOCAB, scale: float = 1
     return ModelDrafter(draft, vocab_size)
 
 
-def store_drafter(vocab_size: int = VOCAB, min_confidence: float = 0.0) -> StoreDrafter:
+def retrieval_drafter(vocab_size: int = VOCAB, min_confidence: float = 0.0) -> RetrievalDrafter:
     """Knows about half of the contexts of one and two tokens, each with an arbitrary token behind it."""
     random = np.random.default_rng(9)
     pairs = np.stack(np.meshgrid(np.arange(vocab_size), np.arange(vocab_size), indexing="ij"), -1).reshape(-1, 2)
@@ -137,9 +141,9 @@ def store_drafter(vocab_size: int = VOCAB, min_confidence: float = 0.0) -> Store
     keys = np.sort(keys)
     tokens, confidence = (random.integers(0, high, len(keys)) for high in (vocab_size, 256))
     arrays = (keys, tokens.astype(np.uint16), confidence.astype(np.uint8))
-    return StoreDrafter(*map(jnp.asarray, arrays), max_ngram=2, min_ngram=1, min_confidence=min_confidence)
+    return RetrievalDrafter(*map(jnp.asarray, arrays), max_ngram=2, min_ngram=1, min_confidence=min_confidence)
 
 
-def combined_drafter(network: ModelDrafter, vocab_size: int = VOCAB) -> CombinedDrafter:
+def ensemble_drafter(network: ModelDrafter, vocab_size: int = VOCAB) -> EnsembleDrafter:
     """Lookup, a store that is not always sure, and a network."""
-    return CombinedDrafter((NgramDrafter(3, 2), store_drafter(vocab_size, min_confidence=0.4), network))
+    return EnsembleDrafter((NgramDrafter(3, 2), retrieval_drafter(vocab_size, min_confidence=0.4), network))

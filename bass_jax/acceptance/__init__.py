@@ -5,10 +5,10 @@ of Leviathan et al.; `template.py` is the file to copy for a rule of your own.
 """
 
 from bass_jax.acceptance.base import (
+    AcceptanceResult,
     AcceptanceRule,
-    ChainVerdict,
+    MultiDraftAcceptanceResult,
     RuleKeys,
-    Verdict,
     find_rule,
     register_rule,
     registered_rules,
@@ -29,10 +29,10 @@ __all__ = [
     "THRESHOLD",
     "TOKEN",
     "TYPICAL",
+    "AcceptanceResult",
     "AcceptanceRule",
-    "ChainVerdict",
+    "MultiDraftAcceptanceResult",
     "RuleKeys",
-    "Verdict",
     "find_rule",
     "register_rule",
     "registered_rules",

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import jax.numpy as jnp
 
 from bass_jax.runtime.checks import check_kind, shown
-from bass_jax.runtime.imports import load_reference
-from bass_jax.sampling.distribution import Law
+from bass_jax.runtime.imports import import_attribute
+from bass_jax.sampling.distribution import TokenDistribution
 from bass_jax.sampling.params import Sampling
 from bass_jax.typing import Array, check_array
 
@@ -24,28 +24,33 @@ class RuleKeys(NamedTuple):
     positions: Array  # [B, G + 1] key, of the absolute positions that the laws are for: regular decoding's own
 
 
-class Verdict(NamedTuple):
+class AcceptanceResult(NamedTuple):
     """A rule's decision."""
 
     num_accepted: Array  # [B] int32, leading drafts that stand, at most num_drafted
     next_token: Array  # [B] int32, the residual token, or the bonus token after a full acceptance
 
 
-class ChainVerdict(NamedTuple):
+class MultiDraftAcceptanceResult(NamedTuple):
     """A rule's decision over several chains of drafts."""
 
-    chain: Array  # [B] int32, the chain whose drafts stand; any where none stands
+    candidate: Array  # [B] int32, the chain whose drafts stand; any where none stands
     num_accepted: Array  # [B] int32, leading drafts of it that stand
     next_token: Array  # [B] int32
 
 
 @runtime_checkable
-class Judge(Protocol):
+class AcceptanceFunction(Protocol):
     """The function of a rule; row by row, nothing crosses rows."""
 
     def __call__(
-        self, draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys
-    ) -> Verdict:
+        self,
+        draft_tokens: Array,
+        num_drafted: Array,
+        draft_probs: Array | None,
+        target: TokenDistribution,
+        keys: RuleKeys,
+    ) -> AcceptanceResult:
         """Judges each row's drafts.
 
         Args:
@@ -60,12 +65,17 @@ class Judge(Protocol):
 
 
 @runtime_checkable
-class ChainJudge(Protocol):
+class MultiDraftAcceptanceFunction(Protocol):
     """What a rule does with M chains per row that begin with different tokens."""
 
     def __call__(
-        self, draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys
-    ) -> ChainVerdict:
+        self,
+        draft_tokens: Array,
+        num_drafted: Array,
+        draft_probs: Array | None,
+        target: TokenDistribution,
+        keys: RuleKeys,
+    ) -> MultiDraftAcceptanceResult:
         """Judges each row's chains.
 
         Args:
@@ -89,23 +99,23 @@ class AcceptanceRule:
         lossless: the emitted tokens follow the target's law exactly.
         noise: ``"none"``, ``"step"`` (keyed by the row's step) or ``"position"`` (keyed by position).
         source: where the rule comes from.
-        judge_chains: for ``SpecConfig.num_chains`` above 1; None if the rule knows one chain alone.
+        accept_candidates: for ``SpecConfig.num_candidates`` above 1; None if the rule knows one chain alone.
     """
 
     name: str
-    judge: Judge
+    accept: AcceptanceFunction
     lossless: bool
     noise: Literal["none", "step", "position"]
     source: str
-    judge_chains: ChainJudge | None = None
+    accept_candidates: MultiDraftAcceptanceFunction | None = None
 
 
-def check_verdict(rule: AcceptanceRule, verdict: Any, kind: type, num_drafted: Array, vocab_size: int) -> Any:
+def check_acceptance(rule: AcceptanceRule, result: Any, kind: type, num_drafted: Array, vocab_size: int) -> Any:
     """Checks the types and shapes of what `rule` decided, and clips what only its values can show.
 
     Args:
         rule: for the message.
-        verdict: what its function returned.
+        result: what its function returned.
         kind: the type that was expected.
         num_drafted: ``[B]`` int32, or ``[B, M]`` for several chains.
         vocab_size: V.
@@ -116,18 +126,18 @@ def check_verdict(rule: AcceptanceRule, verdict: Any, kind: type, num_drafted: A
     Raises:
         ValueError: naming rule and field.
     """
-    if not isinstance(verdict, kind):
-        raise ValueError(f"acceptance={rule.name!r}: returned {type(verdict).__name__}: expected {kind.__name__}")
+    if not isinstance(result, kind):
+        raise ValueError(f"acceptance={rule.name!r}: returned {type(result).__name__}: expected {kind.__name__}")
     num_rows = num_drafted.shape[0]
-    for field, value in zip(verdict._fields, verdict, strict=True):
+    for field, value in zip(result._fields, result, strict=True):
         check_array(value, f"acceptance={rule.name!r}: {field}", (num_rows,), jnp.integer)
-    if isinstance(verdict, ChainVerdict):
-        chain = jnp.clip(verdict.chain, 0, num_drafted.shape[1] - 1).astype(jnp.int32)
-        verdict = verdict._replace(chain=chain)
-        num_drafted = num_drafted[jnp.arange(num_rows), chain]
-    num_accepted = jnp.clip(verdict.num_accepted, 0, num_drafted).astype(jnp.int32)
-    next_token = jnp.clip(verdict.next_token, 0, vocab_size - 1).astype(jnp.int32)
-    return verdict._replace(num_accepted=num_accepted, next_token=next_token)
+    if isinstance(result, MultiDraftAcceptanceResult):
+        candidate = jnp.clip(result.candidate, 0, num_drafted.shape[1] - 1).astype(jnp.int32)
+        result = result._replace(candidate=candidate)
+        num_drafted = num_drafted[jnp.arange(num_rows), candidate]
+    num_accepted = jnp.clip(result.num_accepted, 0, num_drafted).astype(jnp.int32)
+    next_token = jnp.clip(result.next_token, 0, vocab_size - 1).astype(jnp.int32)
+    return result._replace(num_accepted=num_accepted, next_token=next_token)
 
 
 def check_greedy(rule: AcceptanceRule, sampling: Sampling) -> None:
@@ -186,7 +196,7 @@ def find_rule(name: str) -> AcceptanceRule:
         return _FACTORIES[family](*arguments)
     if ":" not in name:
         raise ValueError(f"acceptance={name!r}: expected one of {sorted(_REGISTRY)} or 'module:attribute'")
-    rule = load_reference(name, "acceptance")
+    rule = import_attribute(name, "acceptance")
     if not isinstance(rule, AcceptanceRule):
         raise ValueError(f"acceptance={name!r}: expected an AcceptanceRule, not {type(rule).__name__}")
     return rule

@@ -3,13 +3,15 @@
 import jax
 import jax.numpy as jnp
 
-from bass_jax.acceptance.base import AcceptanceRule, RuleKeys, Verdict, register_rule
-from bass_jax.sampling.distribution import Law, draw
+from bass_jax.acceptance.base import AcceptanceResult, AcceptanceRule, RuleKeys, register_rule
+from bass_jax.sampling.distribution import TokenDistribution, draw
 from bass_jax.sampling.keys import gumbel, uniform
 from bass_jax.typing import Array, Float
 
 
-def judge(draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys) -> Verdict:
+def accept(
+    draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: TokenDistribution, keys: RuleKeys
+) -> AcceptanceResult:
     """Accepts the longest prefix whose own draw succeeds; a failure does not stop the draws behind it.
 
     With ``p_0 = 1`` and ``p_i = min(p_{i-1} * target(x_i) / draft(x_i), 1)``, the prefix of length i stands with
@@ -19,23 +21,25 @@ def judge(draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, ta
     """
     num_slots, vocab_size = draft_tokens.shape[1], target.probs.shape[-1]
     if num_slots == 0:
-        return Verdict(jnp.zeros_like(num_drafted), draw(target.probs[:, 0], gumbel(keys.residual, vocab_size)))
+        return AcceptanceResult(
+            jnp.zeros_like(num_drafted), draw(target.probs[:, 0], gumbel(keys.residual, vocab_size))
+        )
     lengths = jnp.arange(1, num_slots + 1)
-    stands, excess = standing_probs(draft_tokens, num_drafted, draft_probs, target)
+    is_accepted, excess = prefix_probs(draft_tokens, num_drafted, draft_probs, target)
     # A uniform of 1 passes where the probability is 1, and none where it is 0.
-    does_stand = (uniform(keys.accept, num_slots) <= stands) & (lengths <= num_drafted[:, None])
-    num_accepted = jnp.where(does_stand, lengths, 0).max(axis=1).astype(jnp.int32)
+    is_accepted = (uniform(keys.accept, num_slots) <= is_accepted) & (lengths <= num_drafted[:, None])
+    num_accepted = jnp.where(is_accepted, lengths, 0).max(axis=1).astype(jnp.int32)
 
     rows = jnp.arange(draft_tokens.shape[0])
     probs = target.probs[rows, num_accepted]
     residual = excess[rows, jnp.minimum(num_accepted, num_slots - 1)]
     use_residual = (num_accepted < num_drafted) & (residual.sum(axis=-1) > 0)
     probs = jnp.where(use_residual[:, None], residual, probs)
-    return Verdict(num_accepted, draw(probs, gumbel(keys.residual, vocab_size)))
+    return AcceptanceResult(num_accepted, draw(probs, gumbel(keys.residual, vocab_size)))
 
 
-def standing_probs(
-    draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law
+def prefix_probs(
+    draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: TokenDistribution
 ) -> tuple[Float[Array, "B G"], Float[Array, "B G V"]]:
     """Returns ``h_1`` to ``h_G``, and ``max(p_n * target - draft, 0)`` of the positions after n = 0 to G - 1 drafts."""
     num_slots, vocab_size = draft_tokens.shape[1], target.probs.shape[-1]
@@ -45,11 +49,11 @@ def standing_probs(
     excess = jnp.maximum(prefix_prob[:, :-1, None] * target.probs[:, :-1] - draft_probs, 0.0)
     mass = excess.sum(axis=-1)
     room = mass + 1.0 - prefix_prob[:, :-1]
-    stands = jnp.where(room > 0, mass / jnp.where(room > 0, room, 1.0), 1.0)
+    is_accepted = jnp.where(room > 0, mass / jnp.where(room > 0, room, 1.0), 1.0)
     # The law after the row's last draft was never drafted from: that prefix stands with p itself.
-    stands = jnp.concatenate([stands[:, 1:], prefix_prob[:, -1:]], axis=1)
+    is_accepted = jnp.concatenate([is_accepted[:, 1:], prefix_prob[:, -1:]], axis=1)
     is_last = jnp.arange(1, num_slots + 1) == num_drafted[:, None]
-    return jnp.where(is_last, prefix_prob[:, 1:], stands), excess
+    return jnp.where(is_last, prefix_prob[:, 1:], is_accepted), excess
 
 
 def _prefix_probs(draft_tokens: Array, draft_probs: Array, target_probs: Array) -> Float[Array, "B T"]:
@@ -71,7 +75,7 @@ def _prefix_probs(draft_tokens: Array, draft_probs: Array, target_probs: Array) 
 BLOCK = register_rule(
     AcceptanceRule(
         name="block",
-        judge=judge,
+        accept=accept,
         lossless=True,
         noise="step",
         source="Sun et al. 2025 (arXiv 2403.10444): block verification",

@@ -2,8 +2,14 @@
 
 import jax.numpy as jnp
 
-from bass_jax.acceptance.base import AcceptanceRule, ChainVerdict, RuleKeys, Verdict, register_rule
-from bass_jax.sampling.distribution import Law
+from bass_jax.acceptance.base import (
+    AcceptanceResult,
+    AcceptanceRule,
+    MultiDraftAcceptanceResult,
+    RuleKeys,
+    register_rule,
+)
+from bass_jax.sampling.distribution import TokenDistribution
 from bass_jax.typing import Array, Bool, Int
 
 
@@ -13,33 +19,35 @@ def leading_run(is_accepted: Bool[Array, "... G"], num_drafted: Int[Array, "..."
     return jnp.cumprod((is_accepted & is_real).astype(jnp.int32), axis=-1).sum(axis=-1, dtype=jnp.int32)
 
 
-def judge(draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys) -> Verdict:
+def accept(
+    draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: TokenDistribution, keys: RuleKeys
+) -> AcceptanceResult:
     """Compares drafts with the target's mode; temperature and noise play no part."""
     del draft_probs, keys
-    num_accepted = leading_run(draft_tokens == target.mode[:, :-1], num_drafted)
-    return Verdict(num_accepted, jnp.take_along_axis(target.mode, num_accepted[:, None], axis=1)[:, 0])
+    num_accepted = leading_run(draft_tokens == target.argmax[:, :-1], num_drafted)
+    return AcceptanceResult(num_accepted, jnp.take_along_axis(target.argmax, num_accepted[:, None], axis=1)[:, 0])
 
 
-def judge_chains(
-    draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys
-) -> ChainVerdict:
+def accept_candidates(
+    draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: TokenDistribution, keys: RuleKeys
+) -> MultiDraftAcceptanceResult:
     """Follows the chain that begins with the target's mode; first tokens differ, so there is one at the most."""
     rows = jnp.arange(draft_tokens.shape[0])
-    is_right = (draft_tokens[:, :, 0] == target.mode[:, :, 0]) & (num_drafted > 0)
-    chain = jnp.argmax(is_right, axis=1).astype(jnp.int32)
-    of_chain = Law(probs=target.probs[rows, chain], mode=target.mode[rows, chain])
-    verdict = judge(draft_tokens[rows, chain], num_drafted[rows, chain], None, of_chain, keys)
-    return ChainVerdict(chain, *verdict)
+    is_right = (draft_tokens[:, :, 0] == target.argmax[:, :, 0]) & (num_drafted > 0)
+    candidate = jnp.argmax(is_right, axis=1).astype(jnp.int32)
+    of_candidate = TokenDistribution(probs=target.probs[rows, candidate], argmax=target.argmax[rows, candidate])
+    result = accept(draft_tokens[rows, candidate], num_drafted[rows, candidate], None, of_candidate, keys)
+    return MultiDraftAcceptanceResult(candidate, *result)
 
 
 GREEDY = register_rule(
     AcceptanceRule(
         name="greedy",
-        judge=judge,
+        accept=accept,
         lossless=True,
         noise="none",
         source="Stern et al. 2018 (arXiv 1811.03115), section 3: blockwise parallel decoding's exact match",
-        judge_chains=judge_chains,
+        accept_candidates=accept_candidates,
     )
 )
 """For rows at temperature 0 alone; a row with another ends as `FinishReason.NOT_GREEDY`."""

@@ -4,53 +4,57 @@ import functools
 
 import jax.numpy as jnp
 
-from bass_jax.acceptance.base import AcceptanceRule, RuleKeys, Verdict, register_factory, register_rule
+from bass_jax.acceptance.base import AcceptanceResult, AcceptanceRule, RuleKeys, register_factory, register_rule
 from bass_jax.acceptance.greedy import leading_run
-from bass_jax.sampling.distribution import Law, draw
+from bass_jax.sampling.distribution import TokenDistribution, draw
 from bass_jax.sampling.keys import gumbel
 from bass_jax.typing import Array, Bool
 
 
-def _verdict(is_accepted: Bool[Array, "B G"], num_drafted: Array, target: Law, keys: RuleKeys) -> Verdict:
+def _verdict(
+    is_accepted: Bool[Array, "B G"], num_drafted: Array, target: TokenDistribution, keys: RuleKeys
+) -> AcceptanceResult:
     """The leading run stands; the next token comes from the target's law, whatever was rejected."""
     num_accepted = leading_run(is_accepted, num_drafted)
     probs = target.probs[jnp.arange(num_drafted.shape[0]), num_accepted]
-    return Verdict(num_accepted, draw(probs, gumbel(keys.residual, probs.shape[-1])))
+    return AcceptanceResult(num_accepted, draw(probs, gumbel(keys.residual, probs.shape[-1])))
 
 
-def _judge_typical(
+def _accept_typical(
     draft_tokens: Array,
     num_drafted: Array,
     draft_probs: Array | None,
-    target: Law,
+    target: TokenDistribution,
     keys: RuleKeys,
     *,
     epsilon: float,
     delta: float,
-) -> Verdict:
+) -> AcceptanceResult:
     """A draft stands if ``target(x) > min(epsilon, delta * exp(-entropy of the target))``."""
     del draft_probs
-    laws = target.probs[:, :-1]
-    entropy = -jnp.where(laws > 0, laws * jnp.log(jnp.where(laws > 0, laws, 1.0)), 0.0).sum(axis=-1)
-    target_prob = jnp.take_along_axis(laws, draft_tokens[..., None], axis=2)[..., 0]
+    distributions = target.probs[:, :-1]
+    entropy = -jnp.where(
+        distributions > 0, distributions * jnp.log(jnp.where(distributions > 0, distributions, 1.0)), 0.0
+    ).sum(axis=-1)
+    target_prob = jnp.take_along_axis(distributions, draft_tokens[..., None], axis=2)[..., 0]
     is_accepted = target_prob > jnp.minimum(epsilon, delta * jnp.exp(-entropy))
     return _verdict(is_accepted, num_drafted, target, keys)
 
 
-def _judge_threshold(
+def _accept_threshold(
     draft_tokens: Array,
     num_drafted: Array,
     draft_probs: Array | None,
-    target: Law,
+    target: TokenDistribution,
     keys: RuleKeys,
     *,
     fraction: float,
-) -> Verdict:
+) -> AcceptanceResult:
     """A draft stands if it is at least `fraction` as probable as the target's most probable token."""
     del draft_probs
-    laws = target.probs[:, :-1]
-    target_prob = jnp.take_along_axis(laws, draft_tokens[..., None], axis=2)[..., 0]
-    return _verdict(target_prob >= fraction * laws.max(axis=-1), num_drafted, target, keys)
+    distributions = target.probs[:, :-1]
+    target_prob = jnp.take_along_axis(distributions, draft_tokens[..., None], axis=2)[..., 0]
+    return _verdict(target_prob >= fraction * distributions.max(axis=-1), num_drafted, target, keys)
 
 
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> AcceptanceRule:
@@ -67,9 +71,9 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> AcceptanceRule:
         raise ValueError(f"epsilon={epsilon}: expected a number above 0 and at most 1")
     if not 0 < delta <= 1:
         raise ValueError(f"delta={delta}: expected a number above 0 and at most 1")
-    judge = functools.partial(_judge_typical, epsilon=epsilon, delta=delta)
+    accept = functools.partial(_accept_typical, epsilon=epsilon, delta=delta)
     source = "Cai et al. 2024 (Medusa, arXiv 2401.10774): typical acceptance"
-    return AcceptanceRule(name="typical", judge=judge, lossless=False, noise="step", source=source)
+    return AcceptanceRule(name="typical", accept=accept, lossless=False, noise="step", source=source)
 
 
 def threshold(fraction: float = 0.3) -> AcceptanceRule:
@@ -83,9 +87,9 @@ def threshold(fraction: float = 0.3) -> AcceptanceRule:
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction={fraction}: expected a number above 0 and at most 1")
-    judge = functools.partial(_judge_threshold, fraction=fraction)
+    accept = functools.partial(_accept_threshold, fraction=fraction)
     source = "Stern et al. 2018 (arXiv 1811.03115): approximate acceptance"
-    return AcceptanceRule(name="threshold", judge=judge, lossless=False, noise="step", source=source)
+    return AcceptanceRule(name="threshold", accept=accept, lossless=False, noise="step", source=source)
 
 
 TYPICAL = register_rule(typical())

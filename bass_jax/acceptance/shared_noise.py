@@ -2,14 +2,16 @@
 
 import jax.numpy as jnp
 
-from bass_jax.acceptance.base import AcceptanceRule, RuleKeys, Verdict, register_rule
+from bass_jax.acceptance.base import AcceptanceResult, AcceptanceRule, RuleKeys, register_rule
 from bass_jax.acceptance.greedy import leading_run
-from bass_jax.sampling.distribution import Law, draw
+from bass_jax.sampling.distribution import TokenDistribution, draw
 from bass_jax.sampling.keys import gumbel
 from bass_jax.typing import Array
 
 
-def judge(draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys) -> Verdict:
+def accept(
+    draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: TokenDistribution, keys: RuleKeys
+) -> AcceptanceResult:
     """Draws the target's token at every position with that position's noise; drafts stand while they are equal.
 
     A drafter that draws with the same noise is equal often: at least ``(1 - TV) / (1 + TV)`` of the time, TV being
@@ -20,13 +22,13 @@ def judge(draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, ta
     noise = gumbel(keys.positions.reshape(-1), vocab_size)
     tokens = draw(target.probs.reshape(-1, vocab_size), noise).reshape(num_rows, num_positions)
     num_accepted = leading_run(draft_tokens == tokens[:, :-1], num_drafted)
-    return Verdict(num_accepted, jnp.take_along_axis(tokens, num_accepted[:, None], axis=1)[:, 0])
+    return AcceptanceResult(num_accepted, jnp.take_along_axis(tokens, num_accepted[:, None], axis=1)[:, 0])
 
 
 SHARED_NOISE = register_rule(
     AcceptanceRule(
         name="shared_noise",
-        judge=judge,
+        accept=accept,
         lossless=True,
         noise="position",
         source="Daliri, Musco, Suresh 2025 (arXiv 2408.07978): drafter-invariant speculation",

@@ -6,17 +6,21 @@ Lossless, and slow: it shows the protocol. Name yours in a config as ``"my_modul
 
 import jax.numpy as jnp
 
-from bass_jax.acceptance.base import AcceptanceRule, RuleKeys, Verdict
-from bass_jax.sampling.distribution import Law, draw
+from bass_jax.acceptance.base import AcceptanceResult, AcceptanceRule, RuleKeys
+from bass_jax.sampling.distribution import TokenDistribution, draw
 from bass_jax.sampling.keys import gumbel
 from bass_jax.typing import Array
 
 
-def judge(draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys) -> Verdict:
+def accept(
+    draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: TokenDistribution, keys: RuleKeys
+) -> AcceptanceResult:
     """Accepts no draft; the next token comes from the target's law at the first position."""
     del draft_tokens, draft_probs
     probs = target.probs[:, 0]
-    return Verdict(jnp.zeros_like(num_drafted), draw(probs, gumbel(keys.residual, probs.shape[-1])))
+    return AcceptanceResult(jnp.zeros_like(num_drafted), draw(probs, gumbel(keys.residual, probs.shape[-1])))
 
 
-REJECT_ALL = AcceptanceRule(name="reject_all", judge=judge, lossless=True, noise="step", source="a template; no paper")
+REJECT_ALL = AcceptanceRule(
+    name="reject_all", accept=accept, lossless=True, noise="step", source="a template; no paper"
+)

@@ -3,14 +3,16 @@
 import jax
 import jax.numpy as jnp
 
-from bass_jax.acceptance.base import AcceptanceRule, RuleKeys, Verdict, register_rule
+from bass_jax.acceptance.base import AcceptanceResult, AcceptanceRule, RuleKeys, register_rule
 from bass_jax.acceptance.greedy import leading_run
-from bass_jax.sampling.distribution import Law, draw
+from bass_jax.sampling.distribution import TokenDistribution, draw
 from bass_jax.sampling.keys import gumbel, uniform
 from bass_jax.typing import Array
 
 
-def judge(draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: Law, keys: RuleKeys) -> Verdict:
+def accept(
+    draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: TokenDistribution, keys: RuleKeys
+) -> AcceptanceResult:
     """Accepts by ratio and draws the next token from ``max(target - draft, 0)``, or the target itself.
 
     A draft of target probability 0 never stands, whatever rounding does to the ratio. A residual that is
@@ -33,7 +35,7 @@ def judge(draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, ta
         residual = jnp.maximum(probs - rejected_probs, 0.0)
         use_residual = (num_accepted < num_drafted) & (residual.sum(axis=-1) > 0)
         probs = jnp.where(use_residual[:, None], residual, probs)
-    return Verdict(num_accepted, draw(probs, gumbel(keys.residual, vocab_size)))
+    return AcceptanceResult(num_accepted, draw(probs, gumbel(keys.residual, vocab_size)))
 
 
 def _at(values: Array, index: Array) -> Array:
@@ -44,7 +46,7 @@ def _at(values: Array, index: Array) -> Array:
 TOKEN = register_rule(
     AcceptanceRule(
         name="token",
-        judge=judge,
+        accept=accept,
         lossless=True,
         noise="step",
         source="Leviathan et al. 2023 (arXiv 2211.17192), algorithm 1; Chen et al. 2023 (arXiv 2302.01318)",

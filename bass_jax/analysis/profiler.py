@@ -24,10 +24,10 @@ from bass_jax.decoding.state import SpecState
 from bass_jax.decoding.step import decode_step, speculate_step
 from bass_jax.drafters import DraftContext, ModelDrafter
 from bass_jax.engine.generate import Prompts, Run
-from bass_jax.runtime.jit_cache import EXECUTABLES
+from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import Sampling
 from bass_jax.sampling.keys import step_draft_keys
-from bass_jax.sampling.logits_processors import Adjuster
+from bass_jax.sampling.logits_processors import LogitsProcessors
 
 NUM_SWEEPS = 3
 """Over the whole grid; the median sweep counts, so that a minute in which a machine is slow spoils no cell."""
@@ -160,7 +160,7 @@ def step_seconds(pair: Pair, specs: dict[int, SpecConfig], state: SpecState) -> 
     The lengths take turns, so that whatever else the machine does is shared among them.
     """
     steps = {
-        draft_len: EXECUTABLES.get(speculate_step if draft_len else decode_step, pair, state, spec, donate_argnums=(1,))
+        draft_len: JIT_CACHE.get(speculate_step if draft_len else decode_step, pair, state, spec, donate_argnums=(1,))
         for draft_len, spec in specs.items()
     }
     rows = {name: np.asarray(getattr(state, name)) for name in ("lengths", "finish", "num_steps")}
@@ -194,15 +194,15 @@ def _draft_seconds(pair: Pair, spec: SpecConfig, state: SpecState) -> tuple[floa
     keys = jax.jit(step_draft_keys, static_argnums=2)(state.keys, state.num_steps, many)
 
     def propose(pair, drafter_state, rows, wanted, keys):
-        tokens, lengths, controls, prompt_lengths, stop_tokens = rows
-        adjuster = Adjuster(controls.adjustments, prompt_lengths, stop_tokens)
-        context = DraftContext(tokens, lengths, wanted, controls, keys, adjuster)
+        tokens, lengths, sampling_arrays, prompt_lengths, stop_tokens = rows
+        processors = LogitsProcessors(sampling_arrays.processor_arrays, prompt_lengths, stop_tokens)
+        context = DraftContext(tokens, lengths, wanted, sampling_arrays, keys, processors)
         return pair.drafter.propose(drafter_state, context, many, is_sampled=is_sampled)
 
     def seconds(num_wanted: int, num_behind: int = 0) -> float:
         wanted = jnp.full(num_rows, num_wanted, jnp.int32)
-        rows = (state.tokens, state.lengths, state.controls, state.prompt_lengths, state.stop_tokens)
-        execute = EXECUTABLES.get(propose, pair, state.drafter, rows, wanted, keys, donate_argnums=(1,))
+        rows = (state.tokens, state.lengths, state.sampling_arrays, state.prompt_lengths, state.stop_tokens)
+        execute = JIT_CACHE.get(propose, pair, state.drafter, rows, wanted, keys, donate_argnums=(1,))
 
         def once() -> float:
             nonlocal state

@@ -14,13 +14,13 @@ from bass_jax.decoding.pair import Pair
 from bass_jax.drafters import ModelDrafter
 from bass_jax.engine.generate import Prompts, generate
 from bass_jax.models import Model
-from bass_jax.runtime.cpu_workarounds import mode_of
+from bass_jax.runtime.cpu_workarounds import argmax
 from bass_jax.sampling import Sampling
 from bass_jax.typing import Array, Float, Int
 
 
 @dataclasses.dataclass(frozen=True)
-class Fidelity:
+class QuantizationError:
     """Laws of the next token, at every position of the prompts and of the reference's own greedy answers.
 
     Attributes:
@@ -53,7 +53,7 @@ class Fidelity:
         return after / before - 1
 
 
-def measure_fidelity(
+def measure_quantization_error(
     reference: Pair,
     other: Pair,
     prompts: Prompts,
@@ -62,7 +62,7 @@ def measure_fidelity(
     max_new_tokens: int = 64,
     sampling: Sampling | None = None,
     batch: int = 8,
-) -> Fidelity:
+) -> QuantizationError:
     """Compares a pair, such as one with an INT8 target, with the pair that it was made of.
 
     Args:
@@ -98,7 +98,7 @@ def measure_fidelity(
                 texts += [np.concatenate([prompt, answer]) for prompt, answer in zip(part, answers.tokens, strict=True)]
         summaries.append(summarize(infos))
     divergences, agreed, *overlaps = _compare_texts(reference, other, texts)
-    return Fidelity(
+    return QuantizationError(
         len(divergences), float(divergences.mean()), float(np.quantile(divergences, 0.99)), float(divergences.max()),
         float(agreed.mean()), (float(overlaps[0].mean()), float(overlaps[1].mean())) if overlaps else None, *summaries,
     )  # fmt: skip
@@ -127,16 +127,16 @@ def _compare(
     tokens: Int[Array, "B T"],
     positions: Int[Array, "B T"],
 ) -> list[Array]:
-    laws = [jax.nn.log_softmax(_logits(model, tokens, positions), axis=-1) for model in (reference, other)]
-    true, found = laws
+    distributions = [jax.nn.log_softmax(_logits(model, tokens, positions), axis=-1) for model in (reference, other)]
+    true, found = distributions
     divergence = jnp.sum(jnp.exp(true) * (true - found), axis=-1)
     overlaps = []
-    for law, drafter in zip(laws, drafters):
-        model, law = drafter.model, jnp.exp(law)
+    for distribution, drafter in zip(distributions, drafters):
+        model, distribution = drafter.model, jnp.exp(distribution)
         draft = jax.nn.softmax(_logits(model, tokens, positions)[..., : drafter.vocab_size], axis=-1)
         columns = jnp.arange(draft.shape[-1]) if model.output_ids is None else model.output_ids
-        overlaps.append(jnp.minimum(law[..., columns], draft).sum(axis=-1))
-    return [divergence, mode_of(true) == mode_of(found), *overlaps]
+        overlaps.append(jnp.minimum(distribution[..., columns], draft).sum(axis=-1))
+    return [divergence, argmax(true) == argmax(found), *overlaps]
 
 
 def _logits(model: Model, tokens: Int[Array, "B T"], positions: Int[Array, "B T"]) -> Float[Array, "B T O"]:

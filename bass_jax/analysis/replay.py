@@ -24,9 +24,9 @@ def make_replay(runs: Sequence[TracedRun], seed: int = 0) -> Replay:
 
     A draft is judged given the row's own text. If the text stays what it is, whether the draft at a position is
     accepted does not depend on where drafting began; so a run of accepted drafts ends where one is refused. That is
-    exact for greedy decoding with a model as drafter, and exact in law for the token rule. A survey
-    (`bass_jax.decoding.baselines.survey_step`) sees every position. Steps of a speculating run do not see the position of their
-    bonus token: it is drawn with the mean acceptance of the others, from `seed`.
+    exact for greedy decoding with a model as drafter, and exact in distribution for the token rule. Exhaustive
+    drafting (`bass_jax.decoding.baselines.exhaustive_step`) sees every position. Steps of a speculating run do not see
+    the position of their bonus token: it is drawn with the mean acceptance of the others, from `seed`.
 
     In a greedy survey the counts themselves are taken: exact for every drafter.
 
@@ -84,8 +84,8 @@ def _rows_of(run: TracedRun) -> list[_Row]:
         np.add.at(num_tokens, step["rows"], step["num_emitted"])
     width = max((max(step["num_drafted"], default=0) for step in run.steps), default=0) + 1
     rows = [_Row(np.full(num, -1), np.zeros(num, bool), np.ones((num, width), np.float32)) for num in num_tokens]
-    is_survey = run.about.get("step") == "survey"
-    is_exact = is_survey and run.about.get("is_greedy", False)
+    is_exhaustive = run.about.get("step") == "exhaustive"
+    is_exact = is_exhaustive and run.about.get("is_greedy", False)
     position = np.zeros(num_rows, int)
     for step in run.steps:
         columns = (step["rows"], step["num_drafted"], step["num_accepted"], step["num_emitted"])
@@ -101,10 +101,10 @@ def _rows_of(run: TracedRun) -> list[_Row]:
                 row.runs[start], row.is_open[start] = accepted, 0 < accepted == drafted
                 continue
             # Position by position: accepted drafts, then one that was refused, unless all stood.
-            num_stood = min(accepted, num)
-            row.runs[start : start + num_stood], row.is_open[start : start + num_stood] = 1, True
-            if num_stood < num and (accepted < drafted or is_survey):
-                row.runs[start + num_stood] = 0
+            num_run = min(accepted, num)
+            row.runs[start : start + num_run], row.is_open[start : start + num_run] = 1, True
+            if num_run < num and (accepted < drafted or is_exhaustive):
+                row.runs[start + num_run] = 0
     return rows
 
 

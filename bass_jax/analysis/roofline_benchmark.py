@@ -18,7 +18,7 @@ from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.step import decode_step, speculate_step
 from bass_jax.drafters import ModelDrafter
 from bass_jax.models.mesh import mesh_of
-from bass_jax.runtime.jit_cache import EXECUTABLES
+from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import Sampling
 from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS, compile_with_thunks, is_one_graph
 
@@ -133,10 +133,10 @@ def _cells(pair, specs, sampling, device, rates, batch, context, trace) -> Itera
     some = next(iter(specs.values()))
     compiled = {}
     for draft_len, spec in specs.items():
-        before = EXECUTABLES.num_compiled, EXECUTABLES.compile_seconds
+        before = JIT_CACHE.num_compiled, JIT_CACHE.compile_seconds
         state = timed_state(pair, spec, sampling, batch, context)
-        executable = EXECUTABLES.get(_step(draft_len), pair, state, spec, donate_argnums=(1,))
-        made = EXECUTABLES.num_compiled - before[0], EXECUTABLES.compile_seconds - before[1]
+        executable = JIT_CACHE.get(_step(draft_len), pair, state, spec, donate_argnums=(1,))
+        made = JIT_CACHE.num_compiled - before[0], JIT_CACHE.compile_seconds - before[1]
         compiled[draft_len] = (executable, *made)
     seconds = step_seconds(pair, specs, timed_state(pair, some, sampling, batch, context))
     for draft_len, spec in specs.items():

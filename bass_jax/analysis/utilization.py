@@ -11,7 +11,7 @@ from bass_jax.decoding.state import StepInfo
 
 
 @dataclasses.dataclass(frozen=True)
-class Utilisation:
+class Utilization:
     """FLOPs and bytes of a run, from shapes and counts; what a kernel skips or repeats is not seen.
 
     Attributes:
@@ -31,14 +31,14 @@ class Utilisation:
     verified_and_draft: float
 
 
-def measure_utilisation(
+def measure_utilization(
     infos: Sequence[StepInfo] | StepInfo,
     seconds: float,
     prompt_lengths: Sequence[int] | np.ndarray,
     device: Device,
     target: PassShape,
     draft: PassShape | None = None,
-) -> Utilisation:
+) -> Utilization:
     """Adds up the work of a run.
 
     Args:
@@ -76,7 +76,7 @@ def measure_utilisation(
         lengths = lengths + step.num_emitted
     num_emitted = sum(int(step.num_emitted.sum()) for step in steps)
     available = seconds * device.peak_flops
-    return Utilisation(
+    return Utilization(
         flops_per_token=float(computed / max(num_emitted, 1)),
         bytes_per_token=float(read / max(num_emitted, 1)),
         useful=float(useful / available),

@@ -5,11 +5,11 @@ which turns stored tensors into our parameters.
 """
 
 from bass_jax.checkpoint.convert import convert
-from bass_jax.checkpoint.datastore_file import read_store, write_store
+from bass_jax.checkpoint.datastore_file import read_datastore, write_datastore
 from bass_jax.checkpoint.detokenizer import IncrementalDecoder
 from bass_jax.checkpoint.inspect import Inspection, inspect_checkpoint, inspect_preset, why_not_a_pair
 from bass_jax.checkpoint.load import load_model, load_tokenizer
-from bass_jax.checkpoint.pair_directory import load_draft, load_target_and_draft, store_of
+from bass_jax.checkpoint.pair_directory import datastore_of, load_draft, load_target_and_draft
 from bass_jax.checkpoint.save import save_hugging_face, save_model
 from bass_jax.checkpoint.tokenizer import Tokenizer
 
@@ -18,16 +18,16 @@ __all__ = [
     "Inspection",
     "Tokenizer",
     "convert",
+    "datastore_of",
     "inspect_checkpoint",
     "inspect_preset",
     "load_draft",
     "load_model",
     "load_target_and_draft",
     "load_tokenizer",
-    "read_store",
+    "read_datastore",
     "save_hugging_face",
     "save_model",
-    "store_of",
     "why_not_a_pair",
-    "write_store",
+    "write_datastore",
 ]

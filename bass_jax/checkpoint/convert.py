@@ -95,10 +95,10 @@ def _convert_theirs(
     config = read_model_config(source)
     config = dataclasses.replace(config, dtype=dtype or config.dtype, quantize=quantize)
     builders, tokenizer = plan(source, config), _tokenizer_of(path, source)
-    pieces = _Pieces(work, {"source": hashes, "config": repr(config)})
+    chunks = _Pieces(work, {"source": hashes, "config": repr(config)})
     for done, (name, build) in enumerate(builders.items()):
-        if name not in pieces:
-            pieces.write(name, build())
+        if name not in chunks:
+            chunks.write(name, build())
         if progress is not None:
             progress(done + 1, len(builders))
     manifest = dataclasses.replace(
@@ -107,8 +107,8 @@ def _convert_theirs(
         tokenizer_fingerprint=None if tokenizer is None else tokenizer.fingerprint,
     )
     kinds = {name: boxed.value.dtype for name, boxed in flatten(abstract_params(config)).items()}
-    tree = {"params": unflatten({name: pieces.read(name, kinds[name]) for name in builders})}
-    hashes = {f"params/{name}": pieces.hash(name, kinds[name]) for name in builders}
+    tree = {"params": unflatten({name: chunks.read(name, kinds[name]) for name in builders})}
+    hashes = {f"params/{name}": chunks.hash(name, kinds[name]) for name in builders}
     write_checkpoint(directory, tree, config, manifest, tokenizer, partial=work / "checkpoint", hashes=hashes)
 
 

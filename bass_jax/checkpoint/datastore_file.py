@@ -16,7 +16,7 @@ VERSION = 1
 _DTYPES = {"keys": ("uint32",), "tokens": ("uint16", "int32"), "confidence": ("uint8",)}
 
 
-def write_store(
+def write_datastore(
     path: str | PathLike[str],
     arrays: Mapping[str, np.ndarray],
     *,
@@ -26,7 +26,7 @@ def write_store(
     tokenizer: Tokenizer | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes the arrays of a `bass_jax.drafters.StoreDrafter`, at once or not at all.
+    """Writes the arrays of a `bass_jax.drafters.RetrievalDrafter`, at once or not at all.
 
     Args:
         path: of the file.
@@ -51,10 +51,10 @@ def write_store(
     partial.replace(path)
 
 
-def read_store(
+def read_datastore(
     path: str | PathLike[str], *, vocab_size: int | None = None, tokenizer: Tokenizer | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Reads what `write_store` wrote.
+    """Reads what `write_datastore` wrote.
 
     Args:
         path: of the file.

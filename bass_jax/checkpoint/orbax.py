@@ -150,10 +150,10 @@ def _read_part(stored: ts.TensorStore, index: tuple[slice, ...], dtype: np.dtype
     array = _aligned(tuple(part.stop - part.start for part in index), dtype)
     target = ts.array(array).translate_to[[part.start for part in index]]
     cast = stored.astype(dtype)
-    piece = math.prod(stored.chunk_layout.read_chunk_template.shape) * stored.dtype.numpy_dtype.itemsize
+    chunk = math.prod(stored.chunk_layout.read_chunk_template.shape) * stored.dtype.numpy_dtype.itemsize
     waiting: deque[Any] = deque()
     for box in _boxes(stored, index):
-        if len(waiting) >= max(1, in_flight // piece):
+        if len(waiting) >= max(1, in_flight // chunk):
             waiting.popleft().result()
         waiting.append(target[box].write(cast[box]))
     for write in waiting:

@@ -127,7 +127,7 @@ def _read_shapes(
     return None if draft is None else (target, draft)
 
 
-def store_of(path: str | PathLike[str]) -> Path | None:
+def datastore_of(path: str | PathLike[str]) -> Path | None:
     """Returns the file of the n-gram store that a pair's directory names; None where there is none."""
     entries = _read_entries(Path(path))
     file = Path(path) / entries["store"]["path"] if "store" in entries else None

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from bass_jax.checkpoint.detokenizer import IncrementalDecoder, byte_table
+from bass_jax.checkpoint.detokenizer import IncrementalDecoder, byte_table, check_ids
 from bass_jax.checkpoint.manifest import Manifest
 from bass_jax.runtime.files import one_line, sha256
 
 Message = Mapping[str, str]
 """One turn of a chat: ``{"role": "system" | "user" | "assistant", "content": text}``."""
 
-_PROBE = "Hello, world!  def f(x):\n\treturn x**2 + 1234567890  # naïve café, 東京 🙂\r\n'll IT'S"
+_EXPLORATION = "Hello, world!  def f(x):\n\treturn x**2 + 1234567890  # naïve café, 東京 🙂\r\n'll IT'S"
 
 _MARK = "<<the message>>"
 """A message that no template says by itself."""
@@ -168,7 +168,7 @@ class Tokenizer:
         """A hash of the vocabulary, the merges and the ids of a probe text; not of the chat template."""
         model = json.loads(self._backend.to_str())["model"]
         merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges") or ()]
-        content = [sorted(self.vocabulary.items()), merges, self._backend.encode(_PROBE).ids]
+        content = [sorted(self.vocabulary.items()), merges, self._backend.encode(_EXPLORATION).ids]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
     def save(self, directory: Path) -> None:

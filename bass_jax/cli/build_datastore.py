@@ -30,11 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Counts, writes, and prints what the store foresees of the held-out answers, if there are any."""
-    from bass_jax.training.build_datastore import distill_store
+    from bass_jax.training.build_datastore import distill_datastore
     from bass_jax.training.distill_config import load_config
 
     config = load_config(options.config, read_overrides(options.set, "--set "))
-    built = distill_store(
+    built = distill_datastore(
         config, options.output, max_ngram=options.max_ngram, min_ngram=options.min_ngram,
         max_entries=options.max_entries,
     )  # fmt: skip

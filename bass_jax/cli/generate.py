@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
     if options.synthetic_acceptance is not None:
         options.acceptance = f"synthetic({options.synthetic_acceptance})"
     spec = bass.SpecConfig(
-        draft_len=options.draft_len, acceptance=options.acceptance, num_chains=options.chains,
+        draft_len=options.draft_len, acceptance=options.acceptance, num_candidates=options.candidates,
         logits_processors=options.logits_processor, num_logprobs=options.logprobs,
         record_drafts=options.trace is not None,
     )  # fmt: skip
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
         min_new_tokens=options.min_new_tokens,
     )  # fmt: skip
     use_compilation_cache()
-    first = "survey" if options.survey else "speculate"
+    first = "exhaustive" if options.exhaustive else "speculate"
 
     def begin(pair: bass.Pair) -> None:
         batch = _encode(options, pair.tokenizer, prompts[: _batch_size(options, len(prompts))])
@@ -203,7 +203,7 @@ def _write(sink: IO[str], step: str, options, prompts: Sequence[str], first_row:
         "text": answer.text,
         "tokens": answer.tokens.tolist(),
         "finish_reason": answer.finish_reason,
-        "logprobs": None if answer.laws is None else _logprobs(answer),
+        "logprobs": None if answer.token_logprobs is None else _logprobs(answer),
         "mean_logprob": float(answer.logprobs.mean()) if len(answer.logprobs) else None,
         "seconds": round(sum(decoding.step_seconds), 4),
     }
@@ -213,10 +213,10 @@ def _write(sink: IO[str], step: str, options, prompts: Sequence[str], first_row:
 
 def _logprobs(answer: "RowResult") -> dict[str, list]:
     """Per token: its log-probability under the raw and the warped law, and the likeliest tokens of both."""
-    laws = answer.laws
-    assert laws is not None
+    distributions = answer.token_logprobs
+    assert distributions is not None
     # JSON has no infinity; a token of probability 0 has no log-probability.
-    fields = {"raw": answer.logprobs, "warped": laws.warped_logprobs} | laws._asdict()
+    fields = {"raw": answer.logprobs, "warped": distributions.warped_logprobs} | distributions._asdict()
     del fields["warped_logprobs"]
     return {name: _finite(values.tolist()) for name, values in fields.items()}
 
@@ -269,7 +269,7 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value}: expected at least 1")
-    if options.survey and (options.trace is None or options.policy is not None):
+    if options.exhaustive and (options.trace is None or options.policy is not None):
         raise ValueError("--survey: expected --trace, and no --policy")
     if options.synthetic_acceptance is not None and options.acceptance != "token":
         raise ValueError(f"--synthetic-acceptance: expected no --acceptance beside it, not {options.acceptance!r}")

@@ -39,14 +39,14 @@ def run(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     import bass_jax as bass
-    from bass_jax.analysis.quantization_error import measure_fidelity
+    from bass_jax.analysis.quantization_error import measure_quantization_error
     from bass_jax.cli.output import output_console
 
     other, tokenizer = load_models(options, options.pair, options.draft)
     whole = argparse.Namespace(**vars(options) | {"quantize": None, "cache_dtype": None, "quantize_draft": None})
     reference, _ = load_models(whole, options.pair, options.draft)
     assert tokenizer is not None  # a checkpoint's
-    found = measure_fidelity(
+    found = measure_quantization_error(
         reference, other, [tokenizer.encode_prompt(prompt) for prompt in prompts], bass.SpecConfig(options.draft_len),
         max_new_tokens=options.max_new_tokens, sampling=bass.Sampling(options.temperature),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from bass_jax.cli.overrides import read_overrides
 EXAMPLES = """examples:
   bass-jax run configs/quickstart.yaml
   bass-jax run configs/quickstart/humaneval.yaml task.data=data/HumanEval.jsonl.gz --allow-code-execution
-  bass-jax run configs/quickstart/humaneval.yaml task.limit=4 'modes.batched.policy=bass_heuristic(limit=8)' \\
+  bass-jax run configs/quickstart/humaneval.yaml task.limit=4 'methods.batched.policy=bass_heuristic(limit=8)' \\
       output_dir=runs/heuristic
   bass-jax run configs/bass/humaneval.yaml --distributed --quiet      # on every host of a job
 an interrupted run goes on where it was: run the same command again"""
@@ -50,9 +50,9 @@ def run(options: argparse.Namespace) -> int:
 
     config = load_experiment(options.config, overrides)
     if options.allow_code_execution:
-        from bass_jax.experiments.sandbox import check_cage
+        from bass_jax.experiments.sandbox import check_sandbox
 
-        check_cage()
+        check_sandbox()
     with ExperimentProgress(is_shown=not options.quiet) as progress:
         directory = run_experiment(config, command=command_of(options), on_progress=progress.decoded)
         if options.distributed and not _is_last():

@@ -7,7 +7,7 @@ from bass_jax.cli.overrides import read_overrides
 from bass_jax.cli.run import add_common_arguments, command_of, score
 
 EXAMPLES = """examples:
-  bass-jax sweep configs/quickstart.yaml --grid modes.batched.draft_len=1,2,4 --grid modes.batched.batch=1,4
+  bass-jax sweep configs/quickstart.yaml --grid methods.batched.draft_len=1,2,4 --grid methods.batched.batch=1,4
   bass-jax sweep configs/bass/drafts.yaml --grid pair.draft=bass-draft-a-310m,bass-draft-b-510m --ray --gpus 1
 an interrupted sweep goes on where it was: run the same command again"""
 
@@ -34,11 +34,11 @@ def run(options: argparse.Namespace) -> int:
     grid = dict(_read_grid(text) for text in options.grid)
 
     from bass_jax.cli.run_progress import ExperimentProgress
-    from bass_jax.experiments.sandbox import check_cage
+    from bass_jax.experiments.sandbox import check_sandbox
     from bass_jax.experiments.sweep import make_grid, run_sweep, run_sweep_with_ray
 
     if options.allow_code_execution:
-        check_cage()
+        check_sandbox()
     points = make_grid(options.config, grid, overrides)
     command = command_of(options)
     with ExperimentProgress(is_shown=not options.quiet) as progress:

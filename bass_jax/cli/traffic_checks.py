@@ -14,7 +14,7 @@ from bass_jax.cli.traffic_display import EngineView
 from bass_jax.config import SpecConfig, batch_bucket
 from bass_jax.engine import Engine
 from bass_jax.experiments.traffic.backends import RealWorld, batched, simulate_traffic
-from bass_jax.experiments.traffic.calibration import measure_overhead, measure_serving, survey_texts
+from bass_jax.experiments.traffic.calibration import exhaustive_texts, measure_overhead, measure_serving
 from bass_jax.experiments.traffic.latency import summarize_traffic
 from bass_jax.experiments.traffic.traffic_config import ExperimentConfig
 
@@ -43,7 +43,7 @@ def _agreement(config: ExperimentConfig, world: RealWorld, view: EngineView, out
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     view.begin("drafting at every position, for the simulation")
-    texts = survey_texts(world.pair, prompts, workload, str(path), config.engine.num_slots)
+    texts = exhaustive_texts(world.pair, prompts, workload, str(path), config.engine.num_slots)
     table = Table(title=f"{config.name}, {config.traffic[0].name}: {len(workload.times)} requests, mean latency")
     for name in ("batching", "policy", "real", "simulated", "difference"):
         table.add_column(name, justify="left" if name in ("batching", "policy") else "right")
@@ -54,7 +54,7 @@ def _agreement(config: ExperimentConfig, world: RealWorld, view: EngineView, out
             costs = measure_serving(world.engine(batching, policy, time.perf_counter), world.profile)
             real = world.serve(workload, batching, policy, view)
             simulated = simulate_traffic(texts, batched(config.engine, batching), world.policy(policy), costs)
-            means = [summarize_traffic(one.tickets, one.counts).latency.mean for one in (real, simulated)]
+            means = [summarize_traffic(one.handles, one.counts).latency.mean for one in (real, simulated)]
             differences.append(means[1] / means[0] - 1)
             table.add_row(batching, policy, *(f"{mean:.2f} s" for mean in means), f"{differences[-1]:+.1%}")
     out.print(table)
@@ -99,7 +99,7 @@ def _soak(config: ExperimentConfig, world: RealWorld, minutes: float, view: Engi
     limits = config.requests.new_tokens
     jax.monitoring.register_event_duration_secs_listener(hear)
     while (elapsed := time.perf_counter() - start) < 60 * minutes:
-        waiting = [ticket for ticket in waiting if ticket.finish_reason is None]
+        waiting = [handle for handle in waiting if handle.finish_reason is None]
         while len(waiting) < 2 * config.engine.num_slots:
             limit = int(random.integers(limits[0], limits[1] + 1))
             waiting.append(engine.submit(prompts[num % len(prompts)], max_new_tokens=limit, seed=num % 2**32))

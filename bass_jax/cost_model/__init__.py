@@ -8,8 +8,8 @@ from bass_jax.cost_model.acceptance_curve import (
     expected_emitted,
     fit_power_law,
     geometric_block_efficiency,
-    lockstep_block_efficiency,
     power_law_rates,
+    synchronized_block_efficiency,
 )
 from bass_jax.cost_model.devices import A100, DEVICES, H200, Device, measure_device
 from bass_jax.cost_model.pass_shape import PassShape, pass_shape
@@ -35,12 +35,12 @@ __all__ = [
     "fit_roofline",
     "fit_synergy",
     "geometric_block_efficiency",
-    "lockstep_block_efficiency",
     "measure_device",
     "pass_shape",
     "power_law_rates",
     "read_profile",
     "roofline",
     "step_seconds",
+    "synchronized_block_efficiency",
     "synergy_optimum",
 ]

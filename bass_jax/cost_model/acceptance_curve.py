@@ -34,7 +34,7 @@ def expected_emitted(rates: Array, draft_lens: Array) -> Array:
     return emitted[jnp.clip(draft_lens, 0, rates.shape[0])]
 
 
-def lockstep_block_efficiency(rate: float, draft_len: int, num_rows: int) -> float:
+def synchronized_block_efficiency(rate: float, draft_len: int, num_rows: int) -> float:
     """Mean tokens per pass if all rows must advance by the same count: one rejection stops everybody.
 
     Source: Qian et al. 2024 (BASS, arXiv 2404.15778), section 3.
@@ -73,8 +73,10 @@ def power_law_rates(c: float, gamma: float, num_positions: int) -> tuple[float, 
         ValueError: if no probabilities give that.
     """
     accepted = c * np.arange(1, num_positions + 1, dtype=np.float64) ** gamma
-    stands = np.diff(accepted, prepend=0.0)  # probability that all of the first i drafts are accepted
-    if not (0 < c <= 1 and 0 <= gamma <= 1) or (np.diff(stands) > 1e-12).any():
+    is_accepted = np.diff(accepted, prepend=0.0)  # probability that all of the first i drafts are accepted
+    if not (0 < c <= 1 and 0 <= gamma <= 1) or (np.diff(is_accepted) > 1e-12).any():
         raise ValueError(f"c={c}, gamma={gamma}: expected 0 < c <= 1 and 0 <= gamma <= 1")
-    previous = np.concatenate([[1.0], stands[:-1]])
-    return tuple(float(rate) for rate in np.divide(stands, previous, out=np.zeros_like(stands), where=previous > 0))
+    previous = np.concatenate([[1.0], is_accepted[:-1]])
+    return tuple(
+        float(rate) for rate in np.divide(is_accepted, previous, out=np.zeros_like(is_accepted), where=previous > 0)
+    )

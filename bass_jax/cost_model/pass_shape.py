@@ -32,12 +32,12 @@ def pass_shape(config: ModelConfig) -> PassShape:
     head = head_width * (config.output_vocab_size or config.vocab_size)
     projections = 0 if embedding == width else embedding * width * (2 if config.has_output_projection else 1)
     projections += 2 * (config.hidden_width or 0) * width
-    quantised = config.num_layers * (attention + mlp) + head
-    weights = quantised + projections
+    quantized = config.num_layers * (attention + mlp) + head
+    weights = quantized + projections
     # An INT8 cache has a float32 scale per token and head beside it.
     row_bytes = key_value * size if config.cache_dtype is None else key_value + 4 * config.num_kv_heads
     return PassShape(
-        weight_bytes=float(quantised * (size if config.quantize is None else 1) + projections * size),
+        weight_bytes=float(quantized * (size if config.quantize is None else 1) + projections * size),
         cache_bytes=float(2 * config.num_layers * row_bytes),
         flops=float(2 * weights),
         attention_flops=float(4 * config.num_layers * query),

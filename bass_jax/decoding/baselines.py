@@ -12,7 +12,7 @@ RULES = ("greedy", "token")
 """Rules that judge draft after draft, so that a row may be cut where another one stopped and keep the target's law."""
 
 
-def survey_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
+def exhaustive_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
     """Drafts and verifies like `bass_jax.speculate_step`, then commits the first token alone.
 
     The text follows the target's law, one token per step, and ``num_accepted`` says of every position how many drafts
@@ -23,7 +23,7 @@ def survey_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecSta
     return keep_fewer(pair, state, info, start, 1)
 
 
-def lockstep_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
+def synchronized_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
     """Drafts and verifies like `bass_jax.speculate_step`, then commits no more per row than its shortest row emits.
 
     One rejection stops everybody. It is the baseline that ragged batches are an answer to, and nothing else: the

@@ -5,17 +5,22 @@ from collections.abc import Callable
 from typing import Any
 
 from bass_jax.config import SpecConfig
-from bass_jax.decoding.baselines import lockstep_step, survey_step
+from bass_jax.decoding.baselines import exhaustive_step, synchronized_step
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.state import SpecState
 from bass_jax.decoding.step import decode_step, speculate_step
 from bass_jax.policies import Policy, find_policy
 from bass_jax.policies.protocol import policy_buckets
 from bass_jax.runtime.checks import check_choice
-from bass_jax.runtime.jit_cache import EXECUTABLES
+from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import Sampling
 
-STEPS = {"speculate": speculate_step, "decode": decode_step, "survey": survey_step, "lockstep": lockstep_step}
+STEPS = {
+    "speculate": speculate_step,
+    "decode": decode_step,
+    "exhaustive": exhaustive_step,
+    "synchronized": synchronized_step,
+}
 """By the name that `bass_jax.generate` takes."""
 
 
@@ -53,20 +58,20 @@ class CompiledSteps:
     def begin(self, pair: Pair, state: SpecState) -> None:
         """Has all of them compiled by other threads; arrays can be `jax.ShapeDtypeStruct`."""
         for bucket in self.buckets:
-            self._make(EXECUTABLES.begin, bucket, pair, state)
+            self._make(JIT_CACHE.begin, bucket, pair, state)
 
     def get(self, bucket: int, pair: Pair, state: SpecState) -> Callable:
         """Returns the step of `bucket`, ``(pair, state, spec)`` to ``(state, info)``, once it is compiled."""
         if bucket not in self._compiled:
-            self._compiled[bucket] = self._make(EXECUTABLES.get, bucket, pair, state)
+            self._compiled[bucket] = self._make(JIT_CACHE.get, bucket, pair, state)
         return self._compiled[bucket]
 
     def _make(self, make: Callable, bucket: int, pair: Pair, state: SpecState) -> Any:
-        """Returns what `make`, a method of `EXECUTABLES`, returns for the step of `bucket`."""
-        before = EXECUTABLES.compile_seconds
+        """Returns what `make`, a method of `JIT_CACHE`, returns for the step of `bucket`."""
+        before = JIT_CACHE.compile_seconds
         step = decode_step if bucket == 0 and self._step is speculate_step else self._step
         made = make(step, pair, state, bucket_spec(self.spec, bucket), donate_argnums=(1,))
-        self.seconds[bucket] = self.seconds.get(bucket, 0.0) + EXECUTABLES.compile_seconds - before
+        self.seconds[bucket] = self.seconds.get(bucket, 0.0) + JIT_CACHE.compile_seconds - before
         return made
 
 
@@ -75,4 +80,4 @@ def bucket_spec(spec: SpecConfig, bucket: int) -> SpecConfig:
     if bucket:
         return dataclasses.replace(spec, draft_len=bucket)
     rule = "greedy" if spec.acceptance == "greedy" else "token"
-    return dataclasses.replace(spec, draft_len=0, acceptance=rule, record_drafts=False, num_chains=1)
+    return dataclasses.replace(spec, draft_len=0, acceptance=rule, record_drafts=False, num_candidates=1)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bass_jax.decoding.metrics import PerTokenLatency, Summary
-from bass_jax.decoding.state import StepInfo, TokenLaws
+from bass_jax.decoding.state import StepInfo, TokenLogprobs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Generation:
         tokens: per row ``[num]`` int32, a stop token included.
         texts: per row, without special tokens and cut before a stop string; None without a tokenizer.
         logprobs: per row ``[num]`` float32, of each token under the target's raw law.
-        laws: per row the fields of `bass_jax.decoding.state.TokenLaws`, ``[num]`` and ``[num, n]``: log-probabilities under the
-            law that the tokens were drawn from, and the alternatives; None without `SpecConfig.num_logprobs`.
+        token_logprobs: per row the fields of `bass_jax.decoding.state.TokenLogprobs`, ``[num]`` and ``[num, n]``:
+            log-probabilities under the distribution that the tokens were drawn from, and the alternatives; None without `SpecConfig.num_logprobs`.
         finish_reasons: per row ``"stop"``, ``"length"``, ``"not_finite"`` or ``"no_token"``.
         summary: acceptance, block efficiency and counts.
         latency: per-token latency, seconds.
@@ -52,7 +52,7 @@ class Generation:
     tokens: list[np.ndarray]
     texts: list[str] | None
     logprobs: list[np.ndarray]
-    laws: list[TokenLaws] | None
+    token_logprobs: list[TokenLogprobs] | None
     finish_reasons: list[str]
     summary: Summary
     latency: PerTokenLatency
@@ -77,7 +77,7 @@ class RowResult(NamedTuple):
     tokens: np.ndarray  # [num] int32
     text: str | None  # None without a tokenizer
     logprobs: np.ndarray  # [num] float32
-    laws: TokenLaws | None  # [num] and [num, n]; None without `SpecConfig.num_logprobs`
+    token_logprobs: TokenLogprobs | None  # [num] and [num, n]; None without `SpecConfig.num_logprobs`
     finish_reason: str  # "running" while it runs
 
 

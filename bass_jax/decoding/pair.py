@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bass_jax.drafters import Drafter, ModelDrafter, NgramDrafter, StoreDrafter
-from bass_jax.drafters.ensemble import combined_drafter
+from bass_jax.drafters import Drafter, ModelDrafter, NgramDrafter, RetrievalDrafter
+from bass_jax.drafters.ensemble import ensemble_drafter
 from bass_jax.models import Model, preset, random_model
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.runtime.checks import check_choice, check_kind
@@ -65,7 +65,7 @@ def load_pair(
             `bass_jax.checkpoint.load_model` takes, which then is a target without a draft.
         drafter: ``"model"`` (the pair's own draft), ``"hidden"`` (the pair's draft that reads the target's hidden
             states), ``"ngram"`` (prompt lookup), ``"store"`` (the pair's n-gram store), ``"combined"`` (lookup with the
-            store and the draft that the pair has, see `bass_jax.drafters.combined_drafter`), ``"combined_hidden"``
+            store and the draft that the pair has, see `bass_jax.drafters.ensemble_drafter`), ``"combined_hidden"``
             (the same with the hidden-state draft), a path of another draft or ``.safetensors`` store, or a `Drafter`.
             Default the pair's draft where it has one, else ``"ngram"``.
         dtype: of parameters and activations; default as stored.
@@ -108,7 +108,7 @@ def load_pair(
     if not _is_pair(Path(path)):
         pair = made_of(checkpoint.load_model(path, **of_target), None, checkpoint.load_tokenizer(path))
         return pair, pair.tokenizer
-    store = checkpoint.store_of(path)
+    store = checkpoint.datastore_of(path)
     has_path = isinstance(drafter, str | Path) and str(drafter) not in _NAMED
     loaded = checkpoint.load_target_and_draft(
         path, role="hidden_draft" if drafter in _OF_HIDDEN_DRAFT else "draft", quantize_draft=quantize_draft,
@@ -119,13 +119,13 @@ def load_pair(
     return pair, pair.tokenizer
 
 
-def load_store(path: str | Path, target: Model, tokenizer: Any = None) -> StoreDrafter:
-    """Loads an n-gram store for a target; see `bass_jax.checkpoint.read_store` for errors."""
-    from bass_jax.checkpoint import read_store
+def load_datastore(path: str | Path, target: Model, tokenizer: Any = None) -> RetrievalDrafter:
+    """Loads an n-gram store for a target; see `bass_jax.checkpoint.read_datastore` for errors."""
+    from bass_jax.checkpoint import read_datastore
 
-    arrays, about = read_store(path, vocab_size=target.config.vocab_size, tokenizer=tokenizer)
+    arrays, about = read_datastore(path, vocab_size=target.config.vocab_size, tokenizer=tokenizer)
     device_arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
-    return StoreDrafter(**device_arrays, max_ngram=about["max_ngram"], min_ngram=about["min_ngram"])
+    return RetrievalDrafter(**device_arrays, max_ngram=about["max_ngram"], min_ngram=about["min_ngram"])
 
 
 def _find_drafter(
@@ -150,11 +150,11 @@ def _find_drafter(
     if name == "store":
         if store is None:
             raise ValueError(f"drafter='store': {path} has no n-gram store; bass-jax build-store writes one")
-        return load_store(store, target, tokenizer)
+        return load_datastore(store, target, tokenizer)
     if name in ("combined", "combined_hidden"):
-        return combined_drafter(network, None if store is None else load_store(store, target, tokenizer))
+        return ensemble_drafter(network, None if store is None else load_datastore(store, target, tokenizer))
     if name.endswith(".safetensors"):
-        return load_store(name, target, tokenizer)
+        return load_datastore(name, target, tokenizer)
     from bass_jax import checkpoint
 
     return ModelDrafter(checkpoint.load_draft(name, target, tokenizer, **of_draft), vocab_size)

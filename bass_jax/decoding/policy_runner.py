@@ -5,8 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
-from bass_jax.policies.protocol import Plan, Policy, PolicyStats
-from bass_jax.runtime.jit_cache import EXECUTABLES
+from bass_jax.policies.protocol import Plan, Policy, PolicyStats, checked_plan
+from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.typing import Array
 
 
@@ -37,7 +37,7 @@ def advance_policy(
     return policy_state, planned(state, plan), num_wanted
 
 
-class Pacer:
+class PolicyRunner:
     """Runs a policy beside a host loop of steps: one small executable, dispatched behind the step's own.
 
     Attributes:
@@ -52,7 +52,7 @@ class Pacer:
         policy_state = policy.init(num_rows)
         info, seconds = counts_of(no_step(num_rows)), jnp.float32(0.0)
         arguments = (policy, policy_state, rows_of(state), info, seconds)
-        self._update = EXECUTABLES.get(advance_rows, *arguments)
+        self._update = JIT_CACHE.get(advance_rows, *arguments)
         self._state, self._plan, self.num_wanted = self._update(*arguments)
 
     def plan(self, state: SpecState) -> SpecState:

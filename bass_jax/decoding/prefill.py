@@ -11,13 +11,13 @@ from bass_jax.acceptance.base import check_greedy
 from bass_jax.config import MAX_SAMPLES, SpecConfig, batch_bucket, capacity_bucket
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.state import FinishReason, SpecState
-from bass_jax.drafters import reads_features
+from bass_jax.drafters import reads_hidden_states
 from bass_jax.models import kv_cache as kv
 from bass_jax.models.kv_cache import KVCache
 from bass_jax.models.mesh import mesh_of, place_whole, replicate
 from bass_jax.models.prefill_cache import extend_cache, extend_with_features
 from bass_jax.runtime.checks import check_integer, check_kind, check_per_row, check_sequence, check_tokens
-from bass_jax.runtime.jit_cache import EXECUTABLES
+from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import Sampling
 from bass_jax.sampling.keys import check_key, row_keys, seed_keys
 from bass_jax.typing import Array, Key
@@ -119,37 +119,37 @@ def lay_out_prompts(
     stops = pad_stop_tokens(default_stops if stop_tokens is None else stop_tokens)
 
     # Filler rows hold one token, like the shortest prompt there can be.
-    num_filler = batch_bucket(num_rows) - num_rows
-    prompt_filler = batch_bucket(len(rows)) - len(rows)
+    num_padding = batch_bucket(num_rows) - num_rows
+    prompt_padding = batch_bucket(len(rows)) - len(rows)
     capacity = capacity_bucket(int(limits.max()))
-    padded = np.zeros((len(rows) + prompt_filler, capacity), np.int32)
+    padded = np.zeros((len(rows) + prompt_padding, capacity), np.int32)
     for i, row in enumerate(rows):
         padded[i, : len(row)] = row
     read_lengths = np.ones(len(padded), np.int32)
     read_lengths[: len(rows)] = [len(row) for row in rows]
-    source = np.concatenate([np.repeat(np.arange(len(rows)), num_samples), np.zeros(num_filler, int)]).astype(np.int32)
+    source = np.concatenate([np.repeat(np.arange(len(rows)), num_samples), np.zeros(num_padding, int)]).astype(np.int32)
     if seeds is None:
         key = jax.random.key(0) if key is None else check_key(key)
         indices = np.arange(len(source), dtype=np.uint32)
-        keys = EXECUTABLES.get(row_keys, key, indices)(key, indices)
+        keys = JIT_CACHE.get(row_keys, key, indices)(key, indices)
     else:
-        indices = np.asarray([*row_seeds, *[0] * num_filler], np.uint32)
-        keys = EXECUTABLES.get(seed_keys, indices)(indices)
+        indices = np.asarray([*row_seeds, *[0] * num_padding], np.uint32)
+        keys = JIT_CACHE.get(seed_keys, indices)(indices)
 
     def fill(values, value):
-        return np.concatenate([values, np.full(num_filler, value, values.dtype)])
+        return np.concatenate([values, np.full(num_padding, value, values.dtype)])
 
-    controls = sampling.controls(num_rows, pair.target.config.vocab_size, num_filler)
+    sampling_arrays = sampling.sampling_arrays(num_rows, pair.target.config.vocab_size, num_padding)
     fields: dict[str, Any] = {
         "tokens": padded[source],
         "lengths": fill(prompt_lengths, 1),
         "prompt_lengths": fill(prompt_lengths, 1),
         "limits": fill(limits.astype(np.int32), 1),
-        "finish": fill(np.full(num_rows, FinishReason.RUNNING, np.int32), FinishReason.FILLER),
+        "finish": fill(np.full(num_rows, FinishReason.RUNNING, np.int32), FinishReason.INACTIVE),
         "keys": keys,
         "num_steps": np.zeros(len(source), np.int32),
         "draft_lens": np.full(len(source), spec.draft_len, np.int32),
-        "controls": controls,
+        "controls": sampling_arrays,
         "stop_tokens": np.tile(stops, (len(source), 1)),
         "target_cache": None,
         "drafter": None,
@@ -168,18 +168,18 @@ def begin_reading(pair: Pair, layout: PromptLayout) -> SpecState | None:
     """
     if mesh_of(pair) is not None:
         return None
-    target_cache, drafter = EXECUTABLES.begin(_fill_caches, pair, layout.tokens, layout.lengths)
+    target_cache, drafter = JIT_CACHE.begin(_fill_caches, pair, layout.tokens, layout.lengths)
     if layout.source is not None:
-        target_cache, drafter = EXECUTABLES.begin(kv.gather_rows, (target_cache, drafter), layout.source)
+        target_cache, drafter = JIT_CACHE.begin(kv.gather_rows, (target_cache, drafter), layout.source)
     return layout.state._replace(target_cache=target_cache, drafter=drafter)
 
 
 def read_prompts(pair: Pair, layout: PromptLayout) -> SpecState:
     """Fills the caches of both models; returns the state that the first step takes."""
     reading = (pair, layout.tokens, layout.lengths)
-    caches = EXECUTABLES.get(_fill_caches, *reading)(*reading)
+    caches = JIT_CACHE.get(_fill_caches, *reading)(*reading)
     if layout.source is not None:
-        caches = EXECUTABLES.get(kv.gather_rows, caches, layout.source)(caches, layout.source)
+        caches = JIT_CACHE.get(kv.gather_rows, caches, layout.source)(caches, layout.source)
     target_cache, drafter = place_whole(caches, mesh_of(pair))
     return layout.state._replace(target_cache=target_cache, drafter=drafter)
 
@@ -188,7 +188,7 @@ def _fill_caches(pair: Pair, tokens: Array, lengths: Array) -> tuple[KVCache, An
     """Fills both caches with all but the last token of each prompt."""
     cache = pair.target.init_cache(tokens.shape[0], tokens.shape[1])
     drafter: Any = pair.drafter
-    if reads_features(drafter):
+    if reads_hidden_states(drafter):
         cache, features = extend_with_features(pair.target, tokens, lengths - 1, cache)
         return replicate((cache, drafter.init(tokens, lengths, features)))
     return replicate((extend_cache(pair.target, tokens, lengths - 1, cache), drafter.init(tokens, lengths)))

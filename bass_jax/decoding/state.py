@@ -7,7 +7,7 @@ import numpy as np
 
 from bass_jax.models.kv_cache import KVCache, PagedCache
 from bass_jax.runtime.checks import check_integer, check_kind
-from bass_jax.sampling import SamplingControls
+from bass_jax.sampling import SamplingArrays
 from bass_jax.typing import Array
 
 
@@ -18,7 +18,7 @@ class FinishReason(enum.IntEnum):
     STOP = 1  # a stop token or a stop string
     LENGTH = 2  # its token limit
     NOT_FINITE = 3  # the target's logits held NaN or infinity: nothing was emitted from them
-    FILLER = 4  # never a request: it pads the batch to its bucket
+    INACTIVE = 4  # never a request: it pads the batch to its bucket
     NO_TOKEN = 5  # bans and processors left no token that could be emitted
     NOT_GREEDY = 6  # the rule decodes greedily and the row's temperature is not 0: nothing was emitted
 
@@ -37,7 +37,7 @@ class SpecState(NamedTuple):
     keys: Array  # [B] key, the row's own
     num_steps: Array  # [B] int32, steps the row took part in; counts the noise of rejection rules
     draft_lens: Array  # [B] int32, drafts wanted per step, at most the bucket's
-    controls: SamplingControls  # per row
+    sampling_arrays: SamplingArrays  # per row
     stop_tokens: Array  # [B, E] int32, padded with -1
     target_cache: KVCache | PagedCache  # capacity C
     drafter: Any  # the drafter's own state
@@ -58,7 +58,7 @@ class DraftRecord(NamedTuple):
     confidence: Array | None  # [B, G] float32, the draft's likeliest probability there; None: not known
 
 
-class TokenLaws(NamedTuple):
+class TokenLogprobs(NamedTuple):
     """Emitted tokens under the law that they were drawn from, and the n most probable tokens of both laws.
 
     The warped law is that after adjustments, temperature, top-k, top-p and min-p; tokens of probability 0 have a
@@ -83,7 +83,7 @@ class StepInfo(NamedTuple):
     logprobs: Array  # [B, T] float32, of emitted tokens under the target's raw law; 0 past them
     finish: Array  # [B] int32, `FinishReason` after the step
     drafts: DraftRecord | None = None  # of each draft, where ``SpecConfig.record_drafts`` asks for it
-    laws: TokenLaws | None = None  # with `SpecConfig.num_logprobs`; means nothing past the emitted tokens
+    token_logprobs: TokenLogprobs | None = None  # with `SpecConfig.num_logprobs`; means nothing past the emitted tokens
     width: Array | None = None  # [] int32, positions per row that the target computed; None: T
 
 

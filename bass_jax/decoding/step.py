@@ -8,16 +8,16 @@ import jax.numpy as jnp
 from bass_jax.acceptance import GREEDY, TOKEN, AcceptanceRule, RuleKeys, find_rule
 from bass_jax.acceptance.greedy import leading_run
 from bass_jax.config import SpecConfig
-from bass_jax.decoding.accept import Judgement, TargetLogits, judge, require_greedy
-from bass_jax.decoding.candidates import check_chains, verify_chains
+from bass_jax.decoding.accept import StepTokens, TargetLogits, accept, require_greedy
+from bass_jax.decoding.candidates import check_candidates, verify_candidates
 from bass_jax.decoding.draft_records import record_drafts
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.positions import input_positions, last_tokens, with_drafts
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
-from bass_jax.drafters import DraftContext, Proposal, reads_features
+from bass_jax.drafters import DraftContext, Proposal, reads_hidden_states
 from bass_jax.drafters.protocols import check_proposal
 from bass_jax.models.mesh import replicate
-from bass_jax.sampling import Adjuster, find_processors
+from bass_jax.sampling import LogitsProcessors, find_processors
 from bass_jax.sampling.keys import Role, draw_keys, position_keys, step_draft_keys
 from bass_jax.typing import Array, Int, Key
 
@@ -48,15 +48,15 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
     room = state.limits - state.lengths - 1
     num_wanted = jnp.clip(jnp.minimum(state.draft_lens, room), 0, spec.draft_len)
     num_wanted = jnp.where(is_active, num_wanted, 0)
-    adjuster = _adjuster(state, spec)
+    processors = _processors(state, spec)
 
     with jax.named_scope("draft"):
-        proposal, drafter = _propose(pair, state, spec, rule, num_wanted, adjuster)
-    accept, residual = (draw_keys(state.keys, state.num_steps, role) for role in (Role.ACCEPT, Role.RESIDUAL))
-    keys = RuleKeys(accept, residual, position_keys(state.keys, state.lengths, spec.bucket + 1))
+        proposal, drafter = _propose(pair, state, spec, rule, num_wanted, processors)
+    accept_keys, residual_keys = (draw_keys(state.keys, state.num_steps, role) for role in (Role.ACCEPT, Role.RESIDUAL))
+    keys = RuleKeys(accept_keys, residual_keys, position_keys(state.keys, state.lengths, spec.bucket + 1))
     record = None
     if proposal.tokens.ndim == 3:
-        judgement, num_drafted, target_cache = verify_chains(pair, state, spec, rule, proposal, adjuster, keys)
+        step_tokens, num_drafted, target_cache = verify_candidates(pair, state, spec, rule, proposal, processors, keys)
     else:
         num_drafted = proposal.num_drafted
         with jax.named_scope("verify"):
@@ -64,17 +64,19 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
             num_inputs = jnp.where(is_active, num_drafted + 1, 0)
             raw, target_cache, drafter = _verify(pair, state._replace(drafter=drafter), inputs, num_inputs)
         with jax.named_scope("accept"):
-            tokens = state.tokens if adjuster.is_identity else with_drafts(state, proposal.tokens)
-            logits = TargetLogits(raw, adjuster(raw, tokens, state.lengths))
-            judgement = judge(
-                rule, proposal, logits, state.controls, keys,
+            tokens = state.tokens if processors.is_identity else with_drafts(state, proposal.tokens)
+            logits = TargetLogits(raw, processors(raw, tokens, state.lengths))
+            step_tokens = accept(
+                rule, proposal, logits, state.sampling_arrays, keys,
                 kernel=spec.acceptance_kernel, num_logprobs=spec.num_logprobs,
             )  # fmt: skip
-            record = record_drafts(proposal, logits.adjusted, state.controls, keys) if spec.record_drafts else None
+            record = (
+                record_drafts(proposal, logits.processed, state.sampling_arrays, keys) if spec.record_drafts else None
+            )
     if rule.noise == "none":
-        judgement = require_greedy(judgement, state.controls)
+        step_tokens = require_greedy(step_tokens, state.sampling_arrays)
     with jax.named_scope("commit"):
-        state, info = _commit(state._replace(target_cache=target_cache), judgement, num_drafted)
+        state, info = _commit(state._replace(target_cache=target_cache), step_tokens, num_drafted)
         state = state._replace(drafter=pair.drafter.commit(drafter, state.lengths))
         return replicate((state, info._replace(drafts=record)))
 
@@ -91,16 +93,22 @@ def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecSta
     proposal = _no_drafts(state)
     inputs, num_inputs = last_tokens(state)[:, None], (~state.done).astype(jnp.int32)
     raw, target_cache, drafter = _verify(pair, state, inputs, num_inputs)
-    logits = TargetLogits(raw, _adjuster(state, spec)(raw, state.tokens, state.lengths))
+    logits = TargetLogits(raw, _processors(state, spec)(raw, state.tokens, state.lengths))
     positions = position_keys(state.keys, state.lengths, 1)
     keys = RuleKeys(accept=positions[:, 0], residual=positions[:, 0], positions=positions)
-    judgement = judge(
-        rule, proposal, logits, state.controls, keys, kernel=spec.acceptance_kernel, num_logprobs=spec.num_logprobs
+    step_tokens = accept(
+        rule,
+        proposal,
+        logits,
+        state.sampling_arrays,
+        keys,
+        kernel=spec.acceptance_kernel,
+        num_logprobs=spec.num_logprobs,
     )
     if rule is GREEDY:
-        judgement = require_greedy(judgement, state.controls)
+        step_tokens = require_greedy(step_tokens, state.sampling_arrays)
     state = state._replace(target_cache=target_cache, drafter=drafter)
-    return replicate(_commit(state, judgement, proposal.num_drafted))
+    return replicate(_commit(state, step_tokens, proposal.num_drafted))
 
 
 def _propose(
@@ -109,7 +117,7 @@ def _propose(
     spec: SpecConfig,
     rule: AcceptanceRule,
     num_wanted: Int[Array, "B"],
-    adjuster: Adjuster,
+    processors: LogitsProcessors,
 ) -> tuple[Proposal, Any]:
     """Asks the drafter; with several chains every field of the proposal has M after B."""
     if spec.bucket == 0:
@@ -118,18 +126,20 @@ def _propose(
     min_confidence = state.min_confidence
     if min_confidence is None and spec.record_drafts:  # Of 0: reported, and never in the way.
         min_confidence = jnp.zeros(num_wanted.shape, jnp.float32)
-    context = DraftContext(state.tokens, state.lengths, num_wanted, state.controls, keys, adjuster, min_confidence)
+    context = DraftContext(
+        state.tokens, state.lengths, num_wanted, state.sampling_arrays, keys, processors, min_confidence
+    )
     is_sampled = rule.noise != "none"
-    if spec.num_chains == 1:
+    if spec.num_candidates == 1:
         proposal, drafter = pair.drafter.propose(state.drafter, context, spec.bucket, is_sampled=is_sampled)
     else:
-        check_chains(pair, spec, rule)
-        drafter_of_chains: Any = pair.drafter  # `check_chains` saw to it
-        proposal, drafter = drafter_of_chains.propose_chains(
-            state.drafter, context, spec.bucket, spec.num_chains, is_sampled=is_sampled
+        check_candidates(pair, spec, rule)
+        multi_drafter: Any = pair.drafter  # `check_candidates` saw to it
+        proposal, drafter = multi_drafter.propose_many(
+            state.drafter, context, spec.bucket, spec.num_candidates, is_sampled=is_sampled
         )
         num_wanted = num_wanted[:, None]
-    shape = keys.shape if spec.num_chains == 1 else (keys.shape[0], spec.num_chains, keys.shape[1])
+    shape = keys.shape if spec.num_candidates == 1 else (keys.shape[0], spec.num_candidates, keys.shape[1])
     check_proposal(pair.drafter, proposal, shape, pair.target.config.vocab_size)
     # A drafter's word is not taken for it: more drafts than wanted would overrun the row's limit, an id outside the
     # vocabulary (-1 as a placeholder) would be read as another token's, and from a law that is none nothing was drawn.
@@ -146,7 +156,7 @@ def _verify(pair: Pair, state: SpecState, inputs: Int[Array, "B T"], num_inputs:
     Returns the logits, the target's cache, and the drafter's state, which has seen the features if it reads them.
     """
     positions = input_positions(state.lengths, inputs.shape[1], num_inputs, state.target_cache.capacity)
-    if not reads_features(pair.drafter):
+    if not reads_hidden_states(pair.drafter):
         logits, cache = pair.target.forward(inputs, positions, state.target_cache)
         return logits, cache, state.drafter
     drafter: Any = pair.drafter
@@ -154,28 +164,28 @@ def _verify(pair: Pair, state: SpecState, inputs: Int[Array, "B T"], num_inputs:
     return pair.target.logits(features), cache, drafter.observe(state.drafter, features, positions)
 
 
-def _adjuster(state: SpecState, spec: SpecConfig) -> Adjuster:
-    processors = find_processors(spec.logits_processors)
-    return Adjuster(state.controls.adjustments, state.prompt_lengths, state.stop_tokens, processors)
+def _processors(state: SpecState, spec: SpecConfig) -> LogitsProcessors:
+    functions = find_processors(spec.logits_processors)
+    return LogitsProcessors(state.sampling_arrays.processor_arrays, state.prompt_lengths, state.stop_tokens, functions)
 
 
-def _commit(state: SpecState, judgement: Judgement, num_drafted: Int[Array, "B"]) -> tuple[SpecState, StepInfo]:
+def _commit(state: SpecState, step_tokens: StepTokens, num_drafted: Int[Array, "B"]) -> tuple[SpecState, StepInfo]:
     """Appends ``num_accepted + 1`` tokens per running row, cut after the first stop token and at the limit."""
     is_active = ~state.done
-    tokens, num_accepted = judgement.tokens, judgement.num_accepted
+    tokens, num_accepted = step_tokens.tokens, step_tokens.num_accepted
     slots = jnp.arange(tokens.shape[1])
     is_stop = (tokens[..., None] == state.stop_tokens[:, None]).any(axis=-1)
     until_stop = jnp.where(is_stop, slots + 1, tokens.shape[1] + 1).min(axis=1)
     num_due = jnp.minimum(jnp.minimum(num_accepted + 1, until_stop), state.limits - state.lengths)
     # A law that does not exist ends the row where it is drawn from: the tokens before it stand, as in regular decoding.
-    is_broken = judgement.num_drawable < num_due
-    num_emitted = jnp.where(is_active, jnp.minimum(num_due, judgement.num_drawable), 0).astype(jnp.int32)
+    is_broken = step_tokens.num_drawable < num_due
+    num_emitted = jnp.where(is_active, jnp.minimum(num_due, step_tokens.num_drawable), 0).astype(jnp.int32)
     is_emitted = slots < num_emitted[:, None]
     lengths = state.lengths + num_emitted
 
     finish = jnp.where(lengths >= state.limits, FinishReason.LENGTH, FinishReason.RUNNING)
     finish = jnp.where((is_stop & is_emitted).any(axis=1), FinishReason.STOP, finish)
-    finish = jnp.where(is_broken, judgement.failure, finish)
+    finish = jnp.where(is_broken, step_tokens.failure, finish)
     finish = jnp.where(is_active, finish, state.finish).astype(jnp.int32)
 
     capacity = state.tokens.shape[1]
@@ -188,9 +198,9 @@ def _commit(state: SpecState, judgement: Judgement, num_drafted: Int[Array, "B"]
         num_emitted=num_emitted,
         num_accepted=jnp.where(is_active, num_accepted, 0),
         num_drafted=jnp.where(is_active, num_drafted, 0),
-        logprobs=jnp.where(is_emitted, judgement.logprobs, 0.0),
+        logprobs=jnp.where(is_emitted, step_tokens.logprobs, 0.0),
         finish=finish,
-        laws=judgement.laws,
+        token_logprobs=step_tokens.token_logprobs,
     )
     state = state._replace(
         tokens=state.tokens.at[rows, columns].set(tokens, mode="drop", unique_indices=True),

@@ -5,18 +5,18 @@ file to copy for a drafter of your own.
 """
 
 from bass_jax.drafters.draft_model import ModelDrafter
-from bass_jax.drafters.ensemble import CombinedDrafter
+from bass_jax.drafters.ensemble import EnsembleDrafter
 from bass_jax.drafters.ngram import NgramDrafter
-from bass_jax.drafters.protocols import DraftContext, Drafter, Proposal, reads_features
-from bass_jax.drafters.retrieval import StoreDrafter
+from bass_jax.drafters.protocols import DraftContext, Drafter, Proposal, reads_hidden_states
+from bass_jax.drafters.retrieval import RetrievalDrafter
 
 __all__ = [
-    "CombinedDrafter",
     "DraftContext",
     "Drafter",
+    "EnsembleDrafter",
     "ModelDrafter",
     "NgramDrafter",
     "Proposal",
-    "StoreDrafter",
-    "reads_features",
+    "RetrievalDrafter",
+    "reads_hidden_states",
 ]

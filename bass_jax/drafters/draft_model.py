@@ -10,8 +10,8 @@ from bass_jax.drafters.protocols import DraftContext, Proposal
 from bass_jax.models.flax_model import Model
 from bass_jax.models.kv_cache import KVCache, PagedCache
 from bass_jax.models.prefill_cache import extend_cache
-from bass_jax.runtime.cpu_workarounds import mode_of
-from bass_jax.sampling.distribution import draw, make_law
+from bass_jax.runtime.cpu_workarounds import argmax
+from bass_jax.sampling.distribution import draw, token_distribution
 from bass_jax.sampling.keys import gumbel
 from bass_jax.typing import Array, Bool, Float, Int, Key
 
@@ -58,7 +58,7 @@ class ModelDrafter:
     min_confidence: Any = None  # a number or an array; anything while jax rebuilds the tree
 
     @property
-    def reads_features(self) -> bool:
+    def reads_hidden_states(self) -> bool:
         """Whether the step hands the target's features to `init` and `observe`."""
         return self.model.config.hidden_width is not None
 
@@ -100,8 +100,8 @@ class ModelDrafter:
         num_fed = jnp.where(context.num_wanted > 0, jnp.maximum(proposal.num_drafted, 1) - 1, 0)
         return proposal, state._replace(cache=cache, num_cached=state.num_cached + num_fed)
 
-    def propose_chains(
-        self, state: ModelDrafterState, context: DraftContext, draft_len: int, num_chains: int, *, is_sampled: bool
+    def propose_many(
+        self, state: ModelDrafterState, context: DraftContext, draft_len: int, num_candidates: int, *, is_sampled: bool
     ) -> tuple[Proposal, ModelDrafterState]:
         """Draws M first tokens without replacement and continues each; no more chains than a row's law has tokens.
 
@@ -111,25 +111,25 @@ class ModelDrafter:
         cache = state.cache
         logits = self._logits(features, context, context.tokens, 0)
         rows = jnp.arange(context.lengths.shape[0])
-        law = make_law(logits, context.controls).probs[:, 0] if is_sampled else None
+        distribution = token_distribution(logits, context.sampling_arrays).probs[:, 0] if is_sampled else None
         confidence = _confidence(logits, self._least(context))
         scores = logits[:, 0]
-        chains = []
-        for index in range(num_chains):
+        candidates = []
+        for index in range(num_candidates):
             # Chain 0 draws with the noise that a single chain would.
-            keys = context.keys if index == 0 else _chain_keys(context.keys, index)
-            if law is None:
-                first, probs = mode_of(scores), None
+            keys = context.keys if index == 0 else _candidate_keys(context.keys, index)
+            if distribution is None:
+                first, probs = argmax(scores), None
                 is_possible = scores[rows, first] > -jnp.inf
             else:
-                first, probs, is_possible = self._next_first(law, scores, keys[:, 0], context)
-                law = law.at[rows, first].set(0.0)
+                first, probs, is_possible = self._next_first(distribution, scores, keys[:, 0], context)
+                distribution = distribution.at[rows, first].set(0.0)
             scores = scores.at[rows, first].set(-jnp.inf)
             num_wanted = jnp.where(is_possible, context.num_wanted, 0)
             draft = (first, probs, confidence)
-            chain, cache = self._continue(draft, features, num_wanted, cache, context, keys, draft_len)
-            chains.append(chain)
-        proposal = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *chains)
+            candidate, cache = self._continue(draft, features, num_wanted, cache, context, keys, draft_len)
+            candidates.append(candidate)
+        proposal = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *candidates)
         return proposal, state._replace(cache=cache)
 
     def commit(self, state: ModelDrafterState, lengths: Array) -> ModelDrafterState:
@@ -142,7 +142,7 @@ class ModelDrafter:
     ) -> tuple[Float[Array, "B 1 D"], ModelDrafterState]:
         """Reads the tokens that the cache lacks; returns the draft's own features after the last."""
         # Of a step before: the last draft and the bonus token, or all that was accepted.
-        num_slots = draft_len + 1 if self.reads_features else 2
+        num_slots = draft_len + 1 if self.reads_hidden_states else 2
         state = self._catch_up(state, context, num_slots)
         rows = jnp.arange(context.lengths.shape[0])
         positions = state.num_cached[:, None] + jnp.arange(num_slots)
@@ -152,7 +152,7 @@ class ModelDrafter:
         last = jnp.clip(context.lengths - 1 - state.num_cached, 0, num_slots - 1)
         features = features[rows, last][:, None]
         state = state._replace(cache=cache, num_cached=jnp.where(is_drafting, context.lengths, state.num_cached))
-        return features, self._foretell(state, features, is_drafting)
+        return features, self._predict(state, features, is_drafting)
 
     def _read(
         self, state: ModelDrafterState, context: DraftContext, positions: Int[Array, "B T"], is_missing: Array
@@ -194,7 +194,7 @@ class ModelDrafter:
             token = jax.lax.dynamic_index_in_dim(drafted[0], step - 1, axis=1)
             features, cache = self.model.features(token, position, cache, hidden)
             tokens = context.tokens
-            if not context.adjuster.is_identity:
+            if not context.processors.is_identity:
                 tokens = tokens.at[rows, columns].set(drafted[0], mode="drop")
             draft = self._choose(features, context, tokens, step, keys[:, step], is_sampled)
             drafted = jax.tree.map(
@@ -205,10 +205,10 @@ class ModelDrafter:
 
         num_drafted = _until_unsure(num_wanted, 0, first[2], least)
         start = (jnp.int32(1), num_drafted, drafted, self._next_hidden(features), cache)
-        _, num_drafted, (tokens, laws, confidences), _, cache = jax.lax.while_loop(
+        _, num_drafted, (tokens, distributions, confidences), _, cache = jax.lax.while_loop(
             lambda carry: carry[0] < carry[1].max(), extend, start
         )
-        return Proposal(tokens, num_drafted, laws, confidences), cache
+        return Proposal(tokens, num_drafted, distributions, confidences), cache
 
     def _least(self, context: DraftContext) -> Array | None:
         """How sure a draft has to be, ``[B]``; None where nobody asks."""
@@ -217,7 +217,7 @@ class ModelDrafter:
         least = jnp.broadcast_to(jnp.asarray(self.min_confidence, jnp.float32), context.lengths.shape)
         return least if context.min_confidence is None else jnp.maximum(least, context.min_confidence)
 
-    def _foretell(
+    def _predict(
         self, state: ModelDrafterState, features: Float[Array, "B 1 D"], is_read: Bool[Array, "B"]
     ) -> ModelDrafterState:
         """Keeps what the draft takes for the target's features at the last token read, where they are not known."""
@@ -225,27 +225,27 @@ class ModelDrafter:
             return state
         last = state.num_cached - 1
         columns = jnp.where(is_read & (last >= state.num_known), last, state.hidden.shape[1])
-        foretold = self.model.next_hidden(features)[:, 0].astype(state.hidden.dtype)
+        predicted = self.model.next_hidden(features)[:, 0].astype(state.hidden.dtype)
         rows = jnp.arange(columns.shape[0])
-        return state._replace(hidden=state.hidden.at[rows, columns].set(foretold, mode="drop"))
+        return state._replace(hidden=state.hidden.at[rows, columns].set(predicted, mode="drop"))
 
     def _next_hidden(self, features: Float[Array, "B 1 D"]) -> Float[Array, "B 1 E"] | None:
         """What a draft that reads the target's features takes for them where the target has not been."""
-        return self.model.next_hidden(features) if self.reads_features else None
+        return self.model.next_hidden(features) if self.reads_hidden_states else None
 
     def _choose(
         self, features: Array, context: DraftContext, tokens: Array, step, keys: Key[Array, "B"], is_sampled: bool
     ) -> Draft:
         """Draws one draft per row from features ``[B, 1, D]``."""
         # What the draft can propose is few tokens: their law is made before it is spread over the target's vocabulary.
-        is_narrow = context.adjuster.is_identity
+        is_narrow = context.processors.is_identity
         logits = self._own_logits(features) if is_narrow else self._logits(features, context, tokens, step)
         confidence = _confidence(logits, self._least(context))
         if not is_sampled:
-            column = mode_of(logits[:, 0])
+            column = argmax(logits[:, 0])
             ids = self.model.output_ids if is_narrow else None
             return (column if ids is None else ids[column]), None, confidence
-        probs = make_law(logits, context.controls).probs[:, 0]
+        probs = token_distribution(logits, context.sampling_arrays).probs[:, 0]
         if is_narrow:
             probs = self._spread(probs, 0.0)
         return draw(probs, gumbel(keys, self.vocab_size)), probs, confidence
@@ -259,7 +259,7 @@ class ModelDrafter:
     def _logits(self, features: Array, context: DraftContext, tokens: Array, step) -> Array:
         """Adjusted, over the target's vocabulary, ``[B, 1, V]``: -inf for what cannot be proposed."""
         logits = self._spread(self._own_logits(features), -jnp.inf)
-        return context.adjuster(logits, tokens, context.lengths + step)
+        return context.processors(logits, tokens, context.lengths + step)
 
     def _spread(self, values: Array, missing: float) -> Array:
         """Puts ``[..., O]`` in the places of their tokens, ``[..., V]``."""
@@ -270,17 +270,17 @@ class ModelDrafter:
         widths = [(0, 0)] * (values.ndim - 1) + [(0, padding)]
         return jnp.pad(values, widths, constant_values=missing) if padding else values
 
-    def _next_first(self, law: Array, scores: Array, keys: Key[Array, "B"], context: DraftContext):
+    def _next_first(self, distribution: Array, scores: Array, keys: Key[Array, "B"], context: DraftContext):
         """Draws a first token from what is left of `law` ``[B, V]``; returns it, its law and whether there is one.
 
         At temperature 0 nothing is left after one token; the next best by `scores` follows, which is not drawn at all.
         """
-        rows = jnp.arange(law.shape[0])
-        mass = law.sum(axis=-1)
-        is_greedy = (jnp.asarray(context.controls.temperature) <= 0) & (mass <= 0)
-        best = mode_of(scores)
-        one_hot = jax.nn.one_hot(best, law.shape[-1], dtype=jnp.float32)
-        probs = jnp.where(is_greedy[:, None], one_hot, law / jnp.where(mass > 0, mass, 1.0)[:, None])
+        rows = jnp.arange(distribution.shape[0])
+        mass = distribution.sum(axis=-1)
+        is_greedy = (jnp.asarray(context.sampling_arrays.temperature) <= 0) & (mass <= 0)
+        best = argmax(scores)
+        one_hot = jax.nn.one_hot(best, distribution.shape[-1], dtype=jnp.float32)
+        probs = jnp.where(is_greedy[:, None], one_hot, distribution / jnp.where(mass > 0, mass, 1.0)[:, None])
         first = draw(probs, gumbel(keys, self.vocab_size))
         return first, probs, (mass > 0) | (is_greedy & (scores[rows, best] > -jnp.inf))
 
@@ -305,7 +305,7 @@ class ModelDrafter:
             features, cache = self._read(state, context, positions, slots < num_read[:, None])
             last = features[jnp.arange(num_read.shape[0]), jnp.maximum(num_read, 1) - 1][:, None]
             state = state._replace(cache=cache, num_cached=state.num_cached + num_read)
-            return self._foretell(state, last, num_read > 0)
+            return self._predict(state, last, num_read > 0)
 
         return jax.lax.while_loop(lambda state: (num_behind(state) > 0).any(), read, state)
 
@@ -315,9 +315,9 @@ def _num_true(state: ModelDrafterState) -> Int[Array, "B"]:
     return state.num_cached if state.num_known is None else jnp.minimum(state.num_cached, state.num_known + 1)
 
 
-def _chain_keys(keys: Key[Array, "B G"], chain: int) -> Key[Array, "B G"]:
+def _candidate_keys(keys: Key[Array, "B G"], candidate: int) -> Key[Array, "B G"]:
     """Noise of a further chain."""
-    return jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, chain)))(keys)
+    return jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, candidate)))(keys)
 
 
 def _confidence(logits: Array, least: Array | None) -> Array | None:

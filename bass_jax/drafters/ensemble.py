@@ -8,14 +8,14 @@ import jax.numpy as jnp
 
 from bass_jax.drafters.draft_model import ModelDrafter
 from bass_jax.drafters.ngram import NgramDrafter
-from bass_jax.drafters.protocols import DraftContext, Drafter, Proposal, reads_features
-from bass_jax.drafters.retrieval import StoreDrafter
+from bass_jax.drafters.protocols import DraftContext, Drafter, Proposal, reads_hidden_states
+from bass_jax.drafters.retrieval import RetrievalDrafter
 from bass_jax.typing import Array, Float, Int
 
 LONGEST_MATCH = 6
 """Tokens of a match that prompt lookup tries at most; behind one so long nobody else is asked."""
 
-LOOKUP_TRUST, STORE_TRUST = 0.6, 0.4
+LOOKUP_SCALE, RETRIEVAL_SCALE = 0.6, 0.4
 """Where lookup and the store differ from a network they are right less often than they say. Fitted to 500 answers of
 the quickstart target (docs/drafters.md)."""
 
@@ -39,7 +39,7 @@ class _Slot(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class CombinedDrafter:
+class EnsembleDrafter:
     """Asks `parts` in order for every draft, and takes the surest; of equals the first.
 
     How sure a part is, is its confidence times the trust that it is given; one that does not say counts as sure. A
@@ -56,26 +56,30 @@ class CombinedDrafter:
     """
 
     parts: tuple[Drafter, ...]
-    trust: Any = None  # numbers or arrays; anything while jax rebuilds the tree
+    confidence_scale: Any = None  # numbers or arrays; anything while jax rebuilds the tree
     enough: Any = 1.0
 
     def __post_init__(self):
         if isinstance(self.parts, tuple) and not self.parts:
             raise ValueError("parts=(): expected at least one drafter")
-        if isinstance(self.parts, tuple) and isinstance(self.trust, tuple) and len(self.trust) != len(self.parts):
-            raise ValueError(f"trust={self.trust}: expected {len(self.parts)} numbers, one for each part")
+        if (
+            isinstance(self.parts, tuple)
+            and isinstance(self.confidence_scale, tuple)
+            and len(self.confidence_scale) != len(self.parts)
+        ):
+            raise ValueError(f"trust={self.confidence_scale}: expected {len(self.parts)} numbers, one for each part")
 
     @property
-    def reads_features(self) -> bool:
+    def reads_hidden_states(self) -> bool:
         """Whether any part does."""
-        return any(reads_features(part) for part in self.parts)
+        return any(reads_hidden_states(part) for part in self.parts)
 
     def init(self, tokens: Array, lengths: Array, features: Array | None = None) -> tuple[Any, ...]:
         """Every part's state."""
         states = []
         for part in self.parts:
             reader: Any = part
-            is_reader = reads_features(part)
+            is_reader = reads_hidden_states(part)
             states.append(reader.init(tokens, lengths, features) if is_reader else part.init(tokens, lengths))
         return tuple(states)
 
@@ -84,7 +88,7 @@ class CombinedDrafter:
         states = []
         for part, own in zip(self.parts, state, strict=True):
             reader: Any = part
-            states.append(reader.observe(own, features, positions) if reads_features(part) else own)
+            states.append(reader.observe(own, features, positions) if reads_hidden_states(part) else own)
         return tuple(states)
 
     def propose(
@@ -128,7 +132,7 @@ class CombinedDrafter:
             is_asked = is_missing & (worth < self.enough)
             own = behind._replace(num_wanted=is_asked.astype(jnp.int32))
             proposal, states[index] = _ask(part, states[index], own, 1, is_sampled)
-            found, worth = _surest(found, worth, proposal, self._worth(index, proposal))
+            found, worth = _most_confident(found, worth, proposal, self._worth(index, proposal))
         assert found.confidence is not None  # `_surest` sees to it
         is_drafted = found.num_drafted > 0
         rows = jnp.arange(num_rows)
@@ -141,11 +145,11 @@ class CombinedDrafter:
     def _worth(self, index: int, proposal: Proposal) -> Float[Array, "B"]:
         """What a part's first draft of each row is worth; -1 where it has none."""
         confidence = jnp.ones(()) if proposal.confidence is None else proposal.confidence[:, 0]
-        trust = 1.0 if self.trust is None else self.trust[index]
-        return jnp.where(proposal.num_drafted > 0, confidence * trust, -1.0)
+        confidence_scale = 1.0 if self.confidence_scale is None else self.confidence_scale[index]
+        return jnp.where(proposal.num_drafted > 0, confidence * confidence_scale, -1.0)
 
 
-def combined_drafter(network: ModelDrafter | None, store: StoreDrafter | None = None) -> CombinedDrafter:
+def ensemble_drafter(network: ModelDrafter | None, store: RetrievalDrafter | None = None) -> EnsembleDrafter:
     """Combines prompt lookup with what there is.
 
     A match of `LONGEST_MATCH` tokens first; else the surest of a shorter match, the network and the store. How much
@@ -156,14 +160,14 @@ def combined_drafter(network: ModelDrafter | None, store: StoreDrafter | None = 
         store: an n-gram store, or None.
     """
     lookup = NgramDrafter(LONGEST_MATCH, 1)
-    parts: list[tuple[Drafter, float]] = [(lookup, LOOKUP_TRUST)]
+    parts: list[tuple[Drafter, float]] = [(lookup, LOOKUP_SCALE)]
     if network is not None:
         parts.append((network, 1.0))
     if store is not None:
-        parts.append((store, STORE_TRUST))
-    drafters, trust = zip(*parts, strict=True)
+        parts.append((store, RETRIEVAL_SCALE))
+    drafters, confidence_scale = zip(*parts, strict=True)
     # Halfway to the longest match, so that no rounding decides.
-    return CombinedDrafter(drafters, trust, enough=LOOKUP_TRUST * lookup.confidence_of(LONGEST_MATCH - 0.5))
+    return EnsembleDrafter(drafters, confidence_scale, enough=LOOKUP_SCALE * lookup.confidence_of(LONGEST_MATCH - 0.5))
 
 
 def _ask(part: Drafter, state: Any, context: DraftContext, num_drafts: int, is_sampled: bool) -> tuple[Proposal, Any]:
@@ -182,7 +186,7 @@ def _ask(part: Drafter, state: Any, context: DraftContext, num_drafts: int, is_s
     return jax.lax.cond((context.num_wanted > 0).any(), propose, decline, state)
 
 
-def _surest(
+def _most_confident(
     old: Proposal, old_worth: Float[Array, "B"], new: Proposal, new_worth: Float[Array, "B"]
 ) -> tuple[Proposal, Float[Array, "B"]]:
     """Takes the rows that are worth more from `new`; a part that does not say how sure it is counts as sure."""
@@ -199,10 +203,10 @@ def _surest(
             for one in (new, old)
         )
         probs = jnp.where(is_new[:, None, None], new_law, old_law)
-    surest = Proposal(
+    most_confident = Proposal(
         jnp.where(is_new[:, None], new.tokens, old.tokens),
         jnp.where(is_new, new.num_drafted, old.num_drafted),
         probs,
         jnp.where(is_new[:, None], confidence, kept),
     )
-    return surest, jnp.maximum(old_worth, new_worth)
+    return most_confident, jnp.maximum(old_worth, new_worth)

@@ -43,16 +43,16 @@ class NgramDrafter:
 
     def propose(self, state: None, context: DraftContext, draft_len: int, *, is_sampled: bool) -> tuple[Proposal, None]:
         """Looks the suffixes up; a row without a match drafts nothing."""
-        chains, state = self.propose_chains(state, context, draft_len, 1, is_sampled=is_sampled)
-        assert chains.confidence is not None
-        return Proposal(chains.tokens[:, 0], chains.num_drafted[:, 0], None, chains.confidence[:, 0]), state
+        candidates, state = self.propose_many(state, context, draft_len, 1, is_sampled=is_sampled)
+        assert candidates.confidence is not None
+        return Proposal(candidates.tokens[:, 0], candidates.num_drafted[:, 0], None, candidates.confidence[:, 0]), state
 
-    def propose_chains(
-        self, state: None, context: DraftContext, draft_len: int, num_chains: int, *, is_sampled: bool
+    def propose_many(
+        self, state: None, context: DraftContext, draft_len: int, num_candidates: int, *, is_sampled: bool
     ) -> tuple[Proposal, None]:
         """Takes the best occurrence, then the best of those that go on with another token, and so forth."""
         del is_sampled
-        lookup = functools.partial(self._lookup, draft_len=draft_len, num_chains=num_chains)
+        lookup = functools.partial(self._lookup, draft_len=draft_len, num_candidates=num_candidates)
         tokens, matched = jax.vmap(lookup)(context.tokens, context.lengths)
         confidence = self.confidence_of(matched[..., None] + jnp.arange(draft_len, dtype=jnp.float32))
         is_drafted = matched > 0
@@ -70,7 +70,7 @@ class NgramDrafter:
         """Nothing to keep."""
         del state, lengths
 
-    def _lookup(self, tokens: Array, length: Array, *, draft_len: int, num_chains: int) -> tuple[Array, Array]:
+    def _lookup(self, tokens: Array, length: Array, *, draft_len: int, num_candidates: int) -> tuple[Array, Array]:
         """One row: ``tokens [C]`` → drafts ``[M, G]``, and how many tokens their matches have, ``[M]``; 0 is none."""
         end = jnp.arange(tokens.shape[0])  # an occurrence is named by the position after it
         run = jnp.zeros(tokens.shape, jnp.int32)
@@ -82,7 +82,7 @@ class NgramDrafter:
             run += is_equal
         run = jnp.where((end < length) & (run >= self.min_ngram), run, 0)
         drafts, matched = [], []
-        for _ in range(num_chains):
+        for _ in range(num_candidates):
             # The longest run wins; among equals the most recent.
             best = jnp.argmax(run * tokens.shape[0] + end)
             period = jnp.maximum(length - best, 1)

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 
-from bass_jax.sampling.logits_processors import Adjuster
-from bass_jax.sampling.params import SamplingControls
+from bass_jax.sampling.logits_processors import LogitsProcessors
+from bass_jax.sampling.params import SamplingArrays
 from bass_jax.typing import Array, check_array
 
 
@@ -16,9 +16,9 @@ class DraftContext(NamedTuple):
     tokens: Array  # [B, C] int32, committed tokens; what lies past a row's length means nothing
     lengths: Array  # [B] int32, committed tokens of each row, at least 1
     num_wanted: Array  # [B] int32, drafts that a row can use, 0 to G; 0 for finished rows
-    controls: SamplingControls  # per row; a drafter that samples draws from its own law so warped
+    sampling_arrays: SamplingArrays  # per row; a drafter that samples draws from its own law so warped
     keys: Array  # [B, G] key, draft i is drawn with the Gumbel noise of keys[:, i]; consumed
-    adjuster: Adjuster  # what is done to logits before the law; a drafter that has logits does it to its own
+    processors: LogitsProcessors  # what is done to logits before the law; a drafter that has logits does it to its own
     min_confidence: Array | None = None  # [B] float32, stop before the first draft that is less sure; None: never
 
 
@@ -68,8 +68,8 @@ class Drafter(Protocol):
         """
         ...
 
-    # A drafter may also have `propose_chains(state, context, draft_len, num_chains, *, is_sampled)`, for
-    # `SpecConfig.num_chains` above 1: a proposal with M after B in every field. First tokens of a row's chains
+    # A drafter may also have `propose_many(state, context, draft_len, num_candidates, *, is_sampled)`, for
+    # `SpecConfig.num_candidates` above 1: a proposal with M after B in every field. First tokens of a row's chains
     # differ; `probs` of a first draft is the law that it was drawn from given the chains before its own.
 
     # And `read(state, tokens, positions)`, for an engine that reads prompts in pieces between steps: takes the next
@@ -80,7 +80,7 @@ class Drafter(Protocol):
         """Takes note that each row's first ``lengths[b]`` tokens are now committed; the rest is void."""
         ...
 
-    # A drafter may read the target's final hidden states. It then has a true `reads_features`; its `init` takes
+    # A drafter may read the target's final hidden states. It then has a true `reads_hidden_states`; its `init` takes
     # ``features`` ``[B, C, D]`` behind the lengths, of all committed tokens but the last; and after every pass of the
     # target, drafts or none, `observe(state, features, positions)` hands it those of the pass, ``[B, T, D]`` at
     # positions ``[B, T]``, before `commit` says how many of them stand. A position of C or more means nothing. In a
@@ -110,6 +110,6 @@ def check_proposal(drafter: Drafter, proposal: Any, shape: Sequence[int], vocab_
         check_array(proposal.confidence, f"{name}.propose: confidence", shape, jnp.floating)
 
 
-def reads_features(drafter: Drafter) -> bool:
+def reads_hidden_states(drafter: Drafter) -> bool:
     """Whether the step hands `drafter` the target's final hidden states."""
-    return getattr(drafter, "reads_features", False)
+    return getattr(drafter, "reads_hidden_states", False)

@@ -32,8 +32,8 @@ def suffix_hashes(tokens: Int[Array, "m n"] | Int[np.ndarray, "m n"]) -> UInt[Ar
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class StoreDrafter:
-    """Deterministic, no state; `bass_jax.training.build_store` makes its arrays from a target's outputs.
+class RetrievalDrafter:
+    """Deterministic, no state; `bass_jax.training.build_datastore` makes its arrays from a target's outputs.
 
     Every draft looks the longest context up first and backs off to shorter ones; it is looked up behind the drafts
     before it. A row ends at the first context that is not known, or less sure than `min_confidence`.

@@ -7,19 +7,19 @@ decides who runs.
 from bass_jax.engine.engine import Engine
 from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.loop import Counts, Loop, QueueFull
-from bass_jax.engine.request import Answer, Event, Request, Ticket, Times
+from bass_jax.engine.request import Request, RequestEvent, RequestHandle, RequestOutput, Times
 from bass_jax.engine.scheduler import Scheduler
 
 __all__ = [
-    "Answer",
     "Counts",
     "Engine",
     "EngineConfig",
-    "Event",
     "Loop",
     "QueueFull",
     "Request",
+    "RequestEvent",
+    "RequestHandle",
+    "RequestOutput",
     "Scheduler",
-    "Ticket",
     "Times",
 ]

@@ -17,7 +17,7 @@ from bass_jax.decoding.step import decode_step, speculate_step
 from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.executor import StepResult
 from bass_jax.engine.page_pool import PagePool
-from bass_jax.engine.request import Request, Ticket
+from bass_jax.engine.request import Request, RequestHandle
 from bass_jax.engine.slots import (
     NewRow,
     Pages,
@@ -27,15 +27,15 @@ from bass_jax.engine.slots import (
     insert_row,
     make_row,
     plan_rows,
-    read_piece,
+    read_chunk,
     read_whole,
-    reads_in_pieces,
+    reads_in_chunks,
     regroup_rows,
 )
 from bass_jax.models.kv_cache import KVCache, pages_of, with_pages
 from bass_jax.policies import Policy
 from bass_jax.policies.protocol import bucket_of, policy_buckets
-from bass_jax.runtime.jit_cache import EXECUTABLES
+from bass_jax.runtime.jit_cache import JIT_CACHE
 
 
 class DeviceExecutor:
@@ -54,7 +54,7 @@ class DeviceExecutor:
         config: EngineConfig,
         *,
         num_stop_tokens: int = 8,
-        is_adjusted: bool = False,
+        is_processed: bool = False,
         warm_up: bool = True,
     ):
         """Allocates the smallest batch, and with `warm_up` compiles whatever may be asked for.
@@ -65,12 +65,12 @@ class DeviceExecutor:
             policy: chooses draft lengths.
             config: sizes.
             num_stop_tokens: most stop tokens of a request.
-            is_adjusted: rows carry bias, penalties and minimum lengths.
+            is_processed: rows carry bias, penalties and minimum lengths.
             warm_up: False compiles when first asked.
         """
         self._pair, self._spec, self._policy, self._config = pair, spec, policy, config
         self._vocab_size = pair.target.config.vocab_size
-        self._num_stop_tokens, self._is_adjusted = num_stop_tokens, is_adjusted
+        self._num_stop_tokens, self._is_adjusted = num_stop_tokens, is_processed
         self._buckets = policy_buckets(policy)
         self._compiled: dict[Any, Callable] = {}
         self.pool: PagePool | None = None
@@ -79,16 +79,16 @@ class DeviceExecutor:
             _check_pages(pair, spec)
             pages = Pages(config.num_pages, config.page_size)
             self.pool = PagePool(config.num_pages, config.page_size, config.capacity // config.page_size)
-        self._tickets: list[Ticket | None] = [None] * config.sizes[0]
+        self._handles: list[RequestHandle | None] = [None] * config.sizes[0]
         blank = self.lay_out(Request(np.zeros(1, np.int32), 1))
         start = time.perf_counter()
         rows = np.zeros(config.sizes[0], np.int32)
         self.state: SpecState = self._run("empty_state", _with_pages(empty_state, pages), pair, blank, rows)
         self._staging: Staging | None = None
-        self._new: tuple[Ticket, NewRow] | None = None
+        self._new: tuple[RequestHandle, NewRow] | None = None
         self._policy_state = policy.init(len(rows))
         self._plan_first()
-        self._finish = np.full(len(rows), FinishReason.FILLER, np.int32)
+        self._finish = np.full(len(rows), FinishReason.INACTIVE, np.int32)
         self._is_finish_stale = False
         self._room_of_new = 0
         self._in_flight: tuple[StepInfo, Any, int, float] | None = None
@@ -101,46 +101,46 @@ class DeviceExecutor:
         """Returns the row that `request` will be."""
         return make_row(request, self._config.capacity, self._vocab_size, self._num_stop_tokens, self._is_adjusted)
 
-    def read(self, ticket: Ticket, start: int, num: int) -> None:
+    def read(self, handle: RequestHandle, start: int, num: int) -> None:
         """Dispatches a pass over a piece of a prompt."""
         if start == 0:
             if self._new is not None:  # It ended while it was being read.
                 self._release(self._new[0])
-            self._new = ticket, self.lay_out(ticket.request)
-            tables = () if self.pool is None else (self.pool.table(ticket),)
+            self._new = handle, self.lay_out(handle.request)
+            tables = () if self.pool is None else (self.pool.table(handle),)
             self._staging = self._run("empty_staging", empty_staging, self._pair, self._new[1].tokens, *tables)
         if num == 0:
             return
         tokens = np.zeros((1, self._config.chunk), np.int32)
-        tokens[0, :num] = ticket.request.prompt[start : start + num]
+        tokens[0, :num] = handle.request.prompt[start : start + num]
         pages, self._staging = self._run(
-            "read_piece", read_piece, self._pair, pages_of(self.state), self._staging, tokens, np.int32(start),
+            "read_chunk", read_chunk, self._pair, pages_of(self.state), self._staging, tokens, np.int32(start),
             np.int32(num), donate=(1, 2),
         )  # fmt: skip
         if pages:
             self.state = with_pages(self.state, pages)
 
-    def insert(self, ticket: Ticket, row: int) -> None:
+    def insert(self, handle: RequestHandle, row: int) -> None:
         """Dispatches the move of the prompt that was read into `row`."""
-        assert self._new is not None and self._new[0] is ticket, "another prompt was read"
+        assert self._new is not None and self._new[0] is handle, "another prompt was read"
         new = self._new[1]
-        if not reads_in_pieces(self._pair):
+        if not reads_in_chunks(self._pair):
             self._staging = self._run("read_whole", read_whole, self._pair, self._staging, new)
         self._send_finish()
         self.state, self._policy_state = self._run(
             ("insert_row", len(self._finish)), insert_row,
             self._policy, self.state, self._policy_state, self._staging, new, np.int32(row), donate=(1,),
         )  # fmt: skip
-        self._finish[row], self._tickets[row] = FinishReason.RUNNING, ticket
-        self._room_of_new = max(self._room_of_new, ticket.request.max_new_tokens - 1)
+        self._finish[row], self._handles[row] = FinishReason.RUNNING, handle
+        self._room_of_new = max(self._room_of_new, handle.request.max_new_tokens - 1)
         self._staging = self._new = None
 
     def regroup(self, sources: Sequence[int]) -> None:
         """Dispatches the gather of rows into a batch of another size."""
         kept = np.asarray(sources, np.int32)
         rows = np.maximum(kept, 0)
-        self._tickets = [None if source < 0 else self._tickets[source] for source in sources]
-        self._finish = np.where(kept < 0, FinishReason.FILLER, self._finish[rows]).astype(np.int32)
+        self._handles = [None if source < 0 else self._handles[source] for source in sources]
+        self._finish = np.where(kept < 0, FinishReason.INACTIVE, self._finish[rows]).astype(np.int32)
         # Pages stay out of it: what a function returns as it came may be a copy.
         pages = pages_of(self.state)
         state, self._policy_state = self._run(
@@ -152,7 +152,7 @@ class DeviceExecutor:
 
     def stop(self, row: int) -> None:
         """Takes note; the device is told before its next step."""
-        self._finish[row] = FinishReason.FILLER
+        self._finish[row] = FinishReason.INACTIVE
         self._free_row(row)
         self._is_finish_stale = True
 
@@ -196,13 +196,13 @@ class DeviceExecutor:
         self._plan_first()
 
     def _free_row(self, row: int) -> None:
-        ticket, self._tickets[row] = self._tickets[row], None
-        if ticket is not None:
-            self._release(ticket)
+        handle, self._handles[row] = self._handles[row], None
+        if handle is not None:
+            self._release(handle)
 
-    def _release(self, ticket: Ticket) -> None:
+    def _release(self, handle: RequestHandle) -> None:
         if self.pool is not None:
-            self.pool.release(ticket)
+            self.pool.release(handle)
 
     def _send_finish(self) -> None:
         if self._is_finish_stale:
@@ -213,21 +213,21 @@ class DeviceExecutor:
         """Asks the policy for its first plan, as a batch does before its first step."""
         info = no_step(len(self.state.lengths))
         arguments = (self._policy, self._policy_state, rows_of(self.state), counts_of(info), np.float32(0.0))
-        self._policy_state, plan, wanted = EXECUTABLES.get(plan_rows, *arguments)(*arguments)
+        self._policy_state, plan, wanted = JIT_CACHE.get(plan_rows, *arguments)(*arguments)
         self.state = planned(self.state, plan)
         self._wanted = jax.device_get(wanted)
 
     def _run(self, name: Any, function: Callable, *arguments: Any, donate: tuple[int, ...] = ()) -> Any:
         """Calls `function` compiled; `name` stands for its arguments' shapes, so that they need not be looked at."""
         if name not in self._compiled:
-            self._compiled[name] = EXECUTABLES.get(function, *arguments, donate_argnums=donate)
+            self._compiled[name] = JIT_CACHE.get(function, *arguments, donate_argnums=donate)
         return self._compiled[name](*arguments)
 
     def _step(self, bucket: int) -> Callable:
         name = ("step", len(self.state.lengths), bucket)
         if name not in self._compiled:
             step, spec = (speculate_step if bucket else decode_step), bucket_spec(self._spec, bucket)
-            self._compiled[name] = EXECUTABLES.get(step, self._pair, self.state, spec, donate_argnums=(1,))
+            self._compiled[name] = JIT_CACHE.get(step, self._pair, self.state, spec, donate_argnums=(1,))
         return self._compiled[name]
 
     def _plan(self) -> Callable:
@@ -235,12 +235,12 @@ class DeviceExecutor:
         if name not in self._compiled:
             counts = counts_of(no_step(len(self.state.lengths)))
             arguments = (self._policy, self._policy_state, rows_of(self.state), counts, np.float32(0.0))
-            self._compiled[name] = EXECUTABLES.get(plan_rows, *arguments)
+            self._compiled[name] = JIT_CACHE.get(plan_rows, *arguments)
         return self._compiled[name]
 
     def _warm_up(self, blank: NewRow) -> None:
         """Goes through all sizes up and down; steps are compiled and not run, the small operations are run."""
-        ticket = Ticket(Request(np.zeros(2, np.int32), 1))
+        handle = RequestHandle(Request(np.zeros(2, np.int32), 1))
         sizes = self._config.sizes
         for index, size in enumerate(sizes):
             if index:
@@ -248,8 +248,8 @@ class DeviceExecutor:
             for bucket in self._buckets:
                 self._step(bucket)
             self._plan()
-            self.read(ticket, 0, 1)
-            self.insert(ticket, 0)
+            self.read(handle, 0, 1)
+            self.insert(handle, 0)
             self.stop(0)
             self._send_finish()
         for size in reversed(sizes[:-1]):
@@ -270,12 +270,12 @@ def _check_pages(pair: Pair, spec: SpecConfig) -> None:
     Raises:
         ValueError: for several chains, and for a drafter that reads a prompt at once into a cache of its own.
     """
-    if spec.num_chains > 1:
-        raise ValueError(f"num_chains={spec.num_chains}: expected 1, because chains take turns in dense caches")
+    if spec.num_candidates > 1:
+        raise ValueError(f"num_candidates={spec.num_candidates}: expected 1, because chains take turns in dense caches")
     one = jax.ShapeDtypeStruct((1, 64), np.int32), jax.ShapeDtypeStruct((1,), np.int32)
     state = jax.eval_shape(pair.drafter.init, *one)
     has_cache = any(isinstance(node, KVCache) for node in jax.tree.leaves(state, is_leaf=_is_dense))
-    if has_cache and not reads_in_pieces(pair):
+    if has_cache and not reads_in_chunks(pair):
         raise ValueError("page_size: expected None, because the drafter has a cache and reads prompts at once")
 
 

@@ -14,12 +14,12 @@ from bass_jax.config import SpecConfig
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.prefill import check_prompts
 from bass_jax.decoding.stop_strings import StopStrings
-from bass_jax.drafters import reads_features
+from bass_jax.drafters import reads_hidden_states
 from bass_jax.engine.device_executor import DeviceExecutor
 from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.loop import Counts, Loop
 from bass_jax.engine.page_pool import PageUse
-from bass_jax.engine.request import Event, Request, Ticket
+from bass_jax.engine.request import Request, RequestEvent, RequestHandle
 from bass_jax.engine.scheduler import Scheduler
 from bass_jax.engine.slots import check_sampling
 from bass_jax.models.mesh import mesh_of
@@ -57,7 +57,7 @@ class Engine:
         *,
         policy: str | Policy | None = None,
         config: EngineConfig | None = None,
-        is_adjusted: bool = False,
+        is_processed: bool = False,
         num_stop_tokens: int = 8,
         warm_up: bool = True,
         clock: Callable[[], float] = time.perf_counter,
@@ -70,7 +70,7 @@ class Engine:
             spec: default ``SpecConfig()``; the greedy rule serves greedy requests alone.
             policy: chooses draft lengths; default ``spec.draft_len`` always.
             config: sizes; default ``EngineConfig()``.
-            is_adjusted: requests may bring bias, bans, penalties and minimum lengths; costs an array ``[B, V]``.
+            is_processed: requests may bring bias, bans, penalties and minimum lengths; costs an array ``[B, V]``.
             num_stop_tokens: most stop tokens of a request.
             warm_up: compiles every step and move before the first request; False compiles what is first wanted.
             clock: of the tickets' times.
@@ -83,7 +83,7 @@ class Engine:
         check_kind("pair", pair, Pair)
         check_kind("spec", spec, SpecConfig | None)
         check_kind("config", config, EngineConfig | None)
-        check_flag("is_adjusted", is_adjusted)
+        check_flag("is_processed", is_processed)
         check_flag("warm_up", warm_up)
         check_integer("num_stop_tokens", num_stop_tokens, 0)
         check_callable("clock", clock)
@@ -91,7 +91,7 @@ class Engine:
         spec = spec or SpecConfig()
         if spec.record_drafts:
             raise ValueError("record_drafts=True: expected False, an engine records no drafts")
-        if reads_features(pair.drafter):
+        if reads_hidden_states(pair.drafter):
             raise ValueError("pair: the drafter reads the target's hidden states, which an engine does not keep")
         if mesh_of(pair) is not None:
             raise ValueError(
@@ -100,14 +100,14 @@ class Engine:
         self.pair, self.config = pair, config or EngineConfig()
         self.spec = dataclasses.replace(spec, draft_len=spec.bucket)
         self.is_lossless = find_rule(spec.acceptance).lossless
-        self._is_adjusted, self._num_stop_tokens = is_adjusted, num_stop_tokens
+        self._is_adjusted, self._num_stop_tokens = is_processed, num_stop_tokens
         self._stops = () if pair.tokenizer is None else tuple(pair.tokenizer.stop_ids)
         if len(self._stops) > num_stop_tokens:
             raise ValueError(f"num_stop_tokens={num_stop_tokens}: the tokenizer has {len(self._stops)} stop tokens")
         chosen = fixed(spec.draft_len) if policy is None else find_policy(policy)
         self.executor = DeviceExecutor(
             pair, self.spec, chosen, self.config,
-            num_stop_tokens=num_stop_tokens, is_adjusted=is_adjusted, warm_up=warm_up,
+            num_stop_tokens=num_stop_tokens, is_processed=is_processed, warm_up=warm_up,
         )  # fmt: skip
         self.loop = Loop(Scheduler(self.config), self.executor, clock, on_step)
         self._thread: Any = None
@@ -134,8 +134,8 @@ class Engine:
         stop_tokens: Sequence[int] | None = None,
         stop_strings: Sequence[str] = (),
         priority: int = 0,
-        on_event: Callable[[Event], None] | None = None,
-    ) -> Ticket:
+        on_event: Callable[[RequestEvent], None] | None = None,
+    ) -> RequestHandle:
         """Puts a request into the queue.
 
         Args:
@@ -147,10 +147,10 @@ class Engine:
             stop_strings: the answer ends with the token that completes one; needs a tokenizer.
             priority: higher ones leave the queue first.
             on_event: called with every event, in the thread that steps. If it raises, the request ends with
-                ``"error"`` and `Ticket.error`, and no other is touched.
+                ``"error"`` and `RequestHandle.error`, and no other is touched.
 
         Returns:
-            The ticket: iterate, ``async for``, ``await`` or `Ticket.result` it.
+            The ticket: iterate, ``async for``, ``await`` or `RequestHandle.result` it.
 
         Raises:
             ValueError: if the request could never run: too long for the context, the capacity or the token budget, a
@@ -176,12 +176,12 @@ class Engine:
             raise ValueError(f"stop_tokens has {len(stops)} values: expected at most {self._num_stop_tokens}")
         text = StopStrings(self.pair.tokenizer, stop_strings, 1)
         request = Request(row.astype(np.int32), max_new_tokens, sampling, seed, stops, priority)
-        ticket = Ticket(
+        handle = RequestHandle(
             request, driver=self, text=None if self.pair.tokenizer is None else text, on_event=on_event,
             on_cancel=self.loop.cancel,
         )  # fmt: skip
-        self.loop.submit(ticket)
-        return ticket
+        self.loop.submit(handle)
+        return handle
 
     def advance(self) -> bool:
         """Takes one step of all running rows; False when there was nothing to do."""

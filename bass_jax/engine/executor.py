@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from bass_jax.decoding.state import StepInfo
-from bass_jax.engine.request import Ticket
+from bass_jax.engine.request import RequestHandle
 
 
 class StepResult(NamedTuple):
@@ -22,14 +22,14 @@ class Executor(Protocol):
     request is inserted in its place, or the batch is regrouped without it.
     """
 
-    def read(self, ticket: Ticket, start: int, num: int) -> None:
+    def read(self, handle: RequestHandle, start: int, num: int) -> None:
         """Reads the next `num` tokens of a prompt, at most a chunk; `start` 0 begins another prompt.
 
         All but the last token of a prompt are read; `num` is 0 for a prompt of one token.
         """
         ...
 
-    def insert(self, ticket: Ticket, row: int) -> None:
+    def insert(self, handle: RequestHandle, row: int) -> None:
         """Puts the prompt that was read into `row`."""
         ...
 

@@ -15,15 +15,15 @@ from bass_jax.decoding.compiled_steps import CompiledSteps, bucket_spec
 from bass_jax.decoding.metrics import per_token_latency, summarize
 from bass_jax.decoding.outputs import Generation, RowResult, StreamEvent, Timings
 from bass_jax.decoding.pair import Pair
-from bass_jax.decoding.policy_runner import Pacer
+from bass_jax.decoding.policy_runner import PolicyRunner
 from bass_jax.decoding.prefill import begin_reading, lay_out_prompts, read_prompts
-from bass_jax.decoding.state import FinishReason, StepInfo, TokenLaws
+from bass_jax.decoding.state import FinishReason, StepInfo, TokenLogprobs
 from bass_jax.decoding.stop_strings import StopStrings
 from bass_jax.decoding.traces import TraceWriter
 from bass_jax.policies import Policy
 from bass_jax.policies.protocol import bucket_of
 from bass_jax.runtime.checks import check_callable, check_flag, check_integer, check_kind, check_sequence, check_texts
-from bass_jax.runtime.jit_cache import EXECUTABLES
+from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import Sampling
 from bass_jax.typing import Array, Key
 
@@ -63,8 +63,9 @@ def generate(
         seeds: a seed per row instead.
         stop_tokens: default those of the pair's tokenizer.
         stop_strings: a row ends with the token that completes one of these; needs a tokenizer.
-        step: ``"speculate"``; ``"decode"`` for regular decoding, the baseline; ``"lockstep"``, the naive one, see
-            `bass_jax.decoding.baselines.lockstep_step`; or ``"survey"``, see `bass_jax.decoding.baselines.survey_step`.
+        step: ``"speculate"``; ``"decode"`` for regular decoding, the baseline; ``"synchronized"``, see
+            `bass_jax.decoding.baselines.synchronized_step`; or ``"exhaustive"``, see
+            `bass_jax.decoding.baselines.exhaustive_step`.
         policy: chooses draft lengths step by step, in place of ``spec.draft_len``: a `bass_jax.policies.Policy`, the
             name of one, or ``"module:name"``. The tokens are the same, or have the same law, under all of them.
         warm_up: compiles all draft-length buckets of `policy` before the first step, rather than when they are
@@ -205,8 +206,8 @@ class Run:
         rows = _token_ids(pair, prompts)
         self.num_rows = len(rows) * check_integer("num_samples", num_samples, 1, MAX_SAMPLES)
         self._stops = StopStrings(pair.tokenizer, stop_strings, self.num_rows)
-        compiled = EXECUTABLES.compile_seconds
-        self._num_compiled = EXECUTABLES.num_compiled
+        compiled = JIT_CACHE.compile_seconds
+        self._num_compiled = JIT_CACHE.num_compiled
         start = time.perf_counter()
         layout = lay_out_prompts(
             pair, rows, spec, key=key, seeds=seeds, sampling=sampling, max_new_tokens=max_new_tokens,
@@ -216,22 +217,22 @@ class Run:
             self._steps.begin(pair, shapes)
         self.state = read_prompts(pair, layout)
         jax.block_until_ready(self.state)
-        compiled_seconds = EXECUTABLES.compile_seconds - compiled
+        compiled_seconds = JIT_CACHE.compile_seconds - compiled
         self.prefill_seconds = time.perf_counter() - start - compiled_seconds
         self.infos: list[StepInfo] = []
         self.step_seconds: list[float] = []
-        self._pacer = None
+        self._policy_runner = None
         self._num_wanted = 0
         if self._steps.policy is not None:
-            self._pacer = Pacer(self._steps.policy, self.state)
-            self.state = self._pacer.plan(self.state)
-            self._num_wanted = int(self._pacer.num_wanted)
+            self._policy_runner = PolicyRunner(self._steps.policy, self.state)
+            self.state = self._policy_runner.plan(self.state)
+            self._num_wanted = int(self._policy_runner.num_wanted)
         for bucket in self._steps.buckets if warm_up else ():
             self._steps.get(bucket, pair, self.state)
-        self.compile_seconds = EXECUTABLES.compile_seconds - compiled
+        self.compile_seconds = JIT_CACHE.compile_seconds - compiled
         self._tokens: list[list[np.ndarray]] = [[] for _ in range(self.num_rows)]
         self._logprobs: list[list[np.ndarray]] = [[] for _ in range(self.num_rows)]
-        self._laws: list[list[TokenLaws]] = [[] for _ in range(self.num_rows)]
+        self._distributions: list[list[TokenLogprobs]] = [[] for _ in range(self.num_rows)]
         self._finish = np.zeros(self.num_rows, np.int32)
         self.events: list[StreamEvent] = []
 
@@ -239,16 +240,16 @@ class Run:
         seconds = 0.0
         while (self._finish == FinishReason.RUNNING).any():
             bucket = bucket_of(self._steps.buckets, self._num_wanted)
-            compiled = EXECUTABLES.compile_seconds
+            compiled = JIT_CACHE.compile_seconds
             step = self._steps.get(bucket, self.pair, self.state)
-            self.compile_seconds += EXECUTABLES.compile_seconds - compiled
+            self.compile_seconds += JIT_CACHE.compile_seconds - compiled
             start = time.perf_counter()
             self.state, info = step(self.pair, self.state, bucket_spec(self.spec, bucket))
-            if self._pacer is None:
+            if self._policy_runner is None:
                 info = jax.device_get(info)
             else:  # Counts and the next bucket are read in one go.
-                self.state = self._pacer.update(self.state, info, seconds)
-                info, num_wanted = jax.device_get((info, self._pacer.num_wanted))
+                self.state = self._policy_runner.update(self.state, info, seconds)
+                info, num_wanted = jax.device_get((info, self._policy_runner.num_wanted))
                 self._num_wanted = int(num_wanted)
             seconds = time.perf_counter() - start
             self.step_seconds.append(seconds)
@@ -275,8 +276,10 @@ class Run:
                 host["tokens"][row, num_kept:], host["logprobs"][row, num_kept:] = -1, 0.0
             self._tokens[row].append(host["tokens"][row, :num_kept])
             self._logprobs[row].append(host["logprobs"][row, :num_kept])
-            if info.laws is not None:
-                self._laws[row].append(TokenLaws(*(field[row, :num_kept] for field in info.laws)))
+            if info.token_logprobs is not None:
+                self._distributions[row].append(
+                    TokenLogprobs(*(field[row, :num_kept] for field in info.token_logprobs))
+                )
             self._finish[row] = info.finish[row]
             reason = None if self._finish[row] == FinishReason.RUNNING else _reason(self._finish[row])
             self.events.append(StreamEvent(row, self._tokens[row][-1], text, reason))
@@ -292,7 +295,9 @@ class Run:
             tokens=np.concatenate(tokens) if tokens else np.zeros(0, np.int32),
             text=self._stops.text(row) if self.pair.tokenizer is not None else None,
             logprobs=np.concatenate(logprobs) if logprobs else np.zeros(0, np.float32),
-            laws=jax.tree.map(lambda *parts: np.concatenate(parts), *laws) if (laws := self._laws[row]) else None,
+            token_logprobs=jax.tree.map(lambda *parts: np.concatenate(parts), *token_logprobs)
+            if (token_logprobs := self._distributions[row])
+            else None,
             finish_reason=_reason(self._finish[row]),
         )
 
@@ -303,7 +308,9 @@ class Run:
             tokens=[row.tokens for row in rows],
             texts=None if self.pair.tokenizer is None else [row.text or "" for row in rows],
             logprobs=[row.logprobs for row in rows],
-            laws=[row.laws for row in rows if row.laws is not None] if self.spec.num_logprobs is not None else None,
+            token_logprobs=[row.token_logprobs for row in rows if row.token_logprobs is not None]
+            if self.spec.num_logprobs is not None
+            else None,
             finish_reasons=[row.finish_reason for row in rows],
             summary=summarize(self.infos),
             latency=per_token_latency(self.infos, self.step_seconds),
@@ -311,7 +318,7 @@ class Run:
                 prefill=self.prefill_seconds,
                 decode=sum(self.step_seconds),
                 compile=self.compile_seconds,
-                num_compiled=EXECUTABLES.num_compiled - self._num_compiled,
+                num_compiled=JIT_CACHE.num_compiled - self._num_compiled,
                 steps=tuple(self.step_seconds),
                 warm_up=dict(self.warm_up_seconds),
             ),

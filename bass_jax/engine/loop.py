@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bass_jax.decoding.state import FinishReason, TokenLaws
+from bass_jax.decoding.state import FinishReason, TokenLogprobs
 from bass_jax.engine.executor import Executor, StepResult
-from bass_jax.engine.request import CANCELLED, FAILED, Event, Ticket
+from bass_jax.engine.request import CANCELLED, FAILED, RequestEvent, RequestHandle
 from bass_jax.engine.scheduler import Scheduler
 
 
@@ -27,7 +27,7 @@ class Counts(NamedTuple):
     num_drafted: int = 0
     num_accepted: int = 0
     num_emitted: int = 0
-    num_pieces: int = 0  # passes over prompts
+    num_chunks: int = 0  # passes over prompts
     num_regroups: int = 0
     num_finished: int = 0  # requests that ended, however
 
@@ -64,8 +64,8 @@ class Loop:
         self.intake: Callable[[], None] = lambda: None
         self._on_step = on_step
         self._is_in_flight = False
-        self._arrived: deque[Ticket] = deque()
-        self._cancelled: deque[Ticket] = deque()
+        self._arrived: deque[RequestHandle] = deque()
+        self._cancelled: deque[RequestHandle] = deque()
         self._lock = threading.Lock()
         # A callback may advance the loop itself.
         self._stepping = threading.RLock()
@@ -76,7 +76,7 @@ class Loop:
         """Nothing is left to do."""
         return not (self._arrived or self._cancelled or self._is_in_flight) and self.scheduler.is_idle
 
-    def submit(self, ticket: Ticket) -> None:
+    def submit(self, handle: RequestHandle) -> None:
         """Puts a request into the queue, from any thread.
 
         Raises:
@@ -86,14 +86,14 @@ class Loop:
         with self._lock:
             if len(self._arrived) + self.scheduler.num_waiting >= most:
                 raise QueueFull(f"{most} requests are waiting: expected fewer than max_waiting={most}")
-            ticket.order = self._num_arrived
+            handle.order = self._num_arrived
             self._num_arrived += 1
-            ticket.times.submitted = self.clock()
-            self._arrived.append(ticket)
+            handle.times.submitted = self.clock()
+            self._arrived.append(handle)
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, handle: RequestHandle) -> None:
         """Ends a request before the next step, from any thread."""
-        self._cancelled.append(ticket)
+        self._cancelled.append(handle)
 
     def advance(self) -> bool:
         """Takes one step, from any thread, one at a time; False when there was nothing to do."""
@@ -101,7 +101,7 @@ class Loop:
             return not self.is_idle and self._advance()
 
     def _advance(self) -> bool:
-        events: list[tuple[Ticket, Event]] = []
+        events: list[tuple[RequestHandle, RequestEvent]] = []
         has_stepped = self._is_in_flight
         if has_stepped:
             self.last = self.executor.collect()
@@ -113,9 +113,9 @@ class Loop:
         self._sort_in(events)
         self._decide()
         self.host_seconds += time.perf_counter() - start - (self._executor_seconds - in_executor)
-        for ticket, event in events:
-            if not ticket.deliver(event) and ticket.finish_reason is None:
-                self._cancelled.append(ticket)
+        for handle, event in events:
+            if not handle.deliver(event) and handle.finish_reason is None:
+                self._cancelled.append(handle)
         if has_stepped and self._on_step is not None:
             self._on_step(self)
         return True
@@ -133,7 +133,7 @@ class Loop:
         order(*arguments)
         self._executor_seconds += time.perf_counter() - start
 
-    def _note(self, step: StepResult, events: list[tuple[Ticket, Event]]) -> None:
+    def _note(self, step: StepResult, events: list[tuple[RequestHandle, RequestEvent]]) -> None:
         """Reads off what every row was given."""
         info, now = step.info, self.clock()
         is_active, num_emitted, finish = (np.asarray(x) for x in (info.is_active, info.num_emitted, info.finish))
@@ -141,13 +141,17 @@ class Loop:
         counts = self.counts
         rows, num_finished = np.flatnonzero(is_active).tolist(), counts.num_finished
         for row, num, reason in zip(rows, num_emitted[rows].tolist(), finish[rows].tolist(), strict=True):
-            ticket = self.scheduler.rows[row]
-            assert ticket is not None, "a row without a request took part in a step"
-            laws = None if info.laws is None else TokenLaws(*(field[row, :num] for field in info.laws))
-            events.append((ticket, ticket.take(tokens[row, :num], logprobs[row, :num], laws, reason, now)))
-            if ticket.finish_reason is not None:
+            handle = self.scheduler.rows[row]
+            assert handle is not None, "a row without a request took part in a step"
+            token_logprobs = (
+                None
+                if info.token_logprobs is None
+                else TokenLogprobs(*(field[row, :num] for field in info.token_logprobs))
+            )
+            events.append((handle, handle.take(tokens[row, :num], logprobs[row, :num], token_logprobs, reason, now)))
+            if handle.finish_reason is not None:
                 num_finished += 1
-                self.scheduler.release(ticket)
+                self.scheduler.release(handle)
                 if reason == FinishReason.RUNNING:  # The device does not know of stop strings.
                     self._ask(self.executor.stop, row)
         self.counts = counts._replace(
@@ -160,42 +164,42 @@ class Loop:
             num_finished=num_finished,
         )
 
-    def _sort_in(self, events: list[tuple[Ticket, Event]]) -> None:
+    def _sort_in(self, events: list[tuple[RequestHandle, RequestEvent]]) -> None:
         """Takes note of who has come and who has gone."""
         while self._arrived:
             with self._lock:
                 self.scheduler.submit(self._arrived.popleft())
         while self._cancelled:
-            ticket = self._cancelled.popleft()
-            if ticket.finish_reason is not None:
+            handle = self._cancelled.popleft()
+            if handle.finish_reason is not None:
                 continue
-            events.append((ticket, ticket.end(CANCELLED if ticket.error is None else FAILED, self.clock())))
+            events.append((handle, handle.end(CANCELLED if handle.error is None else FAILED, self.clock())))
             self.counts = self.counts._replace(num_finished=self.counts.num_finished + 1)
-            row = self.scheduler.release(ticket)
+            row = self.scheduler.release(handle)
             if row is not None:
                 self._ask(self.executor.stop, row)
 
     def _decide(self) -> None:
         """Fills free slots, reads prompts, keeps the batch in the size it needs, and begins a step."""
         scheduler, executor = self.scheduler, self.executor
-        num_pieces, num_regroups = 0, 0
-        for ticket in scheduler.admit():
-            ticket.times.admitted = self.clock()
+        num_chunks, num_regroups = 0, 0
+        for handle in scheduler.admit():
+            handle.times.admitted = self.clock()
         while (sources := scheduler.shrink()) is not None:
             self._ask(executor.regroup, sources)
             num_regroups += 1
-        for piece in scheduler.pieces():
-            self._ask(executor.read, piece.ticket, piece.start, piece.num)
-            num_pieces += piece.num > 0
-            if piece.is_last:
+        for chunk in scheduler.chunks():
+            self._ask(executor.read, chunk.handle, chunk.start, chunk.num)
+            num_chunks += chunk.num > 0
+            if chunk.is_last:
                 while (sources := scheduler.grow()) is not None:
                     self._ask(executor.regroup, sources)
                     num_regroups += 1
-                self._ask(executor.insert, piece.ticket, scheduler.place(piece.ticket))
-                piece.ticket.times.begun = self.clock()
+                self._ask(executor.insert, chunk.handle, scheduler.place(chunk.handle))
+                chunk.handle.times.begun = self.clock()
         counts = self.counts
         self.counts = counts._replace(
-            num_pieces=counts.num_pieces + num_pieces, num_regroups=counts.num_regroups + num_regroups
+            num_chunks=counts.num_chunks + num_chunks, num_regroups=counts.num_regroups + num_regroups
         )
         if scheduler.num_running:
             self._ask(executor.dispatch)

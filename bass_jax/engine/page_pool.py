@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bass_jax.engine.request import Ticket
+from bass_jax.engine.request import RequestHandle
 
 
 class PageUse(NamedTuple):
@@ -36,22 +36,22 @@ class PagePool:
         """
         self.num_pages, self.page_size, self._pages_per_row = num_pages, page_size, pages_per_row
         self._free = list(range(num_pages - 1, -1, -1))
-        self._held: dict[Ticket, list[int]] = {}
+        self._held: dict[RequestHandle, list[int]] = {}
 
-    def table(self, ticket: Ticket) -> np.ndarray:
+    def table(self, handle: RequestHandle) -> np.ndarray:
         """Gives a request its pages: ``[1, M]`` int32, P where it has none."""
-        self.release(ticket)
-        num = -(-ticket.request.limit // self.page_size)
+        self.release(handle)
+        num = -(-handle.request.limit // self.page_size)
         assert num <= len(self._free), "the scheduler admits no more than there are pages"
-        held = self._held[ticket] = [self._free.pop() for _ in range(num)]
+        held = self._held[handle] = [self._free.pop() for _ in range(num)]
         return np.array([held + [self.num_pages] * (self._pages_per_row - num)], np.int32)
 
-    def release(self, ticket: Ticket) -> None:
+    def release(self, handle: RequestHandle) -> None:
         """Takes the pages of a request back, if it has any."""
-        self._free += self._held.pop(ticket, [])
+        self._free += self._held.pop(handle, [])
 
     def use(self) -> PageUse:
         """How they are used now."""
         held = sum(map(len, self._held.values()))
-        tokens = sum(len(ticket.request.prompt) + ticket.num_tokens for ticket in self._held)
+        tokens = sum(len(handle.request.prompt) + handle.num_tokens for handle in self._held)
         return PageUse(self.num_pages, held, tokens)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from bass_jax.decoding.state import FinishReason, TokenLaws
+from bass_jax.decoding.state import FinishReason, TokenLogprobs
 from bass_jax.decoding.stop_strings import StopStrings
 from bass_jax.sampling import Sampling
 
@@ -43,23 +43,23 @@ class Request:
         return len(self.prompt) + self.max_new_tokens
 
 
-class Event(NamedTuple):
+class RequestEvent(NamedTuple):
     """What a request was given by one step."""
 
     tokens: np.ndarray  # [num] int32
     logprobs: np.ndarray  # [num] float32, under the target's raw law
     text: str  # whole characters only; "" without a tokenizer
     finish_reason: str | None  # None while it goes on
-    laws: TokenLaws | None = None  # with `SpecConfig.num_logprobs`
+    token_logprobs: TokenLogprobs | None = None  # with `SpecConfig.num_logprobs`
 
 
-class Answer(NamedTuple):
+class RequestOutput(NamedTuple):
     """A request's whole answer."""
 
     tokens: np.ndarray  # [num] int32
     text: str | None  # None without a tokenizer
     logprobs: np.ndarray  # [num] float32
-    laws: TokenLaws | None
+    token_logprobs: TokenLogprobs | None
     finish_reason: str | None  # None while it goes on
 
 
@@ -95,7 +95,7 @@ class Driver(Protocol):
         ...
 
 
-class Ticket:
+class RequestHandle:
     """One request in flight.
 
     Iterating it, with ``for`` or ``async for``, yields its `Event` s as they come and drives the engine meanwhile: all
@@ -119,8 +119,8 @@ class Ticket:
         *,
         driver: Driver | None = None,
         text: StopStrings | None = None,
-        on_event: Callable[[Event], None] | None = None,
-        on_cancel: Callable[["Ticket"], None] = lambda ticket: None,
+        on_event: Callable[[RequestEvent], None] | None = None,
+        on_cancel: Callable[["RequestHandle"], None] = lambda handle: None,
     ):
         """Starts without tokens; `text` is None where nobody has a tokenizer."""
         self.request, self.order = request, order
@@ -129,8 +129,8 @@ class Ticket:
         self.finish_reason: str | None = None
         self.error: Exception | None = None
         self._driver, self._text, self._on_event, self._on_cancel = driver, text, on_event, on_cancel
-        self._history: list[Event] = []
-        self._unread: deque[Event] = deque()
+        self._history: list[RequestEvent] = []
+        self._unread: deque[RequestEvent] = deque()
 
     @property
     def is_finished(self) -> bool:
@@ -146,25 +146,27 @@ class Ticket:
         """Ends the request before the next step; what it has been given stays. No effect on a finished one."""
         self._on_cancel(self)
 
-    def result(self) -> Answer:
+    def result(self) -> RequestOutput:
         """Waits for the answer, driving the engine."""
         for _ in self:
             pass
         return self.answer()
 
-    def answer(self) -> Answer:
+    def answer(self) -> RequestOutput:
         """Returns what has been handed out so far."""
         events = self._history
-        laws = [event.laws for event in events if event.laws is not None]
-        return Answer(
+        token_logprobs = [event.token_logprobs for event in events if event.token_logprobs is not None]
+        return RequestOutput(
             tokens=np.concatenate([event.tokens for event in events] or [np.zeros(0, np.int32)]),
             text=None if self._text is None else self._text.text(0),
             logprobs=np.concatenate([event.logprobs for event in events] or [np.zeros(0, np.float32)]),
-            laws=jax.tree.map(lambda *parts: np.concatenate(parts), *laws) if laws else None,
+            token_logprobs=jax.tree.map(lambda *parts: np.concatenate(parts), *token_logprobs)
+            if token_logprobs
+            else None,
             finish_reason=events[-1].finish_reason if events else None,
         )
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[RequestEvent]:
         while True:
             # Asked first, because another thread may hand out the last event meanwhile.
             is_finished = self.is_finished
@@ -174,7 +176,7 @@ class Ticket:
                 return
             self._driver.advance()
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
+    async def __aiter__(self) -> AsyncIterator[RequestEvent]:
         try:
             while True:
                 is_finished = self.is_finished
@@ -187,15 +189,17 @@ class Ticket:
             self.cancel()
             raise
 
-    def __await__(self) -> Generator[Any, None, Answer]:
+    def __await__(self) -> Generator[Any, None, RequestOutput]:
         return self._wait().__await__()
 
-    async def _wait(self) -> Answer:
+    async def _wait(self) -> RequestOutput:
         async for _ in self:
             pass
         return self.answer()
 
-    def take(self, tokens: np.ndarray, logprobs: np.ndarray, laws: TokenLaws | None, finish: int, now: float) -> Event:
+    def take(
+        self, tokens: np.ndarray, logprobs: np.ndarray, token_logprobs: TokenLogprobs | None, finish: int, now: float
+    ) -> RequestEvent:
         """Notes what a step emitted, cut at a stop string; `deliver` hands it out.
 
         Where there are no stop strings the text is made later, when the device is at work again.
@@ -207,24 +211,26 @@ class Ticket:
             if self._text.is_hit[0]:
                 finish, is_last = FinishReason.STOP, True
                 tokens, logprobs = tokens[:num], logprobs[:num]
-                laws = None if laws is None else TokenLaws(*(field[:num] for field in laws))
+                token_logprobs = (
+                    None if token_logprobs is None else TokenLogprobs(*(field[:num] for field in token_logprobs))
+                )
         if num and self.num_tokens == 0:
             self.times.first = now
         self.num_tokens += num
         if is_last:
             self.finish_reason = FinishReason(finish).name.lower()
             self.times.finished = now
-        return Event(tokens, logprobs, text, self.finish_reason, laws)
+        return RequestEvent(tokens, logprobs, text, self.finish_reason, token_logprobs)
 
-    def end(self, reason: str, now: float) -> Event:
+    def end(self, reason: str, now: float) -> RequestEvent:
         """Notes that the request ends without another token."""
         self.finish_reason, self.times.finished = reason, now
         nothing, text = np.zeros(0, np.int32), ""
         if self._text is not None and self.has_stop_strings:
             text = self._text.push(0, nothing, True)[1]
-        return Event(nothing, np.zeros(0, np.float32), text, reason)
+        return RequestEvent(nothing, np.zeros(0, np.float32), text, reason)
 
-    def deliver(self, event: Event) -> bool:
+    def deliver(self, event: RequestEvent) -> bool:
         """Hands `event` out; False if the callback raised, which ends this request and no other."""
         if self._text is not None and not self.has_stop_strings:
             is_last = event.finish_reason is not None

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bass_jax.engine.engine_config import EngineConfig
-from bass_jax.engine.request import Ticket
+from bass_jax.engine.request import RequestHandle
 
 SHRINK_AFTER = 4
 """Steps in a row in which a smaller batch would have held everybody, before the batch is moved into it."""
 
 
-class Piece(NamedTuple):
+class PrefillChunk(NamedTuple):
     """A part of a prompt to be read in one pass."""
 
-    ticket: Ticket
+    handle: RequestHandle
     start: int
     num: int
     is_last: bool
@@ -38,14 +38,14 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig):
         self.config = config
-        self.rows: list[Ticket | None] = [None] * config.sizes[0]
-        self.reading: deque[Ticket] = deque()
+        self.rows: list[RequestHandle | None] = [None] * config.sizes[0]
+        self.reading: deque[RequestHandle] = deque()
         self.num_waiting = 0
         self.num_reserved = 0
-        self._queue: list[tuple[int, int, Ticket]] = []
-        self._row_of: dict[Ticket, int] = {}
+        self._queue: list[tuple[int, int, RequestHandle]] = []
+        self._row_of: dict[RequestHandle, int] = {}
         self._num_read = 0
-        self._num_loose_steps = 0
+        self._num_small_steps = 0
 
     @property
     def num_running(self) -> int:
@@ -57,49 +57,49 @@ class Scheduler:
         """Nobody waits, is read or runs."""
         return not (self._row_of or self.reading or self.num_waiting)
 
-    def submit(self, ticket: Ticket) -> None:
+    def submit(self, handle: RequestHandle) -> None:
         """Puts a request into the queue."""
-        heapq.heappush(self._queue, (-ticket.request.priority, ticket.order, ticket))
+        heapq.heappush(self._queue, (-handle.request.priority, handle.order, handle))
         self.num_waiting += 1
 
-    def release(self, ticket: Ticket) -> int | None:
+    def release(self, handle: RequestHandle) -> int | None:
         """Takes a request that has ended out of wherever it is; returns the row that is free now, if it had one."""
-        row = self._row_of.pop(ticket, None)
+        row = self._row_of.pop(handle, None)
         if row is not None:
             self.rows[row] = None
-        elif ticket in self.reading:
-            if self.reading[0] is ticket:
+        elif handle in self.reading:
+            if self.reading[0] is handle:
                 self._num_read = 0
-            self.reading.remove(ticket)
+            self.reading.remove(handle)
         else:
             # It stays in the heap until it comes to the top; `admit` passes over it.
             self.num_waiting -= 1
             return None
-        self.num_reserved -= self.config.reservation(ticket.request.limit)
+        self.num_reserved -= self.config.reservation(handle.request.limit)
         return row
 
-    def admit(self) -> list[Ticket]:
+    def admit(self) -> list[RequestHandle]:
         """Gives slots to those that wait, as far as slots and tokens reach; returns them."""
         config, admitted = self.config, []
         if config.batching == "static" and (self._row_of or self.reading):
             return admitted
         while self._queue:
-            ticket = self._queue[0][2]
-            if ticket.finish_reason is not None:  # cancelled while it waited
+            handle = self._queue[0][2]
+            if handle.finish_reason is not None:  # cancelled while it waited
                 heapq.heappop(self._queue)
                 continue
-            reservation = config.reservation(ticket.request.limit)
+            reservation = config.reservation(handle.request.limit)
             has_slot = self.num_running + len(self.reading) < config.num_slots
             if not has_slot or self.num_reserved + reservation > config.budget:
                 break
             heapq.heappop(self._queue)
             self.num_waiting -= 1
             self.num_reserved += reservation
-            self.reading.append(ticket)
-            admitted.append(ticket)
+            self.reading.append(handle)
+            admitted.append(handle)
         return admitted
 
-    def pieces(self) -> Iterator[Piece]:
+    def chunks(self) -> Iterator[PrefillChunk]:
         """Yields what to read before the next step; the caller places each prompt as soon as its last piece is read.
 
         While rows are running, no more than the configured chunks; else first until one can run. A static batch is
@@ -108,14 +108,14 @@ class Scheduler:
         is_static = self.config.batching == "static"
         num_left = self.config.chunks_per_step if self._row_of and not is_static else None
         while self.reading:
-            ticket, start = self.reading[0], self._num_read
-            num_tokens = len(ticket.request.prompt) - 1
+            handle, start = self.reading[0], self._num_read
+            num_tokens = len(handle.request.prompt) - 1
             num = min(self.config.chunk, num_tokens - start)
             if num_left == 0 and num > 0:
                 return
             self._num_read = start + num
             is_last = self._num_read == num_tokens
-            yield Piece(ticket, start, num, is_last)
+            yield PrefillChunk(handle, start, num, is_last)
             if num_left is not None:
                 num_left -= num > 0
             elif is_last and not is_static:
@@ -128,12 +128,12 @@ class Scheduler:
         size = next(size for size in self.config.sizes if size > len(self.rows))
         return self._move([*range(len(self.rows))], size)
 
-    def place(self, ticket: Ticket) -> int:
+    def place(self, handle: RequestHandle) -> int:
         """Gives the request that was read, the first of `reading`, a free row."""
         self.reading.popleft()
         self._num_read = 0
         row = self.rows.index(None)
-        self.rows[row], self._row_of[ticket] = ticket, row
+        self.rows[row], self._row_of[handle] = handle, row
         return row
 
     def shrink(self) -> list[int] | None:
@@ -143,17 +143,17 @@ class Scheduler:
         """
         sizes = self.config.sizes
         smaller = sizes[max(sizes.index(len(self.rows)) - 1, 0)]
-        is_loose = smaller < len(self.rows) and self.num_running + len(self.reading) <= smaller
+        is_oversized = smaller < len(self.rows) and self.num_running + len(self.reading) <= smaller
         if self.config.batching == "static" and self._row_of:
-            is_loose = False
-        self._num_loose_steps = self._num_loose_steps + 1 if is_loose else 0
-        if not is_loose or (self._row_of and self._num_loose_steps <= SHRINK_AFTER):
+            is_oversized = False
+        self._num_small_steps = self._num_small_steps + 1 if is_oversized else 0
+        if not is_oversized or (self._row_of and self._num_small_steps <= SHRINK_AFTER):
             return None
-        self._num_loose_steps = 0
+        self._num_small_steps = 0
         return self._move(sorted(self._row_of.values()), smaller)
 
     def _move(self, kept: list[int], size: int) -> list[int]:
         sources = kept + [-1] * (size - len(kept))
         self.rows = [None if source < 0 else self.rows[source] for source in sources]
-        self._row_of = {ticket: row for row, ticket in enumerate(self.rows) if ticket is not None}
+        self._row_of = {handle: row for row, handle in enumerate(self.rows) if handle is not None}
         return sources

@@ -15,9 +15,9 @@ from bass_jax.decoding.state import FinishReason, SpecState
 from bass_jax.engine.request import Request
 from bass_jax.models.kv_cache import KVCache, PagedCache, gather_rows, is_paged, paged, pages_of, with_pages
 from bass_jax.policies import Plan, Policy
-from bass_jax.sampling import Sampling, SamplingControls
+from bass_jax.sampling import Sampling, SamplingArrays
 from bass_jax.sampling.keys import seed_keys
-from bass_jax.sampling.params import Adjustments, Penalties
+from bass_jax.sampling.params import Penalties, ProcessorArrays
 from bass_jax.typing import Array, Int
 
 
@@ -35,16 +35,16 @@ class NewRow(NamedTuple):
     length: Any  # [1] int32
     limit: Any  # [1] int32
     seed: Any  # [1] uint32
-    controls: SamplingControls  # one row
+    sampling_arrays: SamplingArrays  # one row
     stop_tokens: Any  # [1, E] int32
 
 
-def reads_in_pieces(pair: Pair) -> bool:
+def reads_in_chunks(pair: Pair) -> bool:
     """Whether the drafter can read a prompt piece by piece."""
     return hasattr(pair.drafter, "read")
 
 
-def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: int, is_adjusted: bool) -> NewRow:
+def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: int, is_processed: bool) -> NewRow:
     """Lays a request out, on the host.
 
     Args:
@@ -52,30 +52,32 @@ def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: 
         capacity: C.
         vocab_size: V of the target.
         num_stop_tokens: E.
-        is_adjusted: the rows carry bias, penalties and minimum lengths.
+        is_processed: the rows carry bias, penalties and minimum lengths.
     """
     tokens = np.zeros((1, capacity), np.int32)
     tokens[0, : len(request.prompt)] = request.prompt
     stops = np.full((1, num_stop_tokens), -1, np.int32)
     stops[0, : len(request.stop_tokens)] = request.stop_tokens
-    controls = request.sampling.controls(1, vocab_size)
-    if is_adjusted:
-        controls = controls._replace(adjustments=_filled(controls.adjustments, vocab_size))
+    sampling_arrays = request.sampling.sampling_arrays(1, vocab_size)
+    if is_processed:
+        sampling_arrays = sampling_arrays._replace(
+            processor_arrays=_filled(sampling_arrays.processor_arrays, vocab_size)
+        )
     return NewRow(
         tokens=tokens,
         length=np.full(1, len(request.prompt), np.int32),
         limit=np.full(1, request.limit, np.int32),
         seed=np.full(1, request.seed, np.uint32),
-        controls=controls,
+        sampling_arrays=sampling_arrays,
         stop_tokens=stops,
     )
 
 
-def _filled(adjustments: Adjustments | None, vocab_size: int) -> Adjustments:
+def _filled(processor_arrays: ProcessorArrays | None, vocab_size: int) -> ProcessorArrays:
     """With every part there, those that the request does not ask for without effect."""
-    bias, penalties, min_new_tokens = adjustments or Adjustments()
+    bias, penalties, min_new_tokens = processor_arrays or ProcessorArrays()
     one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
-    return Adjustments(
+    return ProcessorArrays(
         bias=np.zeros((1, vocab_size), np.float32) if bias is None else bias,
         penalties=Penalties(one, zero, zero) if penalties is None else penalties,
         min_new_tokens=np.zeros(1, np.int32) if min_new_tokens is None else min_new_tokens,
@@ -107,11 +109,11 @@ def empty_state(pair: Pair, new: NewRow, num_rows: Int[Array, "B"], pages: Pages
         lengths=ones,
         prompt_lengths=ones,
         limits=ones,
-        finish=jnp.full(batch, FinishReason.FILLER, jnp.int32),
+        finish=jnp.full(batch, FinishReason.INACTIVE, jnp.int32),
         keys=seed_keys(jnp.zeros(batch, jnp.uint32)),
         num_steps=jnp.zeros(batch, jnp.int32),
         draft_lens=jnp.zeros(batch, jnp.int32),
-        controls=jax.tree.map(spread, new.controls),
+        sampling_arrays=jax.tree.map(spread, new.sampling_arrays),
         stop_tokens=jnp.full((batch, new.stop_tokens.shape[1]), -1, jnp.int32),
         target_cache=caches[0],
         drafter=caches[1],
@@ -125,13 +127,13 @@ def empty_staging(pair: Pair, tokens: Int[Array, "1 C"], table: Int[Array, "1 M"
     weight 0.
     """
     drafter = None
-    if reads_in_pieces(pair):
+    if reads_in_chunks(pair):
         drafter = pair.drafter.init(jnp.zeros_like(tokens), jnp.ones(1, jnp.int32))
     staging = Staging(pair.target.init_cache(1, tokens.shape[1]), drafter)
     return staging if table is None else paged(staging, 0, tokens.shape[1] // table.shape[1], table)
 
 
-def read_piece(
+def read_chunk(
     pair: Pair, pages: tuple, staging: Staging, tokens: Int[Array, "1 T"], start: Array, num: Array
 ) -> tuple[tuple, Staging]:
     """Reads `num` tokens of the prompt, those from position `start` on.
@@ -153,7 +155,7 @@ def read_piece(
     positions = jnp.where(slots < num, start + slots, capacity)[None]
     target_cache = pair.target.features(tokens, positions, staging.target_cache)[1]
     drafter: Any = pair.drafter
-    state = drafter.read(staging.drafter, tokens, positions) if reads_in_pieces(pair) else None
+    state = drafter.read(staging.drafter, tokens, positions) if reads_in_chunks(pair) else None
     staging = Staging(target_cache, state)
     return pages_of(staging), with_pages(staging, None)
 
@@ -176,7 +178,7 @@ def insert_row(
         keys=seed_keys(new.seed),
         num_steps=jnp.zeros(1, jnp.int32),
         draft_lens=state.draft_lens.max()[None],
-        controls=new.controls,
+        sampling_arrays=new.sampling_arrays,
         stop_tokens=new.stop_tokens,
         target_cache=staging.target_cache,
         drafter=staging.drafter,
@@ -225,13 +227,13 @@ def has_rows(policy: Policy) -> Any:
     return jax.tree.map(lambda one, other: one.shape != other.shape, few, many)
 
 
-def check_sampling(sampling: Sampling, spec: SpecConfig, is_adjusted: bool, vocab_size: int) -> None:
+def check_sampling(sampling: Sampling, spec: SpecConfig, is_processed: bool, vocab_size: int) -> None:
     """Refuses settings that rows of this layout cannot have.
 
     Raises:
         ValueError: naming the setting.
     """
-    controls = sampling.controls(1, vocab_size)
-    if controls.adjustments is not None and not is_adjusted:
-        raise ValueError("sampling: expected no bias, bans, penalties or minimum length; see Engine(is_adjusted=True)")
+    sampling_arrays = sampling.sampling_arrays(1, vocab_size)
+    if sampling_arrays.processor_arrays is not None and not is_processed:
+        raise ValueError("sampling: expected no bias, bans, penalties or minimum length; see Engine(is_processed=True)")
     check_greedy(find_rule(spec.acceptance), sampling)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.pair import Pair
 from bass_jax.engine.generate import Run
-from bass_jax.runtime.jit_cache import EXECUTABLES
+from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import Sampling
 
 
@@ -47,12 +47,12 @@ def warm_up(
     for batch, capacity in itertools.product(batches, capacities):
         if capacity < 2:
             raise ValueError(f"capacities={list(capacities)}: expected at least 2, a prompt and a token")
-        start, before = time.perf_counter(), (EXECUTABLES.compile_seconds, EXECUTABLES.num_compiled)
+        start, before = time.perf_counter(), (JIT_CACHE.compile_seconds, JIT_CACHE.num_compiled)
         for index, step in enumerate(steps):
             # Seeds, as the command line gives them, and a key.
             seeds = None if index else range(batch)
             Run(pair, [[0]] * batch, spec, sampling=sampling, max_new_tokens=capacity - 1, step=step, seeds=seeds)
         yield WarmUp(
             batch, capacity, time.perf_counter() - start,
-            EXECUTABLES.compile_seconds - before[0], EXECUTABLES.num_compiled - before[1],
+            JIT_CACHE.compile_seconds - before[0], JIT_CACHE.num_compiled - before[1],
         )  # fmt: skip

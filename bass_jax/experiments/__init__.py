@@ -7,16 +7,16 @@ from bass_jax.experiments.experiment_config import ExperimentConfig, load_experi
 from bass_jax.experiments.results import RunResult, analyse
 from bass_jax.experiments.run_directory import RunRecords, read_run
 from bass_jax.experiments.runner import run_experiment
-from bass_jax.experiments.sandbox import CageLimits, run_program
+from bass_jax.experiments.sandbox import SandboxLimits, run_program
 from bass_jax.experiments.scoring import score_run
 from bass_jax.experiments.tasks import Problem, Task, find_task, register_task, registered_tasks
 
 __all__ = [
-    "CageLimits",
     "ExperimentConfig",
     "Problem",
     "RunRecords",
     "RunResult",
+    "SandboxLimits",
     "Task",
     "analyse",
     "find_task",

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bass_jax.experiments.permutation_test import TwoSampleTest
-from bass_jax.experiments.results import RunResult, analyse, compare_laws, count_identical
+from bass_jax.experiments.results import RunResult, analyse, compare_distributions, count_identical
 from bass_jax.experiments.run_directory import RunRecords, read_run
 from bass_jax.runtime.yaml_config import as_plain
 
@@ -54,7 +54,7 @@ def _compare(one: RunResult, other: RunResult, first: str, second: str) -> Varia
         ratio(here, there, "ptl_all"),
         ratio(there, here, "tokens_per_second"),
         count_identical(one.run.samples, first, other.run.samples, second),
-        compare_laws(one.run, first, other.run, second) if one.run.config.sampling.temperature > 0 else {},
+        compare_distributions(one.run, first, other.run, second) if one.run.config.sampling.temperature > 0 else {},
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bass_jax.analysis.utilization import measure_utilisation
+from bass_jax.analysis.utilization import measure_utilization
 from bass_jax.config import SpecConfig
 from bass_jax.cost_model import Device, PassShape, pass_shape
 from bass_jax.decoding.metrics import per_token_latency, summarize
@@ -89,9 +89,11 @@ class BatchDecoder:
         return self._batch(batch, pair, run, start, elapsed), samples
 
     def _run(self, batch: Batch, pair: Pair) -> Run:
-        mode, num_samples = batch.variant.mode, batch.variant.num_samples
+        method, num_samples = batch.variant.method, batch.variant.num_samples
         config = self.config
-        spec = SpecConfig(mode.draft_len, mode.acceptance, record_drafts=config.trace and mode.step == "speculate")
+        spec = SpecConfig(
+            method.draft_len, method.acceptance, record_drafts=config.trace and method.step == "speculate"
+        )
         problems = [row.problem for row in batch.rows]
         # Where all samples of each problem are here, its prompt is read once.
         per_prompt = num_samples if len(batch.rows) % num_samples == 0 else 1
@@ -101,7 +103,7 @@ class BatchDecoder:
             pair, [self.prompts[problem] for problem in problems[::per_prompt]], spec,
             sampling=config.sampling.sampling(), max_new_tokens=config.max_new_tokens, num_samples=per_prompt,
             seeds=[row_seed(batch.seed, row) for row in batch.rows], stop_strings=self.stop_strings,
-            step=mode.step, policy=_policy(mode.policy, mode.profile),
+            step=method.step, policy=_policy(method.policy, method.profile),
         )  # fmt: skip
 
     def _sample(self, batch: Batch, index: int, run: Run | None, end: float) -> Record:
@@ -143,7 +145,7 @@ class BatchDecoder:
         summary = dataclasses.asdict(summarize(run.infos))
         latency = dataclasses.asdict(per_token_latency(run.infos, run.step_seconds))
         prompt_lengths = np.asarray(run.state.prompt_lengths)[: run.num_rows]
-        use = measure_utilisation(
+        use = measure_utilization(
             run.infos, sum(run.step_seconds), prompt_lengths, self.device, pass_shape(pair.target.config),
             _draft_shape(pair, batch),
         )  # fmt: skip
@@ -165,7 +167,7 @@ def _policy(name: str | None, profile: str | None) -> Policy | None:
 
 def _draft_shape(pair: Pair, batch: Batch) -> PassShape | None:
     drafter = pair.drafter
-    if not isinstance(drafter, ModelDrafter) or batch.variant.mode.step == "decode":
+    if not isinstance(drafter, ModelDrafter) or batch.variant.method.step == "decode":
         return None
     return pass_shape(drafter.model.config)
 

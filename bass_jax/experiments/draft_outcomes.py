@@ -74,13 +74,13 @@ def draft_outcomes(infos: Sequence[StepInfo]) -> DraftOutcomes:
             raise ValueError("infos: expected a run with SpecConfig(record_drafts=True)")
         slots = np.arange(np.asarray(info.drafts.target_logprobs).shape[1])
         accepted, drafted = (np.asarray(getattr(info, name))[:, None] for name in ("num_accepted", "num_drafted"))
-        is_judged = (slots < drafted) & (slots <= accepted) & np.asarray(info.is_active)[:, None]
-        columns["position"].append(np.broadcast_to(slots, is_judged.shape)[is_judged])
-        columns["is_accepted"].append((slots < accepted)[is_judged])
-        columns["target_probs"].append(np.exp(np.asarray(info.drafts.target_logprobs))[is_judged])
-        columns["draft_probs"].append(np.exp(np.asarray(info.drafts.draft_logprobs))[is_judged])
+        is_scored = (slots < drafted) & (slots <= accepted) & np.asarray(info.is_active)[:, None]
+        columns["position"].append(np.broadcast_to(slots, is_scored.shape)[is_scored])
+        columns["is_accepted"].append((slots < accepted)[is_scored])
+        columns["target_probs"].append(np.exp(np.asarray(info.drafts.target_logprobs))[is_scored])
+        columns["draft_probs"].append(np.exp(np.asarray(info.drafts.draft_logprobs))[is_scored])
         if info.drafts.confidence is not None:
-            columns["confidence"].append(np.asarray(info.drafts.confidence)[is_judged])
+            columns["confidence"].append(np.asarray(info.drafts.confidence)[is_scored])
     joined = {name: np.concatenate(parts) if parts else None for name, parts in columns.items()}
     if joined["position"] is None:
         raise ValueError("infos is empty: expected at least one step")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from bass_jax.acceptance import find_rule
 from bass_jax.acceptance.base import check_greedy
 from bass_jax.policies import find_policy
-from bass_jax.runtime.yaml_config import forbid_extra, parse_settings, read_settings
+from bass_jax.runtime.yaml_config import forbid_extra, parse_yaml, read_yaml
 from bass_jax.sampling import Sampling
 
 
@@ -84,11 +84,11 @@ class SamplingConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class ModeConfig:
+class MethodConfig:
     """One way to decode; several are compared in a run.
 
     Attributes:
-        step: ``"speculate"``, ``"decode"`` (regular decoding), or ``"lockstep"`` (all rows advance alike).
+        step: ``"speculate"``, ``"decode"`` (regular decoding), or ``"synchronized"`` (all rows advance alike).
         batch: rows decoded together, or several numbers, each of which is a way of its own. Samples of one problem
             share a batch; where it holds more than those, it takes several problems.
         draft_len: drafts per step.
@@ -101,7 +101,7 @@ class ModeConfig:
         num_samples: of each problem; default the experiment's.
     """
 
-    step: Literal["speculate", "decode", "lockstep"] = "speculate"
+    step: Literal["speculate", "decode", "synchronized"] = "speculate"
     batch: int | tuple[int, ...] = 8
     draft_len: int = 4
     policy: str | None = None
@@ -136,19 +136,19 @@ class ModeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A mode at one batch size.
+    """A method at one batch size.
 
     Attributes:
         label: in tables and files.
-        name: of the mode.
-        mode: its configuration.
+        name: of the method.
+        method: its configuration.
         batch: rows decoded together.
         num_samples: of each problem.
     """
 
     label: str
     name: str
-    mode: ModeConfig
+    method: MethodConfig
     batch: int
     num_samples: int
 
@@ -162,8 +162,8 @@ class ExperimentConfig:
         output_dir: the run directory.
         pair: what decodes.
         task: what is asked.
-        modes: the ways, by name.
-        baseline: the mode that speed-ups are over; default the first that decodes regularly.
+        methods: the ways, by name.
+        baseline: the method that speed-ups are over; default the first that decodes regularly.
         sampling: how tokens are drawn.
         num_samples: answers per problem.
         max_new_tokens: per answer.
@@ -178,7 +178,7 @@ class ExperimentConfig:
     output_dir: str
     pair: PairConfig
     task: TaskConfig
-    modes: Mapping[str, ModeConfig]
+    methods: Mapping[str, MethodConfig]
     title: str = ""
     baseline: str | None = None
     sampling: SamplingConfig = SamplingConfig()
@@ -196,40 +196,40 @@ class ExperimentConfig:
                 raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
         if self.budget is not None and not self.budget > 0:
             raise ValueError(f"budget={self.budget}: expected seconds above 0")
-        if not self.modes:
-            raise ValueError("modes: expected at least one")
+        if not self.methods:
+            raise ValueError("methods: expected at least one")
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds={self.seeds}: expected at least one, none negative, none twice")
-        if self.baseline is not None and self.baseline not in self.modes:
-            raise ValueError(f"baseline={self.baseline!r}: expected one of {list(self.modes)}")
-        for name, mode in self.modes.items():
+        if self.baseline is not None and self.baseline not in self.methods:
+            raise ValueError(f"baseline={self.baseline!r}: expected one of {list(self.methods)}")
+        for name, method in self.methods.items():
             try:
-                check_greedy(find_rule(mode.acceptance), self.sampling.sampling())
+                check_greedy(find_rule(method.acceptance), self.sampling.sampling())
             except ValueError as error:
-                raise ValueError(f"modes.{name}: {error}") from None
+                raise ValueError(f"methods.{name}: {error}") from None
         for variant in self.variants():
             larger, smaller = max(variant.batch, variant.num_samples), min(variant.batch, variant.num_samples)
             if larger % smaller:
                 raise ValueError(
-                    f"modes.{variant.label}: batch={variant.batch} with num_samples={variant.num_samples}: "
+                    f"methods.{variant.label}: batch={variant.batch} with num_samples={variant.num_samples}: "
                     "expected one to be a multiple of the other"
                 )
 
     def variants(self) -> tuple[Variant, ...]:
-        """Returns every mode at each of its batch sizes."""
+        """Returns every method at each of its batch sizes."""
         found = []
-        for name, mode in self.modes.items():
-            for batch in mode.batches:
-                label = name if len(mode.batches) == 1 else f"{name}, batch {batch}"
-                found.append(Variant(label, name, mode, batch, mode.num_samples or self.num_samples))
+        for name, method in self.methods.items():
+            for batch in method.batches:
+                label = name if len(method.batches) == 1 else f"{name}, batch {batch}"
+                found.append(Variant(label, name, method, batch, method.num_samples or self.num_samples))
         return tuple(found)
 
     def baseline_of(self, variant: Variant) -> str | None:
         """Returns the label of the variant that the speed-up of `variant` is over.
 
-        That of the baseline mode at the same batch size where there is one, else the mode's first.
+        That of the baseline method at the same batch size where there is one, else the method's first.
         """
-        names = [name for name, mode in self.modes.items() if mode.step == "decode"]
+        names = [name for name, method in self.methods.items() if method.step == "decode"]
         name = self.baseline or (names[0] if names else None)
         if name is None:
             return None
@@ -237,14 +237,14 @@ class ExperimentConfig:
         return labels.get(variant.batch, next(iter(labels.values())))
 
 
-forbid_extra(PairConfig, TaskConfig, SamplingConfig, ModeConfig, ExperimentConfig)
+forbid_extra(PairConfig, TaskConfig, SamplingConfig, MethodConfig, ExperimentConfig)
 
 
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
-    """Reads a configuration; see `bass_jax.runtime.yaml_config.read_settings`."""
-    return read_settings(ExperimentConfig, Path(path), overrides)
+    """Reads a configuration; see `bass_jax.runtime.yaml_config.read_yaml`."""
+    return read_yaml(ExperimentConfig, Path(path), overrides)
 
 
 def parse_experiment(content: Mapping[str, Any], name: str = "config") -> ExperimentConfig:
     """Checks a parsed configuration; see `load_experiment`."""
-    return parse_settings(ExperimentConfig, content, name)
+    return parse_yaml(ExperimentConfig, content, name)

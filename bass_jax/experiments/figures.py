@@ -56,14 +56,14 @@ def draw_budget(result: RunResult) -> str:
 
 
 def draw_against_batch(result: RunResult) -> str:
-    """PTL and throughput against the batch size, a line per mode; bars are spreads."""
-    modes: dict[str, list[VariantResult]] = {}
+    """PTL and throughput against the batch size, a line per method; bars are spreads."""
+    methods: dict[str, list[VariantResult]] = {}
     for found in result.variants.values():
-        modes.setdefault(found.variant.name, []).append(found)
+        methods.setdefault(found.variant.name, []).append(found)
 
     def draw(figure: Any) -> None:
         latency, throughput = figure.subplots(1, 2)
-        for index, (name, found) in enumerate(modes.items()):
+        for index, (name, found) in enumerate(methods.items()):
             batches = [one.variant.batch for one in found]
             style = {"fmt": f"{_LINES[index % len(_LINES)]}o", "color": f"C{index % _NUM_COLORS}", "markersize": 4}
             for axes, measure, scale in ((latency, "ptl_all", 1e3), (throughput, "tokens_per_second", 1.0)):
@@ -89,7 +89,7 @@ def draw_latency(result: RunResult) -> str:
     )  # fmt: skip
 
 
-def draw_utilisation(result: RunResult) -> str:
+def plot_utilization(result: RunResult) -> str:
     """The three utilisations of every way, as bars."""
     names = {"useful": "emitted tokens", "verified": "verified positions", "verified_and_draft": "and the draft's"}
     return _draw_bars(result, names, 100.0, "share of the device's peak FLOP/s, %")

@@ -7,7 +7,7 @@ import jax
 
 from bass_jax.decoding.pair import Pair, load_pair, random_pair
 from bass_jax.drafters import ModelDrafter, NgramDrafter
-from bass_jax.experiments.experiment_config import ModeConfig, PairConfig
+from bass_jax.experiments.experiment_config import MethodConfig, PairConfig
 from bass_jax.models import Model, preset, random_model
 
 
@@ -25,14 +25,14 @@ class Pairs:
         self._loaded: dict[tuple[Any, ...], Pair] = {}
         self.base = self._with_target(config.quantize)
 
-    def of(self, mode: ModeConfig) -> Pair:
-        """Returns the pair that `mode` decodes with."""
-        key = (mode.draft, mode.attention, mode.quantize)
+    def of(self, method: MethodConfig) -> Pair:
+        """Returns the pair that `method` decodes with."""
+        key = (method.draft, method.attention, method.quantize)
         if key not in self._loaded:
-            pair = self._with_target(mode.quantize or self._config.quantize)
-            if mode.draft is not None and mode.draft != self._config.draft:
-                pair = self._with_draft(pair, mode.draft)
-            self._loaded[key] = pair if mode.attention is None else with_attention(pair, mode.attention)
+            pair = self._with_target(method.quantize or self._config.quantize)
+            if method.draft is not None and method.draft != self._config.draft:
+                pair = self._with_draft(pair, method.draft)
+            self._loaded[key] = pair if method.attention is None else with_attention(pair, method.attention)
         return self._loaded[key]
 
     def _with_target(self, quantize: str | None) -> Pair:

@@ -60,7 +60,7 @@ def make_report(directories: Sequence[str | Path], output: str | Path, title: st
 
 def _sections(result: RunResult, command: str) -> list[Section]:
     run, variants = result.run, result.variants
-    many = any(len(mode.batches) > 1 for mode in run.config.modes.values())
+    many = any(len(method.batches) > 1 for method in run.config.methods.values())
     rounds = max(one.num_rounds for one in variants.values())
     spread = (
         f"Medians over {rounds} rounds (seeds and repeats), with the smallest and the largest in brackets."
@@ -82,7 +82,7 @@ def _sections(result: RunResult, command: str) -> list[Section]:
         sections += _budget(result, command)
     if categories := list(dict.fromkeys(name for one in variants.values() for name in one.categories)):
         sections.append(_category_table(result, categories, spread, command))
-    if result.num_identical or result.same_law:
+    if result.num_identical or result.same_distribution:
         sections.append(_exactness_table(result, command))
     return sections
 
@@ -111,7 +111,7 @@ def _conditions(run: RunRecords) -> Section:
         "commit": commit,
         "date": " to ".join(dict.fromkeys(one["date"] for one in (run.sessions[:1] + run.sessions[-1:]))),
     }
-    if any(mode.acceptance.startswith("synthetic") for mode in config.modes.values()):
+    if any(method.acceptance.startswith("synthetic") for method in config.methods.values()):
         facts["acceptance"] = "synthetic, that is forced: speeds are real, texts mean nothing"
     return Section(
         config.title or run.path.name,
@@ -161,7 +161,7 @@ def _use_table(result: RunResult, command: str) -> Section:
         "FLOPs of the models' products over the device's peak while decoding, in three accountings: the target's work "
         "on tokens that were emitted, on all positions that it verified, and the draft's work too."
     )
-    return Section("Utilisation", text, header, rows, figures.draw_utilisation(result), "utilisation", command)
+    return Section("Utilization", text, header, rows, figures.plot_utilization(result), "utilisation", command)
 
 
 def _score_table(result: RunResult, spread: str, command: str) -> Section:
@@ -235,7 +235,7 @@ def _exactness_table(result: RunResult, command: str) -> Section:
     rows = tuple(
         (label, name, " + ".join(map(str, test.num_samples)), *(f"{mean:.4g}" for mean in test.means),
          f"{test.p_value:.3g}")
-        for label, tests in result.same_law.items()
+        for label, tests in result.same_distribution.items()
         for name, test in tests.items()
     )  # fmt: skip
     text = (

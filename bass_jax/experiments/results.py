@@ -54,13 +54,13 @@ class RunResult:
         run: its records.
         variants: by label, in the configuration's order.
         num_identical: of a greedy run: label to (samples that are token for token the baseline's, samples compared).
-        same_law: of a sampled run: label to measure to the test against the baseline.
+        same_distribution: of a sampled run: label to measure to the test against the baseline.
     """
 
     run: RunRecords
     variants: dict[str, VariantResult]
     num_identical: dict[str, tuple[int, int]]
-    same_law: dict[str, dict[str, TwoSampleTest]]
+    same_distribution: dict[str, dict[str, TwoSampleTest]]
 
 
 def analyse(run: RunRecords) -> RunResult:
@@ -93,21 +93,21 @@ def analyse(run: RunRecords) -> RunResult:
             categories=_categories(batches, by_label[label] if label is not None and label != variant.label else []),
         )
     is_greedy = config.sampling.temperature == 0
-    identical, same_law = {}, {}
+    identical, same_distribution = {}, {}
     for variant in config.variants():
         label = config.baseline_of(variant)
         if label is None or label == variant.label or not {label, variant.label} <= variants.keys():
             continue
         # A rule that is lossy, or another target, has another law by design.
-        is_comparable = find_rule(variant.mode.acceptance).lossless and variant.mode.quantize is None
+        is_comparable = find_rule(variant.method.acceptance).lossless and variant.method.quantize is None
         if not is_comparable:
             continue
         if is_greedy:
             identical[variant.label] = count_identical(run.samples, variant.label, run.samples, label)
         else:
-            same_law[variant.label] = compare_laws(run, variant.label, run, label)
-    same_law = {label: tests for label, tests in same_law.items() if tests}
-    return RunResult(run, variants, identical, same_law)
+            same_distribution[variant.label] = compare_distributions(run, variant.label, run, label)
+    same_distribution = {label: tests for label, tests in same_distribution.items() if tests}
+    return RunResult(run, variants, identical, same_distribution)
 
 
 def count_identical(
@@ -127,7 +127,7 @@ def count_identical(
     return sum(one[key] == other[key] for key in both), len(both)
 
 
-def compare_laws(
+def compare_distributions(
     first: RunRecords, first_label: str, second: RunRecords, second_label: str
 ) -> dict[str, TwoSampleTest]:
     """Tests whether two sets of samples have the same law: their length, their mean log-probability and their score.

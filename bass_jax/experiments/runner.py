@@ -65,10 +65,10 @@ def run_experiment(
             if batch.key in directory.done:
                 continue
             trace = None
-            if config.trace and batch.variant.mode.step == "speculate":
+            if config.trace and batch.variant.method.step == "speculate":
                 trace = _trace_file(directory.path, batch)
             start = directory.ends.get(batch.key[:4], 0.0)
-            record, samples = decoder.decode(batch, pairs.of(batch.variant.mode), start, trace)
+            record, samples = decoder.decode(batch, pairs.of(batch.variant.method), start, trace)
             directory.commit(record, samples)
             num_emitted = sum(sample["num_tokens"] for sample in samples)
             seconds = record.get("decode", 0.0)
@@ -96,7 +96,7 @@ def _trace_file(directory: Path, batch: Batch) -> Path:
 
 def _join_traces(directory: Path, plan: Sequence[Batch]) -> None:
     """Writes one trace per variant, its batches in the plan's order."""
-    for label in dict.fromkeys(batch.variant.label for batch in plan if batch.variant.mode.step == "speculate"):
+    for label in dict.fromkeys(batch.variant.label for batch in plan if batch.variant.method.step == "speculate"):
         with (directory / f"trace-{_file_name(label)}.jsonl").open("wb") as joined:
             for batch in plan:
                 if batch.variant.label == label:

@@ -18,7 +18,7 @@ _GRACE = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class CageLimits:
+class SandboxLimits:
     """What a program may use.
 
     Attributes:
@@ -39,14 +39,14 @@ class CageLimits:
                 raise ValueError(f"{field.name}={getattr(self, field.name)}: expected a positive number")
 
 
-class Verdict(NamedTuple):
+class ProgramResult(NamedTuple):
     """How a program ended."""
 
     passed: bool  # it ran to its end and raised nothing
     reason: str  # "passed", "timed out", "killed by …", or the exception
 
 
-def run_program(program: str, limits: CageLimits | None = None) -> Verdict:
+def run_program(program: str, limits: SandboxLimits | None = None) -> ProgramResult:
     """Runs Python source in a cage of its own.
 
     The program sees an empty folder, the standard library and nothing else of this machine's files, all but the folder
@@ -55,12 +55,12 @@ def run_program(program: str, limits: CageLimits | None = None) -> Verdict:
 
     Args:
         program: source; it passes if it ends without an exception (``exit`` is one).
-        limits: default ``CageLimits()``.
+        limits: default ``SandboxLimits()``.
 
     Raises:
         ValueError: if this machine cannot isolate it, with the reason; nothing was run then.
     """
-    limits = limits or CageLimits()
+    limits = limits or SandboxLimits()
     request = json.dumps({"program": program, "limits": dataclasses.asdict(limits)}).encode()
     # Some interpreters do not start without it.
     environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
@@ -72,7 +72,7 @@ def run_program(program: str, limits: CageLimits | None = None) -> Verdict:
     try:
         answer, _ = guard.communicate(request, timeout=limits.seconds + _GRACE)
     except subprocess.TimeoutExpired:
-        return Verdict(False, "timed out")
+        return ProgramResult(False, "timed out")
     finally:
         if guard.poll() is None:
             os.killpg(guard.pid, signal.SIGKILL)
@@ -80,33 +80,33 @@ def run_program(program: str, limits: CageLimits | None = None) -> Verdict:
     try:
         found = json.loads(answer)
     except ValueError:
-        return Verdict(False, f"its guard ended with code {guard.returncode}")
+        return ProgramResult(False, f"its guard ended with code {guard.returncode}")
     if "refused" in found:
         raise ValueError(f"this machine cannot isolate programs: {found['refused']}")
-    return Verdict(found["passed"], found["reason"])
+    return ProgramResult(found["passed"], found["reason"])
 
 
 def run_programs(
     programs: Iterable[str],
-    limits: CageLimits | None = None,
+    limits: SandboxLimits | None = None,
     *,
-    on_verdict: Callable[[int, Verdict], None] = lambda index, verdict: None,
-) -> list[Verdict]:
-    """Runs programs, as many at once as there are cores; `on_verdict` is called in their order."""
-    verdicts = []
+    on_result: Callable[[int, ProgramResult], None] = lambda index, result: None,
+) -> list[ProgramResult]:
+    """Runs programs, as many at once as there are cores; `on_result` is called in their order."""
+    results = []
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for index, verdict in enumerate(threads.map(functools.partial(run_program, limits=limits), programs)):
-            verdicts.append(verdict)
-            on_verdict(index, verdict)
-    return verdicts
+        for index, result in enumerate(threads.map(functools.partial(run_program, limits=limits), programs)):
+            results.append(result)
+            on_result(index, result)
+    return results
 
 
-def check_cage() -> None:
+def check_sandbox() -> None:
     """Tries a cage on this machine.
 
     Raises:
         ValueError: if programs cannot be isolated here, or an innocent one does not pass.
     """
-    verdict = run_program("assert sum(range(10)) == 45")
-    if not verdict.passed:
-        raise ValueError(f"this machine cannot run programs in isolation: {verdict.reason}")
+    result = run_program("assert sum(range(10)) == 45")
+    if not result.passed:
+        raise ValueError(f"this machine cannot run programs in isolation: {result.reason}")

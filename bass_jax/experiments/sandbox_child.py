@@ -222,10 +222,10 @@ def listen(reader: int, deadline: float) -> tuple[bytes, bool]:
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([reader], [], [], left)[0]:
             return said, True
-        piece = os.read(reader, MAX_ANSWER)
-        if not piece:
+        chunk = os.read(reader, MAX_ANSWER)
+        if not chunk:
             break
-        said += piece
+        said += chunk
     return said, False
 
 

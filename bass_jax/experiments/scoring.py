@@ -7,7 +7,7 @@ from typing import NamedTuple
 from bass_jax.experiments.decode import OVER_BUDGET
 from bass_jax.experiments.problems import load_problems
 from bass_jax.experiments.run_directory import ScoreFile, read_run, sample_key
-from bass_jax.experiments.sandbox import CageLimits, Verdict, check_cage, run_programs
+from bass_jax.experiments.sandbox import ProgramResult, SandboxLimits, check_sandbox, run_programs
 
 
 class ScoreProgress(NamedTuple):
@@ -25,7 +25,7 @@ def score_run(
     directory: str | Path,
     *,
     allow_code_execution: bool = False,
-    limits: CageLimits | None = None,
+    limits: SandboxLimits | None = None,
     on_progress: Callable[[ScoreProgress], None] = lambda progress: None,
 ) -> int:
     """Scores what has no score yet, and appends it to the run directory.
@@ -74,15 +74,15 @@ def score_run(
             for sample in samples:
                 note(sample, dict(task.score(by_id[sample["problem"]], sample["text"])))
             return total
-        check_cage()
+        check_sandbox()
         same: dict[str, list] = {}
         for sample in samples:
             same.setdefault(task.program(by_id[sample["problem"]], sample["text"]), []).append(sample)
         programs = list(same)
 
-        def on_verdict(index: int, verdict: Verdict) -> None:
+        def on_result(index: int, result: ProgramResult) -> None:
             for sample in same[programs[index]]:
-                note(sample, {"passed": float(verdict.passed)}, verdict.reason)
+                note(sample, {"passed": float(result.passed)}, result.reason)
 
-        run_programs(programs, limits, on_verdict=on_verdict)
+        run_programs(programs, limits, on_result=on_result)
         return total

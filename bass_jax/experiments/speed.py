@@ -84,7 +84,7 @@ def _mean_latency(name: str) -> Callable[[Sequence[Record]], float | None]:
     return of
 
 
-def _utilisation(name: str) -> Callable[[Sequence[Record]], float]:
+def _utilization(name: str) -> Callable[[Sequence[Record]], float]:
     def of(batches: Sequence[Record]) -> float:
         seconds = np.array([batch["decode"] for batch in batches])
         return float(np.dot(seconds, [batch["utilisation"][name] for batch in batches]) / seconds.sum())
@@ -104,9 +104,9 @@ _MEASURES: dict[str, Callable[[Sequence[Record]], float | None]] = {
     "tokens_per_second": _tokens_per_second,
     "block_efficiency": lambda batches: _sum(batches, "num_emitted") / _sum(batches, "num_row_steps"),
     "acceptance": _acceptance,
-    "useful": _utilisation("useful"),
-    "verified": _utilisation("verified"),
-    "verified_and_draft": _utilisation("verified_and_draft"),
+    "useful": _utilization("useful"),
+    "verified": _utilization("verified"),
+    "verified_and_draft": _utilization("verified_and_draft"),
 }
 
 

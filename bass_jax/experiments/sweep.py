@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from bass_jax.experiments.experiment_config import ExperimentConfig, load_experiment
 from bass_jax.experiments.runner import run_experiment
-from bass_jax.runtime.jit_cache import EXECUTABLES
+from bass_jax.runtime.jit_cache import JIT_CACHE
 
 
 class Point(NamedTuple):
@@ -79,7 +79,7 @@ def run_sweep(
         on_point(index, point)
         directories.append(run_experiment(point.config, command=command, **options))
         # Models and executables of the next point need the room.
-        EXECUTABLES.clear()
+        JIT_CACHE.clear()
     return directories
 
 

@@ -31,10 +31,10 @@ class Attention(nn.Module):
     window: int | None = None
 
     @nn.compact
-    def __call__(self, x, positions, angles, keys, values, num_chains=1):
+    def __call__(self, x, positions, angles, keys, values, num_candidates=1):
         """Returns the attention's output ``[B, T, D]`` and the layer's cache with the new tokens in it.
 
-        `x` is a `Normed` input; `angles` is None for a model without rotary positions. With `num_chains` the tokens
+        `x` is a `Normed` input; `angles` is None for a model without rotary positions. With `num_candidates` the tokens
         are that many chains, one after the other, that follow the same prefix: the cache is left with the last one's
         tokens in it, and the new keys and values of all, ``[B, T, K, H]``, are returned behind it.
         """
@@ -60,14 +60,14 @@ class Attention(nn.Module):
         queries = scored[:, :, :, :R].reshape(B, T, K * R, H)
         parts = []
         # Chains take turns in the same slots: each attends as if it were alone, and the weights are read once for all.
-        for part in range(num_chains):
-            chain = slice(part * T // num_chains, (part + 1) * T // num_chains)
-            new = None if is_whole else (new_keys[:, chain], new_values[:, chain])
+        for part in range(num_candidates):
+            candidate = slice(part * T // num_candidates, (part + 1) * T // num_candidates)
+            new = None if is_whole else (new_keys[:, candidate], new_values[:, candidate])
             attended, keys, values = _write_and_attend(
-                config, self.window, queries[:, chain], new, keys, values, positions[:, chain]
+                config, self.window, queries[:, candidate], new, keys, values, positions[:, candidate]
             )
             parts.append(attended)
-        attended = parts[0] if num_chains == 1 else jnp.concatenate(parts, axis=1)
+        attended = parts[0] if num_candidates == 1 else jnp.concatenate(parts, axis=1)
         out = declare_weight(self, "out", (K, R, H, D), ("kv_heads", None, None, "embed"))
         # One contracted axis: XLA's CPU product over three is ten times slower.
         flat = Weight(out.values.reshape(K * R * H, D), out.scale)
@@ -75,7 +75,7 @@ class Attention(nn.Module):
         y = multiply(attended, flat, rounds_to=config.rounds_to).astype(attended.dtype)
         if config.has_out_bias:
             y += declare(self, "out_bias", (D,), ("embed",), zeros)
-        return (y, keys, values) if num_chains == 1 else (y, keys, values, new_keys, new_values)
+        return (y, keys, values) if num_candidates == 1 else (y, keys, values, new_keys, new_values)
 
 
 def _write_and_attend(config: ModelConfig, window: int | None, queries, new, keys, values, positions):

@@ -40,7 +40,7 @@ class Layer(nn.Module):
     window: int | None = None
 
     @nn.compact
-    def __call__(self, x, positions, angles, keys, values, num_chains=1):
+    def __call__(self, x, positions, angles, keys, values, num_candidates=1):
         """Returns the new residual stream and what the attention returns behind its output."""
         config = self.config
 
@@ -52,7 +52,7 @@ class Layer(nn.Module):
 
         def attend(x):
             attention = Attention(config, self.window, name="attention")
-            return attention(x, positions, angles, keys, values, num_chains)
+            return attention(x, positions, angles, keys, values, num_candidates)
 
         mlp = (GatedMlp if config.is_gated else PlainMlp)(config, name="mlp")
         if config.block == "parallel":
@@ -69,9 +69,9 @@ class Layer(nn.Module):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _run_layer(config: ModelConfig, window: int | None, num_chains: int, params: Params, *arguments):
+def _run_layer(config: ModelConfig, window: int | None, num_candidates: int, params: Params, *arguments):
     """Runs a layer; inside a pass that is compiled, what is the same for several of them is one function."""
-    return Layer(config, window, parent=None).apply({"params": params}, *arguments, num_chains)
+    return Layer(config, window, parent=None).apply({"params": params}, *arguments, num_candidates)
 
 
 class Decoder(nn.Module):
@@ -143,7 +143,7 @@ class Decoder(nn.Module):
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
         cache: KVCache | PagedCache | None,
-        num_chains: int = 1,
+        num_candidates: int = 1,
         hidden: Float[Array, "B T E"] | None = None,
     ):
         """Runs embedding, layers and final norm; prefill needs no more than this.
@@ -165,13 +165,13 @@ class Decoder(nn.Module):
             if self.is_initializing():
                 x, *layer_written = self.layers[i](*arguments)
             else:
-                x, *layer_written = _run_layer(config, window, num_chains, params[f"layer_{i}"], *arguments)
+                x, *layer_written = _run_layer(config, window, num_candidates, params[f"layer_{i}"], *arguments)
             written.append(layer_written)
         keys, values, *new = zip(*written, strict=True)
         if config.has_final_norm:
             x = apply_norm(config, x, self.final_norm)
         cache = with_layers(cache, keys, values)
-        return (x, cache) if num_chains == 1 else (x, cache, KVCache(*new))
+        return (x, cache) if num_candidates == 1 else (x, cache, KVCache(*new))
 
     def next_hidden(self, features: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
         """Foretells the target's hidden state at these tokens, which it has not read yet."""

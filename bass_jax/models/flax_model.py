@@ -57,7 +57,7 @@ class Model:
         """
         return forward(self.config, self.params, tokens, positions, cache)
 
-    def forward_chains(
+    def forward_candidates(
         self, tokens: Int[Array, "B M T"], positions: Int[Array, "B M T"], cache: KVCache
     ) -> tuple[Float[Array, "B M T O"], KVCache, KVCache]:
         """One pass over M alternative continuations of every row; the weights are read once.
@@ -68,8 +68,9 @@ class Model:
             cache: holds every earlier position of each row.
 
         Returns:
-            ``(logits, cache, new)``: the cache has one chain's tokens in it; `new` has the keys and values of all,
-            ``[B, M, T, K, H]`` per layer, from which `bass_jax.models.kv_cache.keep_chain` makes the cache of any of them.
+            ``(logits, cache, new)``: the cache holds one candidate's tokens; `new` holds the keys and values of all,
+            ``[B, M, T, K, H]`` per layer, from which `bass_jax.models.kv_cache.keep_candidate` makes the cache of any
+            of them.
         """
         B, M, T = tokens.shape
         flat = tokens.reshape(B, M * T), positions.reshape(B, M * T)

@@ -143,19 +143,19 @@ def _write_pages(layer: PagedKV, new: Array, positions: Int[Array, "B T"]) -> Ar
     return layer.pages.at[pages, heads, slots].set(new.swapaxes(1, 2), mode="drop", unique_indices=True)
 
 
-def keep_chain(cache: KVCache, new: KVCache, chain: Int[Array, "B"], positions: Int[Array, "B T"]) -> KVCache:
+def keep_candidate(cache: KVCache, new: KVCache, candidate: Int[Array, "B"], positions: Int[Array, "B T"]) -> KVCache:
     """Writes the tokens of one chain per row over those of whichever was written last.
 
     Args:
         cache: after a pass over several chains.
         new: keys and values of all chains, ``[B, M, T, K, H]`` per layer.
-        chain: which to keep.
+        candidate: which to keep.
         positions: of its tokens; those at or past ``S`` are dropped.
     """
-    rows = jnp.arange(chain.shape[0])
+    rows = jnp.arange(candidate.shape[0])
 
     def keep(layer, of_all):
-        return append(layer, of_all[rows, chain], positions)
+        return append(layer, of_all[rows, candidate], positions)
 
     return jax.tree.map(keep, cache, new, is_leaf=lambda node: isinstance(node, Int8KV))
 

@@ -42,8 +42,8 @@ def extend_with_features(
 
 def _extend(model: Model, tokens, num_tokens, cache: KVCache, hidden, keeps_features: bool) -> tuple[KVCache, Any]:
     num_rows, capacity = tokens.shape
-    chunk = min(CHUNK, capacity)
-    padding = ((0, 0), (0, -capacity % chunk))
+    size = min(CHUNK, capacity)
+    padding = ((0, 0), (0, -capacity % size))
     tokens = jnp.pad(tokens, padding)
     hidden = None if hidden is None else jnp.pad(hidden, (*padding, (0, 0)))
     shape = (num_rows, tokens.shape[1], model.config.width)
@@ -51,16 +51,16 @@ def _extend(model: Model, tokens, num_tokens, cache: KVCache, hidden, keeps_feat
 
     def read(index, carry):
         cache, kept = carry
-        positions = index * chunk + jnp.arange(chunk)
-        piece, own = jax.tree.map(
-            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index * chunk, chunk, axis=1), (tokens, hidden)
+        positions = index * size + jnp.arange(size)
+        chunk, own = jax.tree.map(
+            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index * size, size, axis=1), (tokens, hidden)
         )
         positions = jnp.where(positions < num_tokens[:, None], positions, cache.capacity)
-        features, cache = model.features(piece, positions, cache, own)
+        features, cache = model.features(chunk, positions, cache, own)
         if kept is not None:
-            kept = jax.lax.dynamic_update_slice_in_dim(kept, features, index * chunk, axis=1)
+            kept = jax.lax.dynamic_update_slice_in_dim(kept, features, index * size, axis=1)
         return cache, kept
 
-    num_chunks = -(-num_tokens.max() // chunk)
+    num_chunks = -(-num_tokens.max() // size)
     cache, kept = jax.lax.fori_loop(0, num_chunks, read, (cache, kept))
     return cache, None if kept is None else kept[:, :capacity]

@@ -22,7 +22,7 @@ class GoodputState(NamedTuple):
     stood: Array  # [2, P] float32, how often it was accepted
     outcome: Array  # [B] int32, 0 or 1, of the row's last step
     row_expected: Array  # [B] float32, drafts of the row that should have been accepted
-    row_stood: Array  # [B] float32, drafts of the row that were
+    row_accepted: Array  # [B] float32, drafts of the row that were
     num_behind: Array  # [] int32, tokens of the row where the drafter has most to catch up with
     budget: Array  # [] float32, seconds that may be spent on a probe
 
@@ -41,8 +41,8 @@ class Goodput:
     row's token limit: normal, with the variance of the counts and of the row's own acceptance, which is learnt too.
     Where rows are replaced as they end (``objective="rate"``) it is the tokens per second of all.
 
-    Without drafts nothing is learnt. So `probe_share` of the time may go to probes: steps that draft where it does not
-    pay. Half of it, counted from the time that the batch would take without drafts, is lent at the start, and half is
+    Acceptance can only be estimated from steps that draft. So `exploration_share` of the time may go to exploration
+    steps, which draft where it does not pay. Half of it, counted from the time that the batch would take without drafts, is lent at the start, and half is
     saved up. A probe takes the best length and reads all the drafter has to catch up with. Its price is what it puts
     the batch's end off by: tokens of rows that are not the slowest pay for nothing. Once reading the committed tokens
     alone takes a drafter more than is saved meanwhile, there are no more probes. What catching up costs is spread over
@@ -55,7 +55,7 @@ class Goodput:
         row_weight: how many accepted drafts the batch's estimate counts as, for a row.
         decay: of what was seen, per step.
         margin: share by which drafting must promise more than not drafting: a model errs.
-        probe_share: share of the time that is spent on probes.
+        exploration_share: share of the time that is spent on probes.
         lengths: static, to choose from; ascending.
         objective: static. ``"finish"``, soonest for this batch; ``"rate"``, most tokens per second.
 
@@ -69,7 +69,7 @@ class Goodput:
     row_weight: Leaf = 8.0
     decay: Leaf = 0.98
     margin: Leaf = 0.02
-    probe_share: Leaf = 0.02
+    exploration_share: Leaf = 0.02
     lengths: tuple[int, ...] = dataclasses.field(default=LENGTHS, metadata={"static": True})
     objective: Literal["finish", "rate"] = dataclasses.field(default="finish", metadata={"static": True})
 
@@ -108,14 +108,14 @@ class Goodput:
         # A probe costs what its step takes beyond the time by which it brings the end nearer: where drafting does not
         # pay, never less than nothing.
         regular = jnp.where(drafts, -jnp.inf, steady).max()
-        probe = cautious * (steady + catch_up)[best] - without / num_steps[best]
+        exploration = cautious * (steady + catch_up)[best] - without / num_steps[best]
         # What is learnt first serves longest: half of what may be spent is lent at the start, half is saved up.
         lent = jnp.where(jnp.isfinite(without), without, 0.0)
         saved = jnp.where(does_pay, 0.0, jnp.maximum(regular, 0.0))
-        budget = state.budget + self.probe_share / 2 * jnp.where(stats.is_active.any(), saved, lent)
-        is_probe = ~does_pay & (budget >= probe)
-        draft_len = jnp.where(does_pay | is_probe, candidates[best], candidates[0])
-        budget = (budget - jnp.where(is_probe, jnp.maximum(probe, 0.0), 0.0)).astype(jnp.float32)
+        budget = state.budget + self.exploration_share / 2 * jnp.where(stats.is_active.any(), saved, lent)
+        is_exploration = ~does_pay & (budget >= exploration)
+        draft_len = jnp.where(does_pay | is_exploration, candidates[best], candidates[0])
+        budget = (budget - jnp.where(is_exploration, jnp.maximum(exploration, 0.0), 0.0)).astype(jnp.float32)
         return state._replace(budget=budget), all_rows(stats, draft_len)
 
     def rates(self, state: GoodputState) -> Array:
@@ -131,7 +131,7 @@ class Goodput:
 
     def _counts(self, state: GoodputState, stats: PolicyStats) -> tuple[Array, Array]:
         """Mean and variance of a row's emitted tokens per step, ``[B, lengths]``, were it to draft so all the time."""
-        quality = (self.row_weight + state.row_stood) / (self.row_weight + state.row_expected)
+        quality = (self.row_weight + state.row_accepted) / (self.row_weight + state.row_expected)
         rates = jnp.clip(quality[:, None, None] * self.rates(state), 0.0, 1.0)
         survival = jnp.cumprod(jnp.pad(rates, ((0, 0), (0, 0), (1, 0)), constant_values=1.0), axis=2)  # [B, 2, P + 1]
         odd = 2.0 * jnp.arange(survival.shape[2]) + 1
@@ -147,14 +147,16 @@ class Goodput:
         emitted = mixed(mean)
         of_count = jnp.maximum(mixed(square) - emitted**2, 0.0)
         # Of the number of steps, the row's unknown quality is a share; as a variance of the count it grows with them.
-        of_quality = (emitted - 1) ** 2 * stats.room[:, None] / emitted / (self.row_weight + state.row_stood)[:, None]
+        of_quality = (
+            (emitted - 1) ** 2 * stats.room[:, None] / emitted / (self.row_weight + state.row_accepted)[:, None]
+        )
         return emitted, of_count + of_quality
 
     def _observed(self, state: GoodputState, stats: PolicyStats) -> GoodputState:
         positions = jnp.arange(self.prior.shape[0])
         is_reached = (positions < stats.num_drafted[:, None]) & (positions <= stats.num_accepted[:, None])
         is_reached &= stats.is_active[:, None]
-        has_stood = is_reached & (positions < stats.num_accepted[:, None])
+        was_accepted = is_reached & (positions < stats.num_accepted[:, None])
         has_drafted = (stats.num_drafted > 0).any()
         emitted = jnp.where(stats.is_active, stats.num_emitted, 0).max()
         # Time passes in steps that drafted; a probe's news is kept until the next.
@@ -164,10 +166,10 @@ class Goodput:
         outcome = (stats.num_accepted >= stats.num_drafted).astype(jnp.int32)
         return GoodputState(
             reached=decay * state.reached + jnp.einsum("bo,bp->op", by_outcome, is_reached.astype(jnp.float32)),
-            stood=decay * state.stood + jnp.einsum("bo,bp->op", by_outcome, has_stood.astype(jnp.float32)),
+            stood=decay * state.stood + jnp.einsum("bo,bp->op", by_outcome, was_accepted.astype(jnp.float32)),
             outcome=jnp.where(stats.is_active, outcome, state.outcome),
             row_expected=decay * state.row_expected + expected,
-            row_stood=decay * state.row_stood + has_stood.sum(axis=1),
+            row_accepted=decay * state.row_accepted + was_accepted.sum(axis=1),
             num_behind=jnp.where(has_drafted, 0, state.num_behind + emitted).astype(jnp.int32),
             budget=state.budget,
         )

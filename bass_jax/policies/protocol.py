@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 
-from bass_jax.config import DRAFT_LEN_BUCKETS
+from bass_jax.config import DRAFT_LEN_BUCKETS, draft_len_bucket
 from bass_jax.runtime.checks import check_integer, check_kind
-from bass_jax.runtime.imports import load_reference
-from bass_jax.typing import Array
+from bass_jax.runtime.imports import import_attribute
+from bass_jax.typing import Array, check_array
 
 
 class PolicyStats(NamedTuple):
@@ -101,7 +101,7 @@ def find_policy(policy: str | Policy, **arguments: Any) -> Policy:
     if policy in _REGISTRY:
         make = _REGISTRY[policy]
     elif ":" in policy:
-        make = load_reference(policy, "policy")
+        make = import_attribute(policy, "policy")
     else:
         raise ValueError(f"policy={policy!r}: expected one of {sorted(_REGISTRY)} or 'module:name'")
     if isinstance(make, Policy) and not isinstance(make, type):

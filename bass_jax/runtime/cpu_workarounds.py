@@ -8,7 +8,7 @@ from kernels_pallas.targets import current_target
 _BLOCK = 128
 
 
-def mode_of(scores: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
+def argmax(scores: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
     """Returns where the largest of the last axis is, the first of equals; any place where one is NaN.
 
     `jnp.argmax`, but for NaN. XLA for a CPU compares values and places one by one, of five rows of a vocabulary of

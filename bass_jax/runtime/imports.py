@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 
-def load_reference(name: str, argument: str) -> Any:
+def import_attribute(name: str, argument: str) -> Any:
     """Imports the attribute that `name` refers to.
 
     Args:

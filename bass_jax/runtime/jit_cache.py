@@ -27,14 +27,14 @@ _MAX_THREADS = 4
 """That compile at a time: each compilation uses several cores and much memory by itself."""
 
 
-class _Executable(NamedTuple):
+class _Compiled(NamedTuple):
     """A compiled function, or one that is being compiled."""
 
     results: Any  # shapes of what it returns
     future: Future[Callable]  # the compiled function
 
 
-class Executables:
+class JitCache:
     """Compiles a function once per structure and shapes of its arguments.
 
     Attributes:
@@ -43,7 +43,7 @@ class Executables:
     """
 
     def __init__(self):
-        self._made: dict[Any, _Executable] = {}
+        self._made: dict[Any, _Compiled] = {}
         self._got: set[Any] = set()
         self.num_compiled = 0
         self.compile_seconds = 0.0
@@ -100,7 +100,7 @@ class Executables:
 
         lowered = inside(lambda: jax.jit(function, donate_argnums=donate_argnums).lower(*args))
         future = submit(inside, lambda: lowered.compile(compiler_options=COMPILER_OPTIONS))
-        self._made[key] = _Executable(lowered.out_info, future)
+        self._made[key] = _Compiled(lowered.out_info, future)
         self.compile_seconds += time.perf_counter() - start
 
     def clear(self) -> None:
@@ -129,5 +129,5 @@ def _placement(leaf: Any) -> NamedSharding | None:
     return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
 
 
-EXECUTABLES = Executables()
+JIT_CACHE = JitCache()
 """Shared by prefill and the loops, so that a second batch of the same buckets compiles nothing."""

@@ -16,7 +16,7 @@ def forbid_extra(*kinds: type) -> None:
         kind.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
 
 
-def read_settings[T](kind: type[T], path: str | Path, overrides: Mapping[str, Any] | None = None) -> T:
+def read_yaml[T](kind: type[T], path: str | Path, overrides: Mapping[str, Any] | None = None) -> T:
     """Reads a file.
 
     With ``extends: OTHER`` at its top the file says only what differs from another one, found relative to it: sections
@@ -33,7 +33,7 @@ def read_settings[T](kind: type[T], path: str | Path, overrides: Mapping[str, An
     content = _read(Path(path), ())
     for dotted, value in (overrides or {}).items():
         _override(kind, content, dotted, value)
-    return parse_settings(kind, content, str(path))
+    return parse_yaml(kind, content, str(path))
 
 
 def _override(kind: Any, content: dict[str, Any], dotted: str, value: Any) -> None:
@@ -104,8 +104,8 @@ def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     return base | both
 
 
-def parse_settings[T](kind: type[T], content: Mapping[str, Any], name: str) -> T:
-    """Checks a parsed file; see `read_settings`."""
+def parse_yaml[T](kind: type[T], content: Mapping[str, Any], name: str) -> T:
+    """Checks a parsed file; see `read_yaml`."""
     try:
         return TypeAdapter(kind).validate_python(content)
     except ValidationError as error:

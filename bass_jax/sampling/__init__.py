@@ -4,8 +4,16 @@ Imports `bass_jax.runtime` and lower packages. Start with `distribution.py`: one
 distribution that is sampled from and that enters the acceptance ratio, for the target and the draft model alike.
 """
 
-from bass_jax.sampling.distribution import Law, draw, make_law
-from bass_jax.sampling.logits_processors import Adjuster, find_processors
-from bass_jax.sampling.params import Sampling, SamplingControls
+from bass_jax.sampling.distribution import TokenDistribution, draw, token_distribution
+from bass_jax.sampling.logits_processors import LogitsProcessors, find_processors
+from bass_jax.sampling.params import Sampling, SamplingArrays
 
-__all__ = ["Adjuster", "Law", "Sampling", "SamplingControls", "draw", "find_processors", "make_law"]
+__all__ = [
+    "LogitsProcessors",
+    "Sampling",
+    "SamplingArrays",
+    "TokenDistribution",
+    "draw",
+    "find_processors",
+    "token_distribution",
+]

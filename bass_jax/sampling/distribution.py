@@ -10,22 +10,22 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bass_jax.runtime.cpu_workarounds import mode_of
-from bass_jax.sampling.params import SamplingControls
+from bass_jax.runtime import cpu_workarounds
+from bass_jax.sampling.params import SamplingArrays
 from bass_jax.typing import Array, Float, Int
 
 
-class Law(NamedTuple):
+class TokenDistribution(NamedTuple):
     """The distribution of the token after each position.
 
-    Both fields are lazy under `jax.jit`: a rule that reads `mode` alone costs no softmax.
+    Both fields are lazy under `jax.jit`: a rule that reads `argmax` alone costs no softmax.
     """
 
     probs: Array  # [..., V] float32, sums to 1; one-hot at temperature 0
-    mode: Array  # [...] int32, most probable token; the first of equals
+    argmax: Array  # [...] int32, most probable token; the first of equals
 
 
-def make_law(logits: Float[Array, "B T V"], controls: SamplingControls) -> Law:
+def token_distribution(logits: Float[Array, "B T V"], sampling_arrays: SamplingArrays) -> TokenDistribution:
     """Warps `logits`: temperature, then top-k, top-p and min-p, in float32.
 
     Sets that tie at a threshold are kept whole. Thresholds are found by bisection on the bits of the
@@ -33,14 +33,14 @@ def make_law(logits: Float[Array, "B T V"], controls: SamplingControls) -> Law:
 
     Args:
         logits: ``[B, T, V]``.
-        controls: per row; their adjustments are made to the logits before, by `bass_jax.sampling.logits_processors.Adjuster`.
+        sampling_arrays: per row; `bass_jax.sampling.logits_processors.LogitsProcessors` has processed the logits before.
 
     Returns:
-        A `Law` over ``[B, T]``. A row whose logits hold NaN has an undefined law: see `is_finite`.
+        A `TokenDistribution` over ``[B, T]``. A row whose logits hold NaN has an undefined law: see `is_finite`.
     """
     logits = logits.astype(jnp.float32)
-    mode = mode_of(logits)
-    temperature, top_k, top_p, min_p = (jnp.asarray(control)[:, None, None] for control in controls[:4])
+    argmax = cpu_workarounds.argmax(logits)
+    temperature, top_k, top_p, min_p = (jnp.asarray(control)[:, None, None] for control in sampling_arrays[:4])
     # Subnormal temperatures count as 0: devices flush them. The maximum is taken off first, since a logit over a
     # tiny temperature overflows and inf - inf is NaN.
     is_greedy = temperature < jnp.finfo(jnp.float32).tiny
@@ -60,8 +60,8 @@ def make_law(logits: Float[Array, "B T V"], controls: SamplingControls) -> Law:
     # The maximum of `weights` is exp(0) = 1, whatever was dropped.
     weights = jnp.where(weights >= min_p, weights, 0.0)
     probs = weights / weights.sum(axis=-1, keepdims=True)
-    one_hot = jax.nn.one_hot(mode, logits.shape[-1], dtype=jnp.float32)
-    return Law(probs=jnp.where(is_greedy, one_hot, probs), mode=mode)
+    one_hot = jax.nn.one_hot(argmax, logits.shape[-1], dtype=jnp.float32)
+    return TokenDistribution(probs=jnp.where(is_greedy, one_hot, probs), argmax=argmax)
 
 
 def draw(probs: Float[Array, "B V"], gumbel: Float[Array, "B V"]) -> Int[Array, "B"]:
@@ -70,7 +70,7 @@ def draw(probs: Float[Array, "B V"], gumbel: Float[Array, "B V"]) -> Int[Array, 
     `probs` need not sum to 1.
     """
     scores = jnp.where(probs > 0, jnp.log(probs) + gumbel, -jnp.inf)
-    return mode_of(scores)
+    return cpu_workarounds.argmax(scores)
 
 
 def log_normalizer(logits: Float[Array, "... V"]) -> Float[Array, "..."]:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from bass_jax.runtime.imports import load_reference
-from bass_jax.sampling.params import Adjustments, Penalties
+from bass_jax.runtime.imports import import_attribute
+from bass_jax.sampling.params import Penalties, ProcessorArrays
 from bass_jax.typing import Array, Float, Int
 
 type LogitsProcessor = Callable[[Array, Array, Array], Array]
@@ -21,7 +21,7 @@ type LogitsProcessor = Callable[[Array, Array, Array], Array]
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Adjuster:
+class LogitsProcessors:
     """Adjusts logits in this order: bias, penalties, minimum length, the user's processors.
 
     Attributes:
@@ -31,7 +31,7 @@ class Adjuster:
         processors: static; each is called for every row and position.
     """
 
-    adjustments: Adjustments | None
+    processor_arrays: ProcessorArrays | None
     prompt_lengths: Array
     stop_tokens: Array
     processors: tuple[LogitsProcessor, ...] = dataclasses.field(default=(), metadata={"static": True})
@@ -39,7 +39,7 @@ class Adjuster:
     @property
     def is_identity(self) -> bool:
         """Whether it changes nothing; static."""
-        return self.adjustments is None and not self.processors
+        return self.processor_arrays is None and not self.processors
 
     def __call__(
         self, logits: Float[Array, "B T V"], tokens: Int[Array, "B C"], lengths: Int[Array, "B"]
@@ -55,7 +55,7 @@ class Adjuster:
             return logits
         logits = logits.astype(jnp.float32)
         positions = lengths[:, None] + jnp.arange(logits.shape[1])
-        bias, penalties, min_new_tokens = self.adjustments or (None, None, None)
+        bias, penalties, min_new_tokens = self.processor_arrays or (None, None, None)
         if bias is not None:
             logits = logits + bias[:, None]
         if penalties is not None:
@@ -94,7 +94,7 @@ def find_processors(processors: Sequence[LogitsProcessor | str]) -> tuple[Logits
     """
     found = []
     for processor in processors:
-        function = load_reference(processor, "logits_processors") if isinstance(processor, str) else processor
+        function = import_attribute(processor, "logits_processors") if isinstance(processor, str) else processor
         if not callable(function):
             raise ValueError(f"logits_processors={processor!r}: expected a function (logits, tokens, position)")
         found.append(function)

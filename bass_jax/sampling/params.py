@@ -25,22 +25,22 @@ class Penalties(NamedTuple):
     presence: Array | np.ndarray  # [B] float32, 0 = off
 
 
-class Adjustments(NamedTuple):
-    """What `bass_jax.sampling.logits_processors.Adjuster` does to logits; None where no row asks for it."""
+class ProcessorArrays(NamedTuple):
+    """What `bass_jax.sampling.logits_processors.LogitsProcessors` does to logits; None where no row asks for it."""
 
     bias: Array | np.ndarray | None = None  # [B, V] float32, -inf = banned
     penalties: Penalties | None = None
     min_new_tokens: Array | np.ndarray | None = None  # [B] int32, emitted tokens before a stop token may come
 
 
-class SamplingControls(NamedTuple):
+class SamplingArrays(NamedTuple):
     """What the law is made with, one value per row."""
 
     temperature: Array | np.ndarray  # [B] float32, 0 = greedy
     top_k: Array | np.ndarray  # [B] int32, 0 = off
     top_p: Array | np.ndarray  # [B] float32, 1 = off
     min_p: Array | np.ndarray  # [B] float32, 0 = off
-    adjustments: Adjustments | None = None
+    processor_arrays: ProcessorArrays | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,13 +109,13 @@ class Sampling:
         """Whether every row takes the most probable token."""
         return not np.any(np.asarray(self.temperature))
 
-    def controls(self, num_rows: int, vocab_size: int, num_filler: int = 0) -> SamplingControls:
+    def sampling_arrays(self, num_rows: int, vocab_size: int, num_padding: int = 0) -> SamplingArrays:
         """Spreads the settings over `num_rows` rows, and puts rows of no setting behind them.
 
         Args:
             num_rows: requests.
             vocab_size: V of the target.
-            num_filler: rows that pad the batch.
+            num_padding: rows that pad the batch.
 
         Raises:
             ValueError: if a setting has one value per row and their number differs, a token is outside the
@@ -124,7 +124,7 @@ class Sampling:
 
         def spread(name: str, dtype, off: float | int) -> np.ndarray:
             value = check_per_row(name, getattr(self, name), num_rows).astype(dtype)
-            return np.concatenate([np.broadcast_to(value, (num_rows,)), np.full(num_filler, off, dtype)])
+            return np.concatenate([np.broadcast_to(value, (num_rows,)), np.full(num_padding, off, dtype)])
 
         penalties = Penalties(
             repetition=spread("repetition_penalty", np.float32, 1),
@@ -132,27 +132,27 @@ class Sampling:
             presence=spread("presence_penalty", np.float32, 0),
         )
         min_new_tokens = spread("min_new_tokens", np.int32, 0)
-        adjustments = Adjustments(
-            bias=self._bias(num_rows, vocab_size, num_filler),
+        processor_arrays = ProcessorArrays(
+            bias=self._bias(num_rows, vocab_size, num_padding),
             penalties=penalties if _is_any(penalties, (1, 0, 0)) else None,
             min_new_tokens=min_new_tokens if min_new_tokens.any() else None,
         )
-        return SamplingControls(
+        return SamplingArrays(
             temperature=spread("temperature", np.float32, 0),
             top_k=spread("top_k", np.int32, 0),
             top_p=spread("top_p", np.float32, 1),
             min_p=spread("min_p", np.float32, 0),
-            adjustments=None if all(part is None for part in adjustments) else adjustments,
+            processor_arrays=None if all(part is None for part in processor_arrays) else processor_arrays,
         )
 
-    def _bias(self, num_rows: int, vocab_size: int, num_filler: int) -> np.ndarray | None:
+    def _bias(self, num_rows: int, vocab_size: int, num_padding: int) -> np.ndarray | None:
         """Bias and bans as one array ``[rows, V]``; None where there are none."""
         biases, allowed, banned = (
             _per_row(getattr(self, name), name, num_rows) for name in ("logit_bias", "allowed_tokens", "banned_tokens")
         )
         if all(value is None for value in (*biases, *allowed, *banned)):
             return None
-        total = np.zeros((num_rows + num_filler, vocab_size), np.float32)
+        total = np.zeros((num_rows + num_padding, vocab_size), np.float32)
         for row in range(num_rows):
             if biases[row] is not None:
                 tokens = _check_tokens(list(biases[row]), "logit_bias", vocab_size)

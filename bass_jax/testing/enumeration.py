@@ -16,7 +16,7 @@ CAPACITY = 64
 """Of the caches that enumeration needs."""
 
 
-def continuation_law(
+def continuation_distribution(
     target: Model,
     prompt: Sequence[int],
     setting: Mapping[str, Any],
@@ -39,19 +39,21 @@ def continuation_law(
     logits = _teacher_forced(target, prompt, prefixes)
     joint = np.ones((len(prefixes), 1))
     for i in range(num_tokens):
-        adjusted = _adjusted(logits[:, i], prompt, prefixes[:, :i], setting, stop_tokens)
+        processed = _processed(logits[:, i], prompt, prefixes[:, :i], setting, stop_tokens)
         for processor in logits_processors:
-            adjusted = _processed(processor, adjusted, prompt, prefixes[:, :i])
+            processed = _with_processor(processor, processed, prompt, prefixes[:, :i])
         warps = {name: setting[name] for name in ("temperature", "top_k", "top_p", "min_p") if name in setting}
-        law = reference_law(adjusted, **warps)
+        distribution = reference_distribution(processed, **warps)
         has_ended = np.isin(prefixes[:, :i], stop_tokens).any(axis=1)
-        law[has_ended] = np.eye(vocab_size)[0]
-        joint = joint * (law if i == num_tokens - 1 else law[np.arange(len(law)), prefixes[:, i]][:, None])
+        distribution[has_ended] = np.eye(vocab_size)[0]
+        joint = joint * (
+            distribution if i == num_tokens - 1 else distribution[np.arange(len(distribution)), prefixes[:, i]][:, None]
+        )
     return joint.reshape(-1)
 
 
-def reference_law(logits: np.ndarray, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
-    """The law of `logits` ``[..., V]`` in float64 by sorting, to hold `bass_jax.sampling.make_law` against.
+def reference_distribution(logits: np.ndarray, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
+    """The law of `logits` ``[..., V]`` in float64 by sorting, to hold `bass_jax.sampling.token_distribution` against.
 
     Sets that tie at a threshold are kept whole.
     """
@@ -73,7 +75,7 @@ def reference_law(logits: np.ndarray, *, temperature=1.0, top_k=0, top_p=1.0, mi
     return probs / probs.sum(axis=-1, keepdims=True)
 
 
-def _adjusted(
+def _processed(
     logits: np.ndarray, prompt: Sequence[int], outputs: np.ndarray, setting: Mapping[str, Any], stop_tokens
 ) -> np.ndarray:
     """Bias, bans, penalties and minimum length on ``[prefixes, V]`` after `outputs` ``[prefixes, i]``."""
@@ -96,7 +98,7 @@ def _adjusted(
     return logits
 
 
-def _processed(processor: Callable, logits: np.ndarray, prompt: Sequence[int], outputs: np.ndarray) -> np.ndarray:
+def _with_processor(processor: Callable, logits: np.ndarray, prompt: Sequence[int], outputs: np.ndarray) -> np.ndarray:
     position = len(prompt) + outputs.shape[1]
     tokens = np.full((len(outputs), CAPACITY), -1, np.int32)
     tokens[:, : len(prompt)] = prompt

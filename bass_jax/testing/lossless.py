@@ -25,7 +25,7 @@ from bass_jax.policies import Policy
 from bass_jax.runtime.checks import check_integer, check_kind, check_number
 from bass_jax.sampling import Sampling, find_processors
 from bass_jax.sampling.keys import row_keys
-from bass_jax.testing.enumeration import CAPACITY, continuation_law
+from bass_jax.testing.enumeration import CAPACITY, continuation_distribution
 from bass_jax.typing import Array
 
 NUM_TOKENS = 4
@@ -52,7 +52,7 @@ _OFF = {field.name: field.default for field in dataclasses.fields(Sampling)} | {
 
 
 @dataclasses.dataclass(frozen=True)
-class LawReport:
+class LosslessReport:
     """How the drawn continuations agree with the enumerated law.
 
     Attributes:
@@ -61,7 +61,7 @@ class LawReport:
         p_value: of the chi-square statistic: probability that an exact decoder looks at least this wrong; 0 if
             something of probability 0 was drawn.
         total_variation: between drawn frequencies and the law, mean over prompts and settings.
-        sampling_noise: the total variation that so many samples of an exact decoder show.
+        expected_variation: the total variation that so many samples of an exact decoder show.
         tokens_per_step: mean emitted tokens per target pass.
         num_samples: continuations drawn.
         significance: `is_lossless` means a `p_value` of at least this.
@@ -71,7 +71,7 @@ class LawReport:
     claims_lossless: bool
     p_value: float
     total_variation: float
-    sampling_noise: float
+    expected_variation: float
     tokens_per_step: float
     num_samples: int
     significance: float
@@ -82,11 +82,11 @@ class LawReport:
         return self.p_value >= self.significance
 
     def __str__(self) -> str:
-        verdict = "keeps the target's law" if self.is_lossless else "does NOT keep the target's law"
+        result = "keeps the target's law" if self.is_lossless else "does NOT keep the target's law"
         label = "lossless" if self.claims_lossless else "lossy by design"
         return (
-            f"{self.rule} ({label}): {verdict}: p = {self.p_value:.2g} over {self.num_samples} samples, "
-            f"total variation {self.total_variation:.4f} (an exact decoder: {self.sampling_noise:.4f}), "
+            f"{self.rule} ({label}): {result}: p = {self.p_value:.2g} over {self.num_samples} samples, "
+            f"total variation {self.total_variation:.4f} (an exact decoder: {self.expected_variation:.4f}), "
             f"{self.tokens_per_step:.2f} tokens per step"
         )
 
@@ -97,7 +97,7 @@ def verify_lossless(
     *,
     target: Model | None = None,
     draft_len: int = 3,
-    num_chains: int = 1,
+    num_candidates: int = 1,
     settings: Sequence[Mapping[str, Any]] = SETTINGS,
     prompts: Sequence[Sequence[int]] = PROMPTS,
     stop_tokens: Sequence[int] = (),
@@ -107,7 +107,7 @@ def verify_lossless(
     seed: int = 0,
     step: Callable = speculate_step,
     policy: Policy | None = None,
-) -> LawReport:
+) -> LosslessReport:
     """Compares the joint law of the first four tokens, of ragged rows under several settings, with the target's.
 
     Every other row wants a draft length of its own, drawn anew for every step, 0 included. A minute on a CPU.
@@ -117,7 +117,7 @@ def verify_lossless(
         rule: name of a registered rule, or ``"module:attribute"``.
         target: a model with few tokens; default `tiny_target`.
         draft_len: largest number of drafts per step.
-        num_chains: M, of rules that judge several chains.
+        num_candidates: M, of rules that judge several chains.
         settings: fields of `Sampling` per group of rows.
         prompts: token ids per group of rows.
         stop_tokens: rows end with these.
@@ -143,19 +143,21 @@ def verify_lossless(
         raise ValueError(f"significance={significance}: expected a number between 0 and 1")
     check_integer("num_samples", num_samples, 1)
     check_integer("seed", seed, 0, 2**32 - 1)
-    spec = SpecConfig(draft_len, rule, num_chains=num_chains, logits_processors=logits_processors)
+    spec = SpecConfig(draft_len, rule, num_candidates=num_candidates, logits_processors=logits_processors)
     groups = [(tuple(prompt), {**_OFF, **setting}) for prompt, setting in itertools.product(prompts, settings)]
     processors = find_processors(logits_processors)
-    laws = np.stack([continuation_law(target, *group, NUM_TOKENS, stop_tokens, processors) for group in groups])
+    distributions = np.stack(
+        [continuation_distribution(target, *group, NUM_TOKENS, stop_tokens, processors) for group in groups]
+    )
     counts, tokens_per_step = _draw(Pair(target, drafter), spec, groups, stop_tokens, num_samples, seed, step, policy)
     num_per_group = counts.sum(axis=1, keepdims=True)
-    noise = np.sqrt(2 * laws * (1 - laws) / (np.pi * num_per_group)).sum(axis=1) / 2
-    return LawReport(
+    noise = np.sqrt(2 * distributions * (1 - distributions) / (np.pi * num_per_group)).sum(axis=1) / 2
+    return LosslessReport(
         rule=rule,
         claims_lossless=find_rule(rule).lossless,
-        p_value=chi_square(counts, laws),
-        total_variation=float(np.abs(counts / num_per_group - laws).sum(axis=1).mean() / 2),
-        sampling_noise=float(noise.mean()),
+        p_value=chi_square(counts, distributions),
+        total_variation=float(np.abs(counts / num_per_group - distributions).sum(axis=1).mean() / 2),
+        expected_variation=float(noise.mean()),
         tokens_per_step=tokens_per_step,
         num_samples=int(counts.sum()),
         significance=significance,
@@ -174,20 +176,20 @@ def tiny_target(vocab_size: int = 5, seed: int = 1) -> Model:
     return Model(jax.tree.map(fill, nn.meta.unbox(abstract_params(config))), config)
 
 
-def chi_square(counts: np.ndarray, laws: np.ndarray) -> float:
+def chi_square(counts: np.ndarray, distributions: np.ndarray) -> float:
     """Returns the p-value of all groups together; 0 if anything of probability 0 was drawn.
 
     Cells expected fewer than 5 times are pooled within their group, where the approximation needs it.
 
     Args:
         counts: ``[groups, cells]``.
-        laws: ``[groups, cells]``.
+        distributions: ``[groups, cells]``.
     """
     statistic, freedom = 0.0, 0
-    for observed, law in zip(counts, laws, strict=True):
-        if observed[law == 0].any():
+    for observed, distribution in zip(counts, distributions, strict=True):
+        if observed[distribution == 0].any():
             return 0.0
-        expected = law * observed.sum()
+        expected = distribution * observed.sum()
         is_rare = expected < 5
         observed = np.append(observed[~is_rare], observed[is_rare].sum())
         expected = np.append(expected[~is_rare], expected[is_rare].sum())

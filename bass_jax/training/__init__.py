@@ -5,7 +5,7 @@ Imports every package but `bass_jax.experiments` and `bass_jax.cli`. Start with 
 """
 
 from bass_jax.training.agreement import Agreement, accepted_runs, measure_agreement
-from bass_jax.training.build_datastore import build_store, distill_store
+from bass_jax.training.build_datastore import build_datastore, distill_datastore
 from bass_jax.training.distill import Distilled, distill, export, new_draft, run_corpus, run_distill
 from bass_jax.training.distill_config import DistillConfig, load_config
 from bass_jax.training.held_out import evaluate, write_held_out
@@ -19,9 +19,9 @@ __all__ = [
     "Distilled",
     "Speculation",
     "accepted_runs",
-    "build_store",
+    "build_datastore",
     "distill",
-    "distill_store",
+    "distill_datastore",
     "evaluate",
     "export",
     "load_config",

@@ -10,7 +10,7 @@ import numpy as np
 from bass_jax.drafters import ModelDrafter
 from bass_jax.models import Model
 from bass_jax.models.model_config import ModelConfig
-from bass_jax.runtime.cpu_workarounds import mode_of
+from bass_jax.runtime.cpu_workarounds import argmax
 from bass_jax.training.batches import Batch, single_batches
 from bass_jax.training.draft_vocabulary import proposed_ids
 from bass_jax.training.loss import scored_logits
@@ -92,4 +92,4 @@ def teacher_forced(draft: Model, rollouts: Sequence[Rollout]) -> Iterator[Bool[n
 
 @functools.partial(jax.jit, static_argnums=0)
 def _predict(config: ModelConfig, params: Params, batch: Batch) -> Int[Array, "M"]:
-    return mode_of(scored_logits(config, params, batch))
+    return argmax(scored_logits(config, params, batch))

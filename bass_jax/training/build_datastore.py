@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bass_jax.checkpoint import load_tokenizer
-from bass_jax.checkpoint.datastore_file import write_store
+from bass_jax.checkpoint.datastore_file import write_datastore
 from bass_jax.drafters.retrieval import suffix_hashes
 from bass_jax.training.agreement import Agreement, agreement_of
 from bass_jax.training.corpus import Corpus
@@ -22,8 +22,8 @@ _SAME = 32
 """A longer context that foresees the same token, no more than this many 255ths surer or less sure, is left out."""
 
 
-class StoreArrays(NamedTuple):
-    """What a `bass_jax.drafters.StoreDrafter` holds, in NumPy."""
+class DatastoreArrays(NamedTuple):
+    """What a `bass_jax.drafters.RetrievalDrafter` holds, in NumPy."""
 
     keys: UInt[np.ndarray, "E"]
     tokens: Int[np.ndarray, "E"] | UInt[np.ndarray, "E"]
@@ -39,7 +39,7 @@ class _Contexts(NamedTuple):
     num_seen: np.ndarray  # [c] int64, of the token
 
 
-class BuiltStore(NamedTuple):
+class BuiltDatastore(NamedTuple):
     """What building a store leaves.
 
     Attributes:
@@ -53,47 +53,49 @@ class BuiltStore(NamedTuple):
     agreements: dict[str, Agreement]
 
 
-def distill_store(
+def distill_datastore(
     config: DistillConfig, path: Path, *, max_ngram: int = 4, min_ngram: int = 1, max_entries: int = 1_600_000
-) -> BuiltStore:
+) -> BuiltDatastore:
     """Builds a store from a distillation's corpus, writes it, and measures it on the held-out answers.
 
     Args:
         config: whose corpus is written; prompts that overlap the held-out ones are left out, as in training.
         path: of the file.
-        max_ngram: see `build_store`.
-        min_ngram: see `build_store`.
-        max_entries: see `build_store`.
+        max_ngram: see `build_datastore`.
+        min_ngram: see `build_datastore`.
+        max_entries: see `build_datastore`.
 
     Raises:
-        ValueError: as `build_store`; if there is no corpus, or it overlaps the held-out prompts.
+        ValueError: as `build_datastore`; if there is no corpus, or it overlaps the held-out prompts.
     """
     target_file = target_path(config.target)
     tokenizer = load_tokenizer(target_file)
     rows = corpus_rows(config, tokenizer)
     trained = rows.trained(rows.shards())
     lengths = {"max_ngram": max_ngram, "min_ngram": min_ngram}
-    arrays = build_store(trained, max_entries=max_entries, **lengths)
+    arrays = build_datastore(trained, max_entries=max_entries, **lengths)
     num_tokens = sum(len(row.response) for row in trained)
     about = {"target": config.target, "num_rollouts": len(trained), "num_tokens": num_tokens}
-    write_store(path, arrays._asdict(), **lengths, vocab_size=tokenizer.vocab_size, tokenizer=tokenizer, about=about)
+    write_datastore(
+        path, arrays._asdict(), **lengths, vocab_size=tokenizer.vocab_size, tokenizer=tokenizer, about=about
+    )
     agreements = {}
     if (directory := config.corpus_root / HELD_OUT).is_dir():
         for (name, _), answers in held_out_groups(Corpus(directory), is_sampled=False):
             found = [_foreseen(arrays, row, lengths) for row in answers]
             agreements[name] = agreement_of(found, config.draft_len)
-    return BuiltStore(len(arrays.keys), num_tokens, agreements)
+    return BuiltDatastore(len(arrays.keys), num_tokens, agreements)
 
 
-def _foreseen(arrays: StoreArrays, row: Rollout, lengths: dict[str, int]) -> np.ndarray:
+def _foreseen(arrays: DatastoreArrays, row: Rollout, lengths: dict[str, int]) -> np.ndarray:
     """Where the store alone would have drafted the answer's token."""
     drafts, _ = foresee(arrays, np.concatenate([row.prompt, row.response]), len(row.prompt), **lengths)
     return drafts == row.response
 
 
-def build_store(
+def build_datastore(
     rollouts: Iterable[Rollout], *, max_ngram: int = 4, min_ngram: int = 1, max_entries: int = 1_600_000
-) -> StoreArrays:
+) -> DatastoreArrays:
     """Keeps, for every context of `min_ngram` to `max_ngram` tokens, what the target held likeliest most often.
 
     Counted are the target's likeliest tokens, which for sampled answers are not always those that it wrote. A longer
@@ -135,13 +137,13 @@ def build_store(
     keys, unique = np.unique(keys[np.sort(chosen)], return_index=True)
     chosen = np.sort(chosen)[unique]
     tokens = tokens[chosen]
-    return StoreArrays(
+    return DatastoreArrays(
         keys, tokens.astype(np.uint16 if tokens.max() < 1 << 16 else np.int32), confidence[chosen].astype(np.uint8)
     )
 
 
 def foresee(
-    arrays: StoreArrays, sequence: Int[np.ndarray, "n"], start: int, max_ngram: int, min_ngram: int
+    arrays: DatastoreArrays, sequence: Int[np.ndarray, "n"], start: int, max_ngram: int, min_ngram: int
 ) -> tuple[Int[np.ndarray, "m"], Float[np.ndarray, "m"]]:
     """Returns what the store drafts at every position from `start` on, given the sequence before it.
 
@@ -198,8 +200,8 @@ def _count(hashes: np.ndarray, tokens: np.ndarray) -> tuple[_Contexts, np.ndarra
     discount = once / max(once + 2 * twice, 1)
     chosen = order[best]
     confidence = np.round(255 * np.maximum(num_seen[chosen] - discount, 0) / total)
-    likeliest = (pairs[chosen] & np.uint64(0xFFFFFFFF)).astype(np.int32)
+    most_probable = (pairs[chosen] & np.uint64(0xFFFFFFFF)).astype(np.int32)
     return (
-        _Contexts(distinct.astype(np.uint32), likeliest, confidence.astype(np.uint8), num_seen[chosen]),
+        _Contexts(distinct.astype(np.uint32), most_probable, confidence.astype(np.uint8), num_seen[chosen]),
         first[chosen],
     )

@@ -118,12 +118,12 @@ class Corpus:
             logprobs = shard["law_logprobs"].astype(np.float32)
             prompts = np.split(shard["prompts"].astype(np.int32), prompt_ends[:-1])
             responses = np.split(shard["responses"].astype(np.int32), response_ends[:-1])
-            laws = zip(np.split(ids, response_ends[:-1]), np.split(logprobs, response_ends[:-1]), strict=True)
+            distributions = zip(np.split(ids, response_ends[:-1]), np.split(logprobs, response_ends[:-1]), strict=True)
             features = self._features(number, shard["prompt_lengths"] + shard["response_lengths"] - 1)
             return [
-                (Rollout(prompt, response, *law, temperature=float(temperature), features=kept), str(source))
-                for prompt, response, law, temperature, kept, source in zip(
-                    prompts, responses, laws, shard["temperatures"], features, shard["sources"], strict=True
+                (Rollout(prompt, response, *distribution, temperature=float(temperature), features=kept), str(source))
+                for prompt, response, distribution, temperature, kept, source in zip(
+                    prompts, responses, distributions, shard["temperatures"], features, shard["sources"], strict=True
                 )
             ]
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:

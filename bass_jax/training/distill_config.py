@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bass_jax.runtime.yaml_config import forbid_extra, parse_settings, read_settings
+from bass_jax.runtime.yaml_config import forbid_extra, parse_yaml, read_yaml
 from bass_jax.training import recipe
 
 
@@ -277,10 +277,10 @@ forbid_extra(
 
 
 def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> DistillConfig:
-    """Reads a configuration; see `bass_jax.runtime.yaml_config.read_settings`."""
-    return read_settings(DistillConfig, path, overrides)
+    """Reads a configuration; see `bass_jax.runtime.yaml_config.read_yaml`."""
+    return read_yaml(DistillConfig, path, overrides)
 
 
 def parse_config(content: Mapping[str, Any], name: str) -> DistillConfig:
     """Checks a parsed configuration; see `load_config`."""
-    return parse_settings(DistillConfig, content, name)
+    return parse_yaml(DistillConfig, content, name)

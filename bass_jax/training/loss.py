@@ -81,8 +81,8 @@ def scored_features(
         passes = [body(_shifted(truth))]
         turn = (columns + jnp.arange(len(batch.tokens))[:, None]) % (2 * unroll)
         for _ in range(unroll - 1):
-            foretold = module.apply(variables, passes[-1], method="next_hidden")
-            read = jnp.where((turn > unroll)[..., None], _shifted(foretold), _shifted(truth))  # type: ignore
+            predicted = module.apply(variables, passes[-1], method="next_hidden")
+            read = jnp.where((turn > unroll)[..., None], _shifted(predicted), _shifted(truth))  # type: ignore
             passes = [passes[0], body(read)]
     is_real = jnp.asarray(batch.weights) > 0
     selected = jnp.asarray(batch.selected)
@@ -128,7 +128,7 @@ def _loss_parts(
     module, variables = decoder(config), {"params": params}
     logits: Array = module.apply(variables, features[None], method="logits")[0]  # type: ignore
     # The likeliest score rather than its place: XLA searches for the latter on a CPU element by element.
-    likeliest = jax.lax.stop_gradient(logits.max(axis=-1))
+    most_probable = jax.lax.stop_gradient(logits.max(axis=-1))
     count = jnp.maximum(batch.weights.sum(), 1)
 
     def mean(values: Float[Array, "M"]) -> Float[Array, ""]:
@@ -141,8 +141,8 @@ def _loss_parts(
     reverse, total_variation = _distances(batch, inside)
     hidden = jnp.zeros(())
     if truth is not None:
-        foretold: Array = module.apply(variables, features[None], method="next_hidden")[0]  # type: ignore
-        error, size = (jnp.square(x.astype(jnp.float32)).mean(axis=-1) for x in (foretold - truth, truth))
+        predicted: Array = module.apply(variables, features[None], method="next_hidden")[0]  # type: ignore
+        error, size = (jnp.square(x.astype(jnp.float32)).mean(axis=-1) for x in (predicted - truth, truth))
         hidden = mean(error / jnp.maximum(size, 1e-6))
     return LossParts(
         soft=mean(-(jnp.asarray(batch.law_probs) * inside).sum(axis=1)),
@@ -150,7 +150,7 @@ def _loss_parts(
         reverse=mean(reverse),
         total_variation=mean(total_variation),
         hidden=hidden,
-        agreement=mean(jnp.where(is_inside, chosen[:, 0] >= likeliest, 0.0)),
+        agreement=mean(jnp.where(is_inside, chosen[:, 0] >= most_probable, 0.0)),
         num_tokens=batch.weights.sum(),
     )
 
@@ -160,7 +160,7 @@ def _distances(batch: Batch, inside: Float[Array, "M k"]) -> tuple[Float[Array, 
     is_known = batch.law_columns >= 0
     target = jnp.asarray(batch.law_probs) * batch.law_mass[:, None]
     draft = jnp.where(is_known, jnp.exp(inside), 0.0)
-    target_rest, draft_rest = (jnp.maximum(1 - law.sum(axis=1), _LEAST) for law in (target, draft))
+    target_rest, draft_rest = (jnp.maximum(1 - distribution.sum(axis=1), _LEAST) for distribution in (target, draft))
     known = jnp.where(is_known, draft * (inside - jnp.log(jnp.maximum(target, _LEAST))), 0.0)
     reverse = known.sum(axis=1) + draft_rest * (jnp.log(draft_rest) - jnp.log(target_rest))
     variation = (jnp.abs(target - draft).sum(axis=1) + jnp.abs(target_rest - draft_rest)) / 2

@@ -92,10 +92,11 @@ def score(target: Model, rollouts: list[Rollout], top: int, length: int) -> list
         first = len(row.prompt) - 1
         kept = np.zeros((-(-len(row.response) // _CHUNK) * _CHUNK, features.shape[-1]), np.float32)
         kept[: len(row.response)] = features[index, first : first + len(row.response)]
-        laws = [
-            jax.device_get(_law(target, kept[start : start + _CHUNK], top)) for start in range(0, len(kept), _CHUNK)
+        distributions = [
+            jax.device_get(_distribution(target, kept[start : start + _CHUNK], top))
+            for start in range(0, len(kept), _CHUNK)
         ]
-        ids, logprobs = (np.concatenate(parts)[: len(row.response)] for parts in zip(*laws, strict=True))
+        ids, logprobs = (np.concatenate(parts)[: len(row.response)] for parts in zip(*distributions, strict=True))
         scored.append(row._replace(law_ids=ids, law_logprobs=logprobs))
     return scored
 
@@ -120,5 +121,5 @@ def _features(target: Model, tokens, lengths) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _law(target: Model, features, top: int) -> tuple[Array, Array]:
+def _distribution(target: Model, features, top: int) -> tuple[Array, Array]:
     return top_law(target.logits(features[None].astype(target.config.dtype))[0], top)

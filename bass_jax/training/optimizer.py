@@ -22,17 +22,17 @@ a loop takes 64 (the quickstart's draft on two cores, 2026-11-23, medians of twe
 
 def schedule(config: OptimizerConfig, peak: float, num_steps: int) -> optax.Schedule:
     """Learning rate of every step: a linear rise to `peak`, then the configured decay."""
-    warmup = min(config.warmup_steps, num_steps // 2)
+    warm_up = min(config.warmup_steps, num_steps // 2)
     if config.schedule == "cosine":
-        return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, num_steps, peak * config.final_share)
-    decay = max(1, min(round(num_steps * config.decay_share), num_steps - warmup))
+        return optax.warmup_cosine_decay_schedule(0.0, peak, warm_up, num_steps, peak * config.final_share)
+    decay = max(1, min(round(num_steps * config.decay_share), num_steps - warm_up))
     return optax.join_schedules(
         [
-            optax.linear_schedule(0.0, peak, warmup),
+            optax.linear_schedule(0.0, peak, warm_up),
             optax.constant_schedule(peak),
             optax.linear_schedule(peak, peak * config.final_share, decay),
         ],
-        [warmup, num_steps - decay],
+        [warm_up, num_steps - decay],
     )
 
 

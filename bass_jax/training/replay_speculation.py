@@ -10,8 +10,8 @@ import numpy as np
 
 from bass_jax.acceptance.greedy import leading_run
 from bass_jax.decoding.positions import input_positions
-from bass_jax.drafters import DraftContext, Drafter, reads_features
-from bass_jax.sampling import Adjuster, Sampling
+from bass_jax.drafters import DraftContext, Drafter, reads_hidden_states
+from bass_jax.sampling import LogitsProcessors, Sampling
 from bass_jax.training.rollout import Rollout
 from bass_jax.typing import Array
 
@@ -58,7 +58,7 @@ def speculate_on(drafter: Drafter, rollouts: Sequence[Rollout], draft_len: int, 
     """
     if any(rollout.temperature > 0 for rollout in rollouts) or not rollouts:
         raise ValueError("rollouts: expected greedy ones, at least one")
-    if reads_features(drafter) and any(rollout.features is None for rollout in rollouts):
+    if reads_hidden_states(drafter) and any(rollout.features is None for rollout in rollouts):
         raise ValueError("rollouts: the drafter reads the target's features; write them with rollout.keep_features")
     total = np.zeros(4, np.int64)
     ordered = sorted(rollouts, key=lambda rollout: len(rollout.prompt) + len(rollout.response))
@@ -74,7 +74,7 @@ def _lay_out(rows: Sequence[Rollout], num_rows: int, drafter: Drafter) -> tuple:
     tokens = np.zeros((num_rows, capacity), np.int32)
     lengths, ends = np.ones(num_rows, np.int32), np.ones(num_rows, np.int32)
     features = None
-    if reads_features(drafter):
+    if reads_hidden_states(drafter):
         assert rows[0].features is not None
         features = np.zeros((num_rows, capacity, rows[0].features.shape[1]), np.float32)
     for index, row in enumerate(rows):
@@ -96,15 +96,15 @@ def _run(drafter, tokens, lengths, ends, features, draft_len: int) -> Array:
     else:  # The rest is seen as the target would see it.
         is_seen = jnp.arange(capacity) < lengths[:, None] - 1
         state = drafter.init(tokens, lengths, jnp.where(is_seen[..., None], features, 0))
-    controls = Sampling().controls(num_rows, 1)
-    adjuster = Adjuster(None, lengths, jnp.full((num_rows, 1), -1))
+    sampling_arrays = Sampling().sampling_arrays(num_rows, 1)
+    processors = LogitsProcessors(None, lengths, jnp.full((num_rows, 1), -1))
     keys = jnp.broadcast_to(jax.random.key(0), (num_rows, draft_len))
 
     def advance(carry):
         lengths, state, counts = carry
         is_active = lengths < ends
         num_wanted = jnp.where(is_active, jnp.clip(ends - lengths - 1, 0, draft_len), 0)
-        context = DraftContext(tokens, lengths, num_wanted, controls, keys, adjuster)
+        context = DraftContext(tokens, lengths, num_wanted, sampling_arrays, keys, processors)
         proposal, state = drafter.propose(state, context, draft_len, is_sampled=False)
         truth = tokens[rows, jnp.minimum(lengths[:, None] + slots, tokens.shape[1] - 1)]
         num_drafted = jnp.minimum(proposal.num_drafted, num_wanted)

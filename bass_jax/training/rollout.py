@@ -195,8 +195,8 @@ def _prefill(model: Model, prompts, lengths) -> tuple[Callable[[int], list[np.nd
 
     def read(row: int) -> list[np.ndarray]:
         own = int(lengths[row]) - 1 - shared
-        pieces = [] if of_shared is None else [np.asarray(of_shared[0])]
-        return pieces if of_rest is None else [*pieces, np.asarray(of_rest[row, :own])]
+        chunks = [] if of_shared is None else [np.asarray(of_shared[0])]
+        return chunks if of_rest is None else [*chunks, np.asarray(of_rest[row, :own])]
 
     return read, cache
 

@@ -17,7 +17,7 @@ from bass_jax.config import DRAFT_LEN_BUCKETS
 from bass_jax.cost_model import CostModel, expected_emitted, step_seconds
 from bass_jax.models import Model
 from bass_jax.models.model_config import ModelConfig
-from bass_jax.runtime.cpu_workarounds import mode_of
+from bass_jax.runtime.cpu_workarounds import argmax
 from bass_jax.training.agreement import accepted_runs, teacher_forced
 from bass_jax.training.data import CorpusRows
 from bass_jax.training.distill import new_draft
@@ -163,7 +163,7 @@ def time_pass(draft: Model, context: int) -> float:
     def once(params, tokens, positions, cache):
         model = Model(params, draft.config, draft.output_ids)
         features, cache = model.features(tokens, positions, cache)
-        return mode_of(model.logits(features)), cache
+        return argmax(model.logits(features)), cache
 
     arguments = jnp.zeros((1, 1), jnp.int32), jnp.full((1, 1), context), draft.init_cache(1, 2 * context)
     jax.block_until_ready(once(draft.params, *arguments))

@@ -28,14 +28,14 @@ def main() -> None:
 
 
 def measure(request, generator, tokenizer, rows) -> dict:
-    pieces = [[tokenizer.id_to_token(token) for token in row] for row in rows]
+    chunks = [[tokenizer.id_to_token(token) for token in row] for row in rows]
     seconds = []
     for repeat in range(request["repeats"] + 1):
         times = []
         for num in (1, request["num_tokens"]):
             start = time.perf_counter()
             found = generator.generate_batch(
-                pieces, max_length=num, min_length=num, sampling_topk=1, include_prompt_in_result=False,
+                chunks, max_length=num, min_length=num, sampling_topk=1, include_prompt_in_result=False,
                 max_batch_size=len(rows),
             )  # fmt: skip
             times.append(time.perf_counter() - start)

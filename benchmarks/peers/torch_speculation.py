@@ -120,8 +120,8 @@ def measure(options, batch, draft_len) -> dict:
             logits = passes[1](drafts[-1], (lengths - 1 + index)[:, None])
             drafts.append(logits[:, -1:].argmax(dim=-1).clone())
         logits = passes[0](torch.cat(drafts, dim=1), (lengths - 1)[:, None] + slots)
-        stands = torch.rand((batch, draft_len), device=options.device) < options.acceptance
-        counts = stands.long().cumprod(dim=1).sum(dim=1)
+        is_accepted = torch.rand((batch, draft_len), device=options.device) < options.acceptance
+        counts = is_accepted.long().cumprod(dim=1).sum(dim=1)
         last = logits.argmax(dim=-1).gather(1, counts[:, None]).clone()
         lengths = lengths + counts + 1
         num = int((counts + 1).sum().cpu())  # what the host must know

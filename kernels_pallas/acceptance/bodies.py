@@ -19,7 +19,7 @@ NO_TOKEN = 2**31 - 1
 """Larger than every token."""
 
 
-class Piece(NamedTuple):
+class PrefillChunk(NamedTuple):
     """Neighbouring tokens of the vocabulary, as a dialect can read them."""
 
     start: jax.Array
@@ -33,12 +33,18 @@ class Piece(NamedTuple):
 class Dialect(Protocol):
     """How kernels of one dialect of Pallas read a row."""
 
-    def piece(self, index: jax.Array, size: int, vocab_size: int) -> Piece:
+    def chunk(self, index: jax.Array, size: int, vocab_size: int) -> PrefillChunk:
         """The tokens from `index * size` on, `size` of them."""
         ...
 
     def read(
-        self, ref: Any, piece: Piece, other: float, *, row: jax.Array | None = None, is_wanted: jax.Array | bool = True
+        self,
+        ref: Any,
+        chunk: PrefillChunk,
+        other: float,
+        *,
+        row: jax.Array | None = None,
+        is_wanted: jax.Array | bool = True,
     ) -> jax.Array:
         """A piece of `ref [V]` or, with `row`, of `ref [rows, V]`, in float32.
 
@@ -54,13 +60,13 @@ class Dialect(Protocol):
 
 def statistics(dialect: Dialect, at, inverse_ref, logits_ref, peak_ref, mode_ref, sum_ref, weight_ref, *, chunk):
     """One chunk of one row `logits_ref [V]`: its largest logit, where, and two sums of exponentials against it."""
-    piece = dialect.piece(at[2], chunk, logits_ref.shape[-1])
-    logits = dialect.read(logits_ref, piece, -jnp.inf)
+    chunk = dialect.chunk(at[2], chunk, logits_ref.shape[-1])
+    logits = dialect.read(logits_ref, chunk, -jnp.inf)
     peak = logits.max(axis=0)
     # NaN and +inf in a row come out as NaN in its sum, which is how the row is found out.
     distance = jnp.where(logits == -jnp.inf, -jnp.inf, logits - peak)
     peak_ref[()] = peak
-    mode_ref[()] = jnp.where(logits == peak, piece.token, NO_TOKEN).min(axis=0)
+    mode_ref[()] = jnp.where(logits == peak, chunk.token, NO_TOKEN).min(axis=0)
     sum_ref[()] = jnp.exp(distance).sum(axis=0)
     weight_ref[()] = jnp.exp(distance * inverse_ref[()]).sum(axis=0)
 
@@ -94,9 +100,9 @@ def thresholds(
         """Sums over the row of each of `terms(logits)` for its tokens; lanes are added once, at the end."""
 
         def add(step, sums):
-            piece = dialect.piece(step, block, vocab_size)
-            values = terms(dialect.read(logits_ref, piece, -jnp.inf))
-            return tuple(s + jnp.where(piece.is_own, v, 0.0) for s, v in zip(sums, values, strict=True))
+            chunk = dialect.chunk(step, block, vocab_size)
+            values = terms(dialect.read(logits_ref, chunk, -jnp.inf))
+            return tuple(s + jnp.where(chunk.is_own, v, 0.0) for s, v in zip(sums, values, strict=True))
 
         zeros = tuple(jnp.zeros((block,), jnp.float32) for _ in range(num_sums))
         return [s.sum(axis=0) for s in lax.fori_loop(0, pl.cdiv(vocab_size, block), add, zeros)]
@@ -151,18 +157,18 @@ def draw(
     `logits_ref [G + 1, V]`; the optional `draft_ref [G, V]` holds probabilities.
     """
     *draft_refs, residual_best_ref, residual_token_ref, target_best_ref, target_token_ref, num_nan_ref = refs
-    piece = dialect.piece(at[1], chunk, logits_ref.shape[-1])
+    chunk = dialect.chunk(at[1], chunk, logits_ref.shape[-1])
     is_sampled, is_rejected = is_sampled_ref[()] > 0, is_rejected_ref[()] > 0
     # Greedy rows have their token already.
-    logits = dialect.read(logits_ref, piece, -jnp.inf, row=position_ref[()], is_wanted=is_sampled)
+    logits = dialect.read(logits_ref, chunk, -jnp.inf, row=position_ref[()], is_wanted=is_sampled)
     weight = kept_weight(logits, peak_ref[()], threshold_ref[()], inverse_ref[()], min_p_ref[()])
-    target = jnp.where(piece.is_own & is_sampled, weight / total_ref[()], 0.0)
+    target = jnp.where(chunk.is_own & is_sampled, weight / total_ref[()], 0.0)
     if draft_refs:
-        rejected = dialect.read(draft_refs[0], piece, 0.0, row=slot_ref[()], is_wanted=is_sampled & is_rejected)
+        rejected = dialect.read(draft_refs[0], chunk, 0.0, row=slot_ref[()], is_wanted=is_sampled & is_rejected)
     else:
-        rejected = jnp.where((piece.token == rejected_token_ref[()]) & is_rejected, 1.0, 0.0)
+        rejected = jnp.where((chunk.token == rejected_token_ref[()]) & is_rejected, 1.0, 0.0)
     residual = target - rejected
-    gumbel = noise.gumbel((key_ref[0], key_ref[1]), piece.token.astype(jnp.uint32))
+    gumbel = noise.gumbel((key_ref[0], key_ref[1]), chunk.token.astype(jnp.uint32))
 
     for law, best_ref, token_ref in (
         (residual, residual_best_ref, residual_token_ref),
@@ -171,5 +177,5 @@ def draw(
         score = jnp.where(law > 0, jnp.log(jnp.where(law > 0, law, 1.0)) + gumbel, -jnp.inf)
         best = score.max(axis=0)
         best_ref[()] = best
-        token_ref[()] = jnp.where(score == best, piece.token, NO_TOKEN).min(axis=0)
+        token_ref[()] = jnp.where(score == best, chunk.token, NO_TOKEN).min(axis=0)
     num_nan_ref[()] = (residual != residual).astype(jnp.int32).max(axis=0)

@@ -20,7 +20,7 @@ from kernels_pallas.acceptance import bodies
 from kernels_pallas.acceptance.verdict import (
     Acceptance,
     Sampling,
-    TargetLaw,
+    TargetDistribution,
     at_position,
     conclude,
     count_accepted,
@@ -82,7 +82,7 @@ def accept_in_kernels(
     Returns:
         The verdict.
     """
-    law = _target_law(launch, target_logits, num_drafted, sampling, tiles)
+    law = _target_distribution(launch, target_logits, num_drafted, sampling, tiles)
     num_accepted = count_accepted(draft_tokens, num_drafted, target_logits, draft_probs, accept_keys, law, sampling)
     token, is_drawn = _draw_token(
         launch, draft_tokens, num_drafted, target_logits, draft_probs, residual_keys, law, sampling, num_accepted, tiles
@@ -90,7 +90,7 @@ def accept_in_kernels(
     return conclude(draft_tokens, target_logits, law, sampling, num_accepted, token, is_drawn)
 
 
-def _target_law(launch, target_logits, num_drafted, sampling, tiles) -> TargetLaw:
+def _target_distribution(launch, target_logits, num_drafted, sampling, tiles) -> TargetDistribution:
     """Launches 1 and 2."""
     batch, num_positions, vocab_size = target_logits.shape
     inverse = inverse_temperature(sampling.temperature)
@@ -118,7 +118,7 @@ def _target_law(launch, target_logits, num_drafted, sampling, tiles) -> TargetLa
         (jnp.float32, jnp.float32),
         "acceptance_row_thresholds",
     )
-    return TargetLaw(peak, mode, peak + jnp.log(total), threshold, kept)
+    return TargetDistribution(peak, mode, peak + jnp.log(total), threshold, kept)
 
 
 def _draw_token(

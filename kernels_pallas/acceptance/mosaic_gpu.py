@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.acceptance.bodies import Piece
+from kernels_pallas.acceptance.bodies import PrefillChunk
 from kernels_pallas.acceptance.kernels import Operand, accept_in_kernels
 from kernels_pallas.acceptance.verdict import Acceptance
 from kernels_pallas.tuning import AcceptanceTiles
@@ -73,16 +73,16 @@ def _launch(interpret, body, grid, inputs: Sequence[Operand], dtypes, name):
 class _Dialect:
     """`kernels_pallas.acceptance.bodies.Dialect`: the last piece begins early enough to end with the vocabulary."""
 
-    def piece(self, index, size, vocab_size):
+    def chunk(self, index, size, vocab_size):
         start = jnp.minimum(index * size, vocab_size - size)
         token = start + lax.broadcasted_iota(jnp.int32, (size,), 0)
-        return Piece(start, token, token >= index * size)
+        return PrefillChunk(start, token, token >= index * size)
 
-    def read(self, ref, piece, other, *, row=None, is_wanted=True):
+    def read(self, ref, chunk, other, *, row=None, is_wanted=True):
         # What is not wanted is one piece for all programs, which the cache holds.
-        place = pl.ds(jnp.where(is_wanted, piece.start, 0), piece.token.shape[0])
+        place = pl.ds(jnp.where(is_wanted, chunk.start, 0), chunk.token.shape[0])
         values = ref[place] if row is None else ref[row, place]
-        return jnp.where(piece.is_own & is_wanted, values.astype(jnp.float32), other)
+        return jnp.where(chunk.is_own & is_wanted, values.astype(jnp.float32), other)
 
     def as_float(self, bits):
         # The dialect reinterprets vectors alone.

@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas.acceptance.bodies import Piece
+from kernels_pallas.acceptance.bodies import PrefillChunk
 from kernels_pallas.acceptance.kernels import Operand, accept_in_kernels
 from kernels_pallas.acceptance.verdict import Acceptance
 from kernels_pallas.targets import silence_triton_deprecation
@@ -62,14 +62,14 @@ def _launch(options, body, grid, inputs: Sequence[Operand], dtypes, name):
 class _Dialect:
     """`kernels_pallas.acceptance.bodies.Dialect`: masked loads, so that the last piece may stick out."""
 
-    def piece(self, index, size, vocab_size):
+    def chunk(self, index, size, vocab_size):
         token = index * size + jnp.arange(size)
-        return Piece(index * size, token, token < vocab_size)
+        return PrefillChunk(index * size, token, token < vocab_size)
 
-    def read(self, ref, piece, other, *, row=None, is_wanted=True):
-        place = pl.ds(piece.start, piece.token.shape[0])
+    def read(self, ref, chunk, other, *, row=None, is_wanted=True):
+        place = pl.ds(chunk.start, chunk.token.shape[0])
         ref = ref.at[place] if row is None else ref.at[row, place]
-        values = plgpu.load(ref, mask=piece.is_own & is_wanted, other=other)
+        values = plgpu.load(ref, mask=chunk.is_own & is_wanted, other=other)
         return values.astype(jnp.float32)
 
     def as_float(self, bits):

@@ -38,7 +38,7 @@ class Acceptance(NamedTuple):
     The next token is then 0 and means nothing; the accepted drafts before it do stand."""
 
 
-class TargetLaw(NamedTuple):
+class TargetDistribution(NamedTuple):
     """A warped law without its V probabilities: `exp((x - peak) / temperature) / total` of the kept logits x."""
 
     peak: jax.Array
@@ -73,7 +73,7 @@ def count_accepted(
     target_logits: jax.Array,
     draft_probs: jax.Array | None,
     accept_keys: jax.Array,
-    law: TargetLaw,
+    law: TargetDistribution,
     sampling: Sampling,
 ) -> jax.Array:
     """The leading drafts that stand: draft g does with probability `min(1, target_prob / draft_prob)`.
@@ -113,7 +113,7 @@ def count_accepted(
 def conclude(
     draft_tokens: jax.Array,
     target_logits: jax.Array,
-    law: TargetLaw,
+    law: TargetDistribution,
     sampling: Sampling,
     num_accepted: jax.Array,
     drawn_token: jax.Array,

@@ -9,7 +9,7 @@ from kernels_pallas.acceptance.threshold import largest_threshold
 from kernels_pallas.acceptance.verdict import (
     Acceptance,
     Sampling,
-    TargetLaw,
+    TargetDistribution,
     conclude,
     count_accepted,
     inverse_temperature,
@@ -27,7 +27,7 @@ def masked_acceptance_xla(
     sampling: Sampling,
 ) -> Acceptance:
     """The op of `kernels_pallas.ops.masked_acceptance`, whose arguments these are, checked and in range."""
-    law = _target_law(target_logits, sampling)
+    law = _target_distribution(target_logits, sampling)
     num_accepted = count_accepted(draft_tokens, num_drafted, target_logits, draft_probs, accept_keys, law, sampling)
 
     row = jnp.arange(target_logits.shape[0])
@@ -65,7 +65,7 @@ def masked_acceptance_xla(
     )
 
 
-def _target_law(target_logits: jax.Array, sampling: Sampling) -> TargetLaw:
+def _target_distribution(target_logits: jax.Array, sampling: Sampling) -> TargetDistribution:
     """Finds the thresholds and normalisers of `[B, G + 1]` laws from their logits `[B, G + 1, V]`."""
     logits = target_logits.astype(jnp.float32)
     temperature, top_k, top_p, min_p = (setting[:, None, None] for setting in sampling)
@@ -97,7 +97,7 @@ def _target_law(target_logits: jax.Array, sampling: Sampling) -> TargetLaw:
     is_filtered = ((temperature > 0) & ((top_k > 0) | (top_p < 1))).any()
     threshold = lax.cond(is_filtered, filtered, lambda: jnp.full_like(peak, -jnp.inf))
     total = jnp.where((logits >= threshold) & (weight >= min_p), weight, 0.0).sum(axis=-1)
-    return TargetLaw(
+    return TargetDistribution(
         peak=peak[..., 0],
         mode=jnp.argmax(logits, axis=-1).astype(jnp.int32),
         log_normalizer=jax.nn.logsumexp(logits, axis=-1),

@@ -1,1 +1,4 @@
-"""Attention of a few new tokens per row over a KV cache with one length per row."""
+"""Attention of a few new tokens per row over a KV cache with one length per row.
+
+Imports `kernels_pallas` alone. Start with `kernels_pallas.ops`, which chooses the kernel.
+"""

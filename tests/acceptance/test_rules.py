@@ -21,7 +21,7 @@ from bass_jax.acceptance import (
 )
 from bass_jax.acceptance.template import REJECT_ALL
 from bass_jax.acceptance.token import TOKEN
-from bass_jax.sampling import Law, draw
+from bass_jax.sampling import TokenDistribution, draw
 from bass_jax.sampling.keys import Role, draw_keys, gumbel, position_keys, row_keys, step_draft_keys
 
 RULES = registered_rules() | {"reject_all": REJECT_ALL}
@@ -30,19 +30,19 @@ SAMPLED = sorted(name for name in LOSSLESS if RULES[name].noise == "step")
 B, G, V = 4096, 3, 5
 
 
-def laws(seed: int, num: int) -> jax.Array:
+def distributions(seed: int, num: int) -> jax.Array:
     return jax.nn.softmax(1.5 * jax.random.normal(jax.random.key(seed), (num, V)))
 
 
-def target_law(probs) -> Law:
-    return Law(probs=probs, mode=jnp.argmax(probs, axis=-1).astype(jnp.int32))
+def target_distribution(probs) -> TokenDistribution:
+    return TokenDistribution(probs=probs, argmax=jnp.argmax(probs, axis=-1).astype(jnp.int32))
 
 
 def case(seed=0, num_rows=B, *, is_shared=False):
     """Rows that share one draft law and one target law per position, and differ in noise and draft number."""
     keys = row_keys(jax.random.key(seed), jnp.arange(num_rows, dtype=jnp.uint32))
-    draft_probs = jnp.broadcast_to(laws(1, G), (num_rows, G, V))
-    target = target_law(jnp.broadcast_to(laws(2, G + 1), (num_rows, G + 1, V)))
+    draft_probs = jnp.broadcast_to(distributions(1, G), (num_rows, G, V))
+    target = target_distribution(jnp.broadcast_to(distributions(2, G + 1), (num_rows, G + 1, V)))
     start = jnp.zeros(num_rows, jnp.int32)
     positions = position_keys(keys, start, G + 1)
     draft_keys = positions if is_shared else step_draft_keys(keys, start, G)
@@ -53,32 +53,35 @@ def case(seed=0, num_rows=B, *, is_shared=False):
 
 
 def run(rule, *arguments):
-    return jax.jit(rule.judge)(*arguments)
+    return jax.jit(rule.accept)(*arguments)
 
 
-@pytest.mark.parametrize("has_law", [True, False])
+@pytest.mark.parametrize("has_probs", [True, False])
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_a_verdict_is_well_formed(name, has_law):
+def test_a_verdict_is_well_formed(name, has_probs):
     drafts, num_drafted, draft_probs, target, keys = case()
-    verdict = run(RULES[name], drafts, num_drafted, draft_probs if has_law else None, target, keys)
-    for field in verdict:
+    result = run(RULES[name], drafts, num_drafted, draft_probs if has_probs else None, target, keys)
+    for field in result:
         assert (field.shape, field.dtype) == ((B,), jnp.int32)
-    assert ((verdict.num_accepted >= 0) & (verdict.num_accepted <= num_drafted)).all()
-    assert ((verdict.next_token >= 0) & (verdict.next_token < V)).all()
+    assert ((result.num_accepted >= 0) & (result.num_accepted <= num_drafted)).all()
+    assert ((result.next_token >= 0) & (result.next_token < V)).all()
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_a_step_without_drafts_draws_from_the_target(name):
     _, num_drafted, _, target, keys = case()
-    law = target_law(target.probs[:, :1])
+    distribution = target_distribution(target.probs[:, :1])
     keys = keys._replace(positions=keys.positions[:, :1])
-    verdict = run(RULES[name], jnp.zeros((B, 0), jnp.int32), jnp.zeros_like(num_drafted), None, law, keys)
-    assert not verdict.num_accepted.any()
+    result = run(RULES[name], jnp.zeros((B, 0), jnp.int32), jnp.zeros_like(num_drafted), None, distribution, keys)
+    assert not result.num_accepted.any()
     if RULES[name].noise == "none":
-        np.testing.assert_array_equal(verdict.next_token, law.mode[:, 0])
+        np.testing.assert_array_equal(result.next_token, distribution.argmax[:, 0])
     else:
-        counts = np.bincount(verdict.next_token, minlength=V)
-        assert scipy.stats.chisquare(counts, np.asarray(law.probs[0, 0], np.float64) * B, sum_check=False).pvalue > 1e-4
+        counts = np.bincount(result.next_token, minlength=V)
+        assert (
+            scipy.stats.chisquare(counts, np.asarray(distribution.probs[0, 0], np.float64) * B, sum_check=False).pvalue
+            > 1e-4
+        )
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
@@ -95,54 +98,54 @@ def test_rows_are_judged_by_themselves(name):
 def test_temperature_0_is_exact_match(name):
     """One-hot laws: a draft stands if and only if it is the target's token, and the target's token follows."""
     drafts, num_drafted, _, target, keys = case()
-    one_hot = target_law(jax.nn.one_hot(target.mode, V))
-    verdict = run(RULES[name], drafts, num_drafted, None, one_hot, keys)
+    one_hot = target_distribution(jax.nn.one_hot(target.argmax, V))
+    result = run(RULES[name], drafts, num_drafted, None, one_hot, keys)
     if name != "reject_all":
-        is_right = (drafts == target.mode[:, :-1]) & (jnp.arange(G) < num_drafted[:, None])
-        np.testing.assert_array_equal(verdict.num_accepted, jnp.cumprod(is_right, axis=1).sum(axis=1))
-    np.testing.assert_array_equal(verdict.next_token, target.mode[jnp.arange(B), verdict.num_accepted])
+        is_right = (drafts == target.argmax[:, :-1]) & (jnp.arange(G) < num_drafted[:, None])
+        np.testing.assert_array_equal(result.num_accepted, jnp.cumprod(is_right, axis=1).sum(axis=1))
+    np.testing.assert_array_equal(result.next_token, target.argmax[jnp.arange(B), result.num_accepted])
 
 
 @pytest.mark.parametrize("name", sorted(set(SAMPLED) - {"reject_all"}))
 def test_equal_laws_accept_everything(name):
     drafts, _, draft_probs, target, keys = case()
-    same = target_law(jnp.concatenate([draft_probs, target.probs[:, -1:]], axis=1))
-    verdict = run(RULES[name], drafts, jnp.full(B, G, jnp.int32), draft_probs, same, keys)
-    np.testing.assert_array_equal(verdict.num_accepted, G)
+    same = target_distribution(jnp.concatenate([draft_probs, target.probs[:, -1:]], axis=1))
+    result = run(RULES[name], drafts, jnp.full(B, G, jnp.int32), draft_probs, same, keys)
+    np.testing.assert_array_equal(result.num_accepted, G)
 
 
-@pytest.mark.parametrize("has_law", [True, False])
+@pytest.mark.parametrize("has_probs", [True, False])
 @pytest.mark.parametrize("name", SAMPLED)
-def test_a_zero_in_the_target_is_never_emitted(name, has_law):
+def test_a_zero_in_the_target_is_never_emitted(name, has_probs):
     drafts, num_drafted, draft_probs, target, keys = case()
     probs = target.probs.at[..., 2].set(0.0)
-    law = target_law(probs / probs.sum(-1, keepdims=True))
-    drafts = drafts if has_law else jnp.full_like(drafts, 2)
-    verdict = run(RULES[name], drafts, num_drafted, draft_probs if has_law else None, law, keys)
-    assert (verdict.next_token != 2).all()
-    stands = jnp.arange(G) < verdict.num_accepted[:, None]
-    assert not ((drafts == 2) & stands).any()
+    distribution = target_distribution(probs / probs.sum(-1, keepdims=True))
+    drafts = drafts if has_probs else jnp.full_like(drafts, 2)
+    result = run(RULES[name], drafts, num_drafted, draft_probs if has_probs else None, distribution, keys)
+    assert (result.next_token != 2).all()
+    is_accepted = jnp.arange(G) < result.num_accepted[:, None]
+    assert not ((drafts == 2) & is_accepted).any()
 
 
 def test_a_zero_residual_falls_back_on_the_target():
     """Rounding alone can reject a draft whose residual is zero everywhere; the uniform would emit anything."""
     drafts, _, _, _, keys = case(num_rows=512)
     # The draft's law dominates the target's in every token, which only unnormalised rounding can do.
-    target = target_law(jnp.broadcast_to(jnp.asarray([0.0, 0.0, 0.0, 0.5, 0.5]), (512, G + 1, V)))
+    target = target_distribution(jnp.broadcast_to(jnp.asarray([0.0, 0.0, 0.0, 0.5, 0.5]), (512, G + 1, V)))
     draft_probs = jnp.broadcast_to(jnp.asarray([0.5, 0.5, 0.5, 1.0, 1.0]), (512, G, V))
-    verdict = run(TOKEN, drafts, jnp.full(512, G, jnp.int32), draft_probs, target, keys)
-    is_rejected = np.asarray(verdict.num_accepted) < G
+    result = run(TOKEN, drafts, jnp.full(512, G, jnp.int32), draft_probs, target, keys)
+    is_rejected = np.asarray(result.num_accepted) < G
     assert is_rejected.sum() > 100
-    assert (np.asarray(verdict.next_token)[is_rejected] >= 3).all()
+    assert (np.asarray(result.next_token)[is_rejected] >= 3).all()
 
 
 def test_the_token_rule_accepts_the_overlap():
     """In expectation sum(min(draft, target)) of the first drafts, and no more."""
     drafts, _, draft_probs, target, keys = case(num_rows=40_000)
-    verdict = run(TOKEN, drafts, jnp.full(40_000, G, jnp.int32), draft_probs, target, keys)
+    result = run(TOKEN, drafts, jnp.full(40_000, G, jnp.int32), draft_probs, target, keys)
     overlap = float(jnp.minimum(draft_probs[0, 0], target.probs[0, 0]).sum())
     # Four standard deviations of a proportion.
-    np.testing.assert_allclose((verdict.num_accepted > 0).mean(), overlap, atol=4 * 0.5 / 40_000**0.5)
+    np.testing.assert_allclose((result.num_accepted > 0).mean(), overlap, atol=4 * 0.5 / 40_000**0.5)
 
 
 def mean_accepted(rule, target_probs, draft_probs, num_rows=200_000) -> float:
@@ -154,11 +157,11 @@ def mean_accepted(rule, target_probs, draft_probs, num_rows=200_000) -> float:
     draft_laws = jnp.broadcast_to(draft_probs, (num_rows, *draft_probs.shape))
     noise = gumbel(draft_keys.reshape(-1), vocab_size)
     drafts = draw(draft_laws.reshape(-1, vocab_size), noise).reshape(num_rows, num_slots)
-    target = target_law(jnp.broadcast_to(target_probs, (num_rows, *target_probs.shape)))
+    target = target_distribution(jnp.broadcast_to(target_probs, (num_rows, *target_probs.shape)))
     accept, residual = (draw_keys(keys, start, role) for role in (Role.ACCEPT, Role.RESIDUAL))
     rule_keys = RuleKeys(accept, residual, position_keys(keys, start, num_slots + 1))
-    verdict = run(rule, drafts, jnp.full(num_rows, num_slots, jnp.int32), draft_laws, target, rule_keys)
-    return float(verdict.num_accepted.mean())
+    result = run(rule, drafts, jnp.full(num_rows, num_slots, jnp.int32), draft_laws, target, rule_keys)
+    return float(result.num_accepted.mean())
 
 
 @pytest.mark.parametrize("rule, expected", [(TOKEN, 10 / 9), (BLOCK, 11 / 9)], ids=["token", "block"])
@@ -171,7 +174,7 @@ def test_the_textbook_case(rule, expected):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_block_rule_accepts_at_least_as_many_as_the_token_rule(seed):
-    target_probs, draft_probs = laws(10 + seed, G + 1), laws(20 + seed, G)
+    target_probs, draft_probs = distributions(10 + seed, G + 1), distributions(20 + seed, G)
     found = [mean_accepted(rule, target_probs, draft_probs, 50_000) for rule in (TOKEN, BLOCK)]
     # The two means share their drafts; their noise is their own.
     assert found[1] > found[0] - 4 * G / 50_000**0.5
@@ -179,17 +182,17 @@ def test_the_block_rule_accepts_at_least_as_many_as_the_token_rule(seed):
 
 def test_shared_noise_accepts_what_an_equal_law_drafts():
     drafts, _, draft_probs, target, keys = case(is_shared=True)
-    same = target_law(jnp.concatenate([draft_probs, target.probs[:, -1:]], axis=1))
-    verdict = run(SHARED_NOISE, drafts, jnp.full(B, G, jnp.int32), draft_probs, same, keys)
-    np.testing.assert_array_equal(verdict.num_accepted, G)
+    same = target_distribution(jnp.concatenate([draft_probs, target.probs[:, -1:]], axis=1))
+    result = run(SHARED_NOISE, drafts, jnp.full(B, G, jnp.int32), draft_probs, same, keys)
+    np.testing.assert_array_equal(result.num_accepted, G)
 
 
 def test_shared_noise_accepts_as_often_as_the_theory_says():
     """Daliri et al. 2025: at least (1 - TV) / (1 + TV); never more than 1 - TV."""
     drafts, _, draft_probs, target, keys = case(num_rows=40_000, is_shared=True)
-    verdict = run(SHARED_NOISE, drafts, jnp.full(40_000, G, jnp.int32), draft_probs, target, keys)
+    result = run(SHARED_NOISE, drafts, jnp.full(40_000, G, jnp.int32), draft_probs, target, keys)
     distance = float(jnp.abs(draft_probs[0, 0] - target.probs[0, 0]).sum() / 2)
-    rate, spread = float((verdict.num_accepted > 0).mean()), 4 * 0.5 / 40_000**0.5
+    rate, spread = float((result.num_accepted > 0).mean()), 4 * 0.5 / 40_000**0.5
     assert (1 - distance) / (1 + distance) - spread < rate < 1 - distance + spread
 
 
@@ -212,7 +215,7 @@ def test_lossy_rules_accept_what_is_probable_enough():
     """By hand: law (0.6, 0.3, 0.1), entropy 0.898; its e^-entropy is 0.407."""
     probs = jnp.broadcast_to(jnp.asarray([0.6, 0.3, 0.1]), (3, 2, 3))
     keys = jax.tree.map(lambda leaf: leaf[:3, :2] if leaf.ndim == 2 else leaf[:3], case()[-1])
-    arguments = jnp.arange(3, dtype=jnp.int32)[:, None], jnp.ones(3, jnp.int32), None, target_law(probs), keys
+    arguments = jnp.arange(3, dtype=jnp.int32)[:, None], jnp.ones(3, jnp.int32), None, target_distribution(probs), keys
     for rule, expected in [
         (typical(epsilon=0.5, delta=0.5), [1, 1, 0]),  # above 0.204
         (typical(epsilon=0.5, delta=0.9), [1, 0, 0]),  # above 0.367

@@ -8,7 +8,7 @@ import pytest
 import bass_jax as bass
 from bass_jax.acceptance import RuleKeys, find_rule
 from bass_jax.cost_model import geometric_block_efficiency
-from bass_jax.sampling import Law
+from bass_jax.sampling import TokenDistribution
 from bass_jax.sampling.keys import row_keys
 from tests import tiny
 
@@ -19,11 +19,11 @@ from tests import tiny
 def test_drafts_stand_at_the_rates(name, rates):
     num = 100_000
     keys = [row_keys(jax.random.key(seed), jnp.arange(num, dtype=jnp.uint32)) for seed in (0, 1)]
-    law = Law(jnp.full((num, 5, 3), 1 / 3, jnp.float32), jnp.zeros((num, 5), jnp.int32))
-    judge = jax.jit(find_rule(name).judge)
+    distribution = TokenDistribution(jnp.full((num, 5, 3), 1 / 3, jnp.float32), jnp.zeros((num, 5), jnp.int32))
+    accept = jax.jit(find_rule(name).accept)
     drafts, drafted = jnp.zeros((num, 4), jnp.int32), jnp.full(num, 4, jnp.int32)
-    verdict = judge(drafts, drafted, None, law, RuleKeys(*keys, keys[0][:, None]))
-    found = np.asarray(verdict.num_accepted)
+    result = accept(drafts, drafted, None, distribution, RuleKeys(*keys, keys[0][:, None]))
+    found = np.asarray(result.num_accepted)
     expected = 1 + np.cumsum(np.cumprod(rates))[-1]
     assert 1 + found.mean() == pytest.approx(expected, rel=0.01)
     for position, rate in enumerate(rates):

@@ -26,7 +26,7 @@ POLICIES = {
     "fixed": policies.fixed(4),
     "bass_heuristic": policies.bass_heuristic(start=3, limit=4),
     "goodput": policies.goodput(profile=made_up(0.12, rates=(0.6, 0.5)), lengths=(0, 1, 2, 4), prior_weight=4.0),
-    "goodput that probes": policies.goodput(profile=made_up(0.9), lengths=(0, 1, 2, 4), probe_share=0.3),
+    "goodput that probes": policies.goodput(profile=made_up(0.9), lengths=(0, 1, 2, 4), exploration_share=0.3),
     "confidence": policies.confidence(threshold=0.5, max_len=4),
     "template": policies.find_policy("bass_jax.policies.template:OneMore(max_len=4)"),
 }
@@ -48,7 +48,7 @@ def record(path, pair, spec, step, **options):
 @pytest.fixture(scope="module")
 def replay(pair, tmp_path_factory):
     """A greedy survey."""
-    return record(tmp_path_factory.mktemp("traces") / "survey.jsonl", pair, bass.SpecConfig(8), "survey")
+    return record(tmp_path_factory.mktemp("traces") / "survey.jsonl", pair, bass.SpecConfig(8), "exhaustive")
 
 
 @pytest.mark.parametrize("name", mostly_slow(POLICIES, lambda name: name == "goodput that probes"))
@@ -80,7 +80,7 @@ def test_an_ngram_survey_is_exact_too(tmp_path):
     """Its drafts are not what it would draft one position later: the recorded runs count, not the positions."""
     target = tiny.model(1, num_layers=1)
     pair = bass.Pair(target, NgramDrafter())
-    replay = record(tmp_path / "trace.jsonl", pair, bass.SpecConfig(4), "survey")
+    replay = record(tmp_path / "trace.jsonl", pair, bass.SpecConfig(4), "exhaustive")
     run = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=LIMITS)
     simulated = simulate(replay, policies.fixed(4), PROFILE.table, compose(3, 3))
     assert simulated.num_steps.tolist() == [run.summary.num_steps]
@@ -215,8 +215,8 @@ def test_what_is_recorded(tmp_path, pair):
             ratios = [0.0 if t is None else np.exp(t - d) for t, d in zip(target, draft, strict=True)]
             if any(abs(ratio - draw) < 0.01 for ratio, draw in zip(ratios, draws, strict=True)):
                 continue  # rounded to four digits
-            stands = [draw <= ratio for ratio, draw in zip(ratios, draws, strict=True)]
-            assert accepted == (stands.index(False) if False in stands else drafted)
+            is_accepted = [draw <= ratio for ratio, draw in zip(ratios, draws, strict=True)]
+            assert accepted == (is_accepted.index(False) if False in is_accepted else drafted)
             num_checked += drafted
     assert num_checked > 30
     assert sum(map(sum, (step["num_emitted"] for step in run.steps))) == 90

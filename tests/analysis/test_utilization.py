@@ -2,7 +2,7 @@
 
 import pytest
 
-from bass_jax.analysis.utilization import measure_utilisation
+from bass_jax.analysis.utilization import measure_utilization
 from bass_jax.cost_model import Device, PassShape
 from tests.decoding.test_metrics import infos
 
@@ -14,7 +14,7 @@ PROMPTS = [4, 2, 8]
 
 def test_against_a_hand_count():
     """Lengths per step: 4 7 9; 2 3 -; 8 10 11; the filler has 1. Step widths 3, 5, 2; drafts at most 2, 4, 1."""
-    found = measure_utilisation(infos(), 2.0, PROMPTS, DEVICE, TARGET, DRAFT)
+    found = measure_utilization(infos(), 2.0, PROMPTS, DEVICE, TARGET, DRAFT)
     useful = (3 * 104 + 1 * 102 + 2 * 108) + (2 * 107 + 2 * 103 + 1 * 110) + (1 * 109 + 2 * 111)
     verified = (3 * 104 + 3 * 102 + 2 * 108) + (5 * 107 + 4 * 103 + 1 * 110) + (2 * 109 + 2 * 111)
     drafted = 5 * 14
@@ -31,12 +31,12 @@ def test_against_a_hand_count():
 
 
 def test_without_a_draft_model():
-    found = measure_utilisation(infos(), 2.0, PROMPTS, DEVICE, TARGET)
+    found = measure_utilization(infos(), 2.0, PROMPTS, DEVICE, TARGET)
     assert found.verified_and_draft == found.verified > found.useful > 0
 
 
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="seconds=0"):
-        measure_utilisation(infos(), 0.0, PROMPTS, DEVICE, TARGET)
+        measure_utilization(infos(), 0.0, PROMPTS, DEVICE, TARGET)
     with pytest.raises(ValueError, match="prompt_lengths has 5 values"):
-        measure_utilisation(infos(), 1.0, [1] * 5, DEVICE, TARGET)
+        measure_utilization(infos(), 1.0, [1] * 5, DEVICE, TARGET)

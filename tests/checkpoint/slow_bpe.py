@@ -37,8 +37,8 @@ class SlowBpe:
 
     def _plain(self, text: str) -> list[int]:
         ids = []
-        for piece in regex.findall(r"\p{N}|\P{N}+", text):
-            for word in _WORDS.findall(piece):
+        for chunk in regex.findall(r"\p{N}|\P{N}+", text):
+            for word in _WORDS.findall(chunk):
                 ids += self._word(word)
         return ids
 

@@ -12,7 +12,7 @@ import pytest
 import bass_jax as bass
 from bass_jax.checkpoint import load_target_and_draft, save_hugging_face, save_model
 from bass_jax.models import Model
-from bass_jax.runtime.jit_cache import EXECUTABLES
+from bass_jax.runtime.jit_cache import JIT_CACHE
 from tests.checkpoint.gguf_writer import write_gguf
 from tests.checkpoint.slow_bpe import byte_names
 from tests.checkpoint.small import VOCAB, random_model, small_config, small_tokenizer
@@ -207,11 +207,11 @@ def test_what_is_compiled_ahead_is_all_that_is_run(pair, settings):
     prompts, spec = [[1, 2, 3], [4, 5]], bass.SpecConfig(3)
     settings = settings | {"max_new_tokens": 6, "seeds": range(2 * settings.get("num_samples", 1))}
     without = bass.generate(bass.load_pair(pair)[0], prompts, spec, **settings)
-    EXECUTABLES.clear()
+    JIT_CACHE.clear()
     loaded, _ = bass.load_pair(pair, ahead=lambda shapes: bass.compile_ahead(shapes, prompts, spec, **settings))
-    made = set(EXECUTABLES._made)
+    made = set(JIT_CACHE._made)
     found = bass.generate(loaded, prompts, spec, **settings)
-    late = {function.__name__ for function, *_ in EXECUTABLES._made.keys() - made}
+    late = {function.__name__ for function, *_ in JIT_CACHE._made.keys() - made}
     assert late == ({"advance_rows"} if "policy" in settings else set())  # what a policy itself computes
     assert found.timings.num_compiled > 1
     for a, b in zip(found.tokens, without.tokens, strict=True):

@@ -73,10 +73,10 @@ def test_no_piece_is_larger_or_much_smaller_than_it_should_be(tree, tmp_path, sm
     orbax.write_arrays(tmp_path, tree)
     for name, leaf in tree["a"].items():
         stored = orbax._open(tmp_path / "params", f"a/{name}", orbax._context())
-        piece = stored.chunk_layout.read_chunk_template.shape
-        size = math.prod(piece) * leaf.dtype.itemsize
+        chunk = stored.chunk_layout.read_chunk_template.shape
+        size = math.prod(chunk) * leaf.dtype.itemsize
         assert min(64, leaf.nbytes) <= size <= leaf.nbytes
-        assert all(whole % part == 0 for whole, part in zip(leaf.shape, piece, strict=True))
+        assert all(whole % part == 0 for whole, part in zip(leaf.shape, chunk, strict=True))
         if leaf.shape != (509, 4):  # Could only be divided into rows of 16 bytes.
             assert size <= 4096
         assert orbax._piece_bytes(leaf.shape, leaf.dtype) == (None if size == leaf.nbytes else size)
@@ -87,12 +87,12 @@ def test_a_missing_piece_is_damage_not_zeros(tree, tmp_path, small_pieces):
 
     orbax.write_arrays(tmp_path, tree)
     store = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{tmp_path}/params/"}}
-    pieces = ts.KvStore.open(store).result()
+    chunks = ts.KvStore.open(store).result()
     names = sorted(
-        name for name in pieces.list().result() if name.startswith(b"a.n2/") and not name.endswith(b".zarray")
+        name for name in chunks.list().result() if name.startswith(b"a.n2/") and not name.endswith(b".zarray")
     )
     assert len(names) > 2
-    pieces.delete_range(ts.KvStore.KeyRange(names[1], names[1] + b"\0")).result()
+    chunks.delete_range(ts.KvStore.KeyRange(names[1], names[1] + b"\0")).result()
     place = SingleDeviceSharding(jax.devices()[0])
     expected = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), tree)
     for read in (lambda: orbax.read_arrays(tmp_path, expected), lambda: orbax.hash_stored(tmp_path)):

@@ -31,8 +31,8 @@ def random_texts(count: int) -> list[str]:
     draw = np.random.default_rng(0)
     texts = ["", " ", "\n", "a", "<|im_end|>", "123", "  leading", "trailing  "]
     while len(texts) < count:
-        pieces = WORDS if len(texts) % 2 else ALPHABET
-        texts.append("".join(draw.choice(pieces, draw.integers(1, 60))))
+        chunks = WORDS if len(texts) % 2 else ALPHABET
+        texts.append("".join(draw.choice(chunks, draw.integers(1, 60))))
     return texts
 
 
@@ -137,7 +137,7 @@ def test_a_template_that_refuses_says_so(tokenizer):
         Tokenizer(fast).encode_chat("hello")
 
 
-def pieces(ids: list[int], cuts: list[int]) -> list[list[int]]:
+def chunks(ids: list[int], cuts: list[int]) -> list[list[int]]:
     edges = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
     return [ids[a:b] for a, b in itertools.pairwise(edges)]
 
@@ -150,7 +150,7 @@ def pieces(ids: list[int], cuts: list[int]) -> list[list[int]]:
 )
 def test_pushed_text_is_the_decoded_text_for_any_ids(smollm2, ids, cuts, skip_special):
     decoder = smollm2.incremental_decoder(skip_special)
-    texts = [decoder.push(piece) for piece in pieces(ids, cuts)]
+    texts = [decoder.push(chunk) for chunk in chunks(ids, cuts)]
     assert "".join(texts) + decoder.flush() == smollm2.decode(ids, skip_special)
 
 
@@ -160,10 +160,10 @@ def test_no_character_is_split(smollm2, text, cuts):
     # The vocabulary lacks the bytes of some planes that no character is assigned in.
     text = "".join(character for character in text if smollm2.decode(smollm2.encode(character), False) == character)
     decoder = smollm2.incremental_decoder(skip_special=False)
-    texts = [decoder.push(piece) for piece in pieces(smollm2.encode(text).tolist(), cuts)]
+    texts = [decoder.push(chunk) for chunk in chunks(smollm2.encode(text).tolist(), cuts)]
     assert decoder.flush() == ""
     assert "".join(texts) == text
-    assert "\ufffd" in text or not any("\ufffd" in piece for piece in texts)
+    assert "\ufffd" in text or not any("\ufffd" in chunk for chunk in texts)
 
 
 def test_text_comes_as_soon_as_it_is_whole(smollm2):
@@ -179,7 +179,7 @@ def test_text_comes_as_soon_as_it_is_whole(smollm2):
 def test_a_tokenizer_that_falls_back_to_bytes(sentencepiece_like, text, cuts):
     ids = sentencepiece_like.encode(text).tolist()
     decoder = sentencepiece_like.incremental_decoder()
-    texts = [decoder.push(piece) for piece in pieces(ids, cuts)]
+    texts = [decoder.push(chunk) for chunk in chunks(ids, cuts)]
     assert "".join(texts) + decoder.flush() == sentencepiece_like.decode(ids)
 
 

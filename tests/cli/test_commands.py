@@ -14,7 +14,7 @@ import pytest
 import bass_jax as bass
 from bass_jax import checkpoint
 from bass_jax.cli.main import main
-from bass_jax.runtime.jit_cache import EXECUTABLES
+from bass_jax.runtime.jit_cache import JIT_CACHE
 from tests.checkpoint.small import random_model, small_config, small_tokenizer
 
 COMMON = ("--draft", "ngram", "--draft-len", "2", "--max-new-tokens", "8", "--quiet")
@@ -69,13 +69,13 @@ def test_what_it_runs_is_compiled_once_and_while_weights_are_read(pair, monkeypa
 
     def begin(shapes, *args, **options):
         compile_ahead(shapes, *args, **options)
-        begun.append({function for function, *_ in EXECUTABLES._made})
+        begun.append({function for function, *_ in JIT_CACHE._made})
 
     monkeypatch.setattr(bass, "compile_ahead", begin)
-    EXECUTABLES.clear()
+    JIT_CACHE.clear()
     common = ("--pair", pair, "--draft-len", "2", "--max-new-tokens", "3")
     assert main(["generate", "one", "two", *common, *arguments]) == 0
-    functions = [function for function, *_ in EXECUTABLES._made]
+    functions = [function for function, *_ in JIT_CACHE._made]
     assert begun == [set(functions)] and len(functions) == len(set(functions)) > 2
 
 

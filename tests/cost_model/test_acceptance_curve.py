@@ -8,7 +8,7 @@ from bass_jax.cost_model import (
     expected_emitted,
     fit_power_law,
     geometric_block_efficiency,
-    lockstep_block_efficiency,
+    synchronized_block_efficiency,
 )
 
 
@@ -23,7 +23,7 @@ def test_the_closed_form_is_the_sum(rate, draft_len):
 
 def test_one_rejection_stops_a_lockstep_batch():
     """BASS, section 3: acceptance 0.8 and five rows leave about 1.5 tokens a round where ragged rows keep 3.36."""
-    assert lockstep_block_efficiency(0.8, 4, 5) == pytest.approx(1.48, abs=0.01)
+    assert synchronized_block_efficiency(0.8, 4, 5) == pytest.approx(1.48, abs=0.01)
     assert geometric_block_efficiency(0.8, 4) == pytest.approx(3.36, abs=0.01)
 
 

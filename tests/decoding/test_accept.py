@@ -8,7 +8,7 @@ import pytest
 import bass_jax as bass
 from bass_jax.acceptance import GREEDY, TOKEN, RuleKeys
 from bass_jax.decoding import accept as judge_module
-from bass_jax.decoding.accept import TargetLogits, judge
+from bass_jax.decoding.accept import TargetLogits, accept
 from bass_jax.drafters import Proposal
 from bass_jax.sampling import Sampling
 from tests.abstract import abstract_pair, abstract_state, of_depth
@@ -33,9 +33,9 @@ def case(seed: int, is_sampled: bool):
         temperature=np.tile([0.0, 0.7, 1.0, 1.3], 4), top_k=np.repeat([0, 5, 40, 0], 4),
         top_p=np.tile([1.0, 0.9], 8), min_p=np.repeat([0.0, 0.05], 8),
     )  # fmt: skip
-    controls = jax.tree.map(jnp.asarray, sampling.controls(BATCH, VOCAB))
+    sampling_arrays = jax.tree.map(jnp.asarray, sampling.sampling_arrays(BATCH, VOCAB))
     positions = jax.random.split(keys[4], (BATCH, DRAFTS + 1))
-    return proposal, TargetLogits(logits, logits), controls, RuleKeys(row_keys[0], row_keys[1], positions)
+    return proposal, TargetLogits(logits, logits), sampling_arrays, RuleKeys(row_keys[0], row_keys[1], positions)
 
 
 @pytest.mark.parametrize("rule", [GREEDY, TOKEN], ids=lambda rule: rule.name)
@@ -44,11 +44,11 @@ def test_op_and_rule_emit_the_same_tokens(monkeypatch, rule, is_sampled):
     """Broken by noise that is drawn otherwise, by another order of the warps, or by another tie-break."""
     for seed in range(6):
         arguments = case(seed, is_sampled)
-        by_rule = judge(rule, *arguments, kernel="xla")
+        by_rule = accept(rule, *arguments, kernel="xla")
         with monkeypatch.context() as patch:
             # The op's plain-XLA implementation runs on a CPU; the kernel is compared with it in kernels_pallas' tests.
             patch.setattr(judge_module, "_has_kernel", lambda keys: True)
-            by_op = judge(rule, *arguments, kernel="pallas")
+            by_op = accept(rule, *arguments, kernel="pallas")
         np.testing.assert_array_equal(by_op.num_accepted, by_rule.num_accepted)
         is_emitted = np.arange(DRAFTS + 1) <= np.asarray(by_rule.num_accepted)[:, None]
         np.testing.assert_array_equal(np.where(is_emitted, by_op.tokens, 0), np.where(is_emitted, by_rule.tokens, 0))
@@ -58,18 +58,18 @@ def test_op_and_rule_emit_the_same_tokens(monkeypatch, rule, is_sampled):
 
 
 def test_both_end_a_row_at_the_same_broken_law(monkeypatch):
-    proposal, logits, controls, keys = case(0, is_sampled=False)
+    proposal, logits, sampling_arrays, keys = case(0, is_sampled=False)
     proposal = proposal._replace(num_drafted=jnp.full((BATCH,), DRAFTS))
-    controls = controls._replace(temperature=jnp.zeros(BATCH))
+    sampling_arrays = sampling_arrays._replace(temperature=jnp.zeros(BATCH))
     logits = logits.raw
     modes = logits[:, :-1].argmax(axis=-1).astype(jnp.int32)
     proposal = proposal._replace(tokens=modes)
     broken = np.arange(BATCH) % (DRAFTS + 1)
     logits = logits.at[jnp.arange(BATCH), broken, 7].set(jnp.nan)
     logits = TargetLogits(logits, logits)
-    by_rule = judge(TOKEN, proposal, logits, controls, keys, kernel="xla")
+    by_rule = accept(TOKEN, proposal, logits, sampling_arrays, keys, kernel="xla")
     monkeypatch.setattr(judge_module, "_has_kernel", lambda keys: True)
-    by_op = judge(TOKEN, proposal, logits, controls, keys, kernel="pallas")
+    by_op = accept(TOKEN, proposal, logits, sampling_arrays, keys, kernel="pallas")
     np.testing.assert_array_equal(np.minimum(by_rule.num_drawable, by_rule.num_accepted + 1), broken)
     np.testing.assert_array_equal(np.minimum(by_op.num_drawable, by_op.num_accepted + 1), broken)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
-from bass_jax.cost_model import geometric_block_efficiency, lockstep_block_efficiency
+from bass_jax.cost_model import geometric_block_efficiency, synchronized_block_efficiency
 from tests import tiny
 
 
@@ -17,16 +17,16 @@ def pair() -> bass.Pair:
 def test_greedy_tokens_are_those_of_regular_decoding(pair):
     options = {"max_new_tokens": 24}
     regular = bass.generate(pair, tiny.PROMPTS, step="decode", **options)
-    lockstep = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(3), step="lockstep", **options)
-    for one, other in zip(lockstep.tokens, regular.tokens, strict=True):
+    synchronized = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(3), step="synchronized", **options)
+    for one, other in zip(synchronized.tokens, regular.tokens, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert lockstep.summary.block_efficiency > 1.05
+    assert synchronized.summary.block_efficiency > 1.05
 
 
 def test_rows_that_go_on_advance_alike(pair):
     spec = bass.SpecConfig(3)
     run = bass.generate(
-        pair, tiny.PROMPTS, spec, step="lockstep", sampling=bass.Sampling(temperature=1.0), max_new_tokens=40
+        pair, tiny.PROMPTS, spec, step="synchronized", sampling=bass.Sampling(temperature=1.0), max_new_tokens=40
     )
     for info in run.infos:
         goes_on = np.asarray(info.is_active) & (np.asarray(info.finish) == bass.FinishReason.RUNNING)
@@ -43,16 +43,20 @@ def test_one_rejection_stops_everybody(pair):
                           stop_tokens=()).summary.block_efficiency
             for seed in range(0, 15, 5)
         ])
-        for step in ("lockstep", "speculate")
+        for step in ("synchronized", "speculate")
     }  # fmt: skip
     # Some 400 rounds in lock step with a standard deviation of about 0.8 tokens each: 0.04.
-    assert found["lockstep"] == pytest.approx(lockstep_block_efficiency(0.8, 4, 5), abs=4 * 0.04)
+    assert found["synchronized"] == pytest.approx(synchronized_block_efficiency(0.8, 4, 5), abs=4 * 0.04)
     assert found["speculate"] == pytest.approx(geometric_block_efficiency(0.8, 4), abs=0.25)
-    assert lockstep_block_efficiency(0.8, 4, 5) == pytest.approx(1.48, abs=0.02)
+    assert synchronized_block_efficiency(0.8, 4, 5) == pytest.approx(1.48, abs=0.02)
 
 
 def test_a_rule_that_looks_ahead_is_refused(pair):
     with pytest.raises(ValueError, match=r"acceptance='block'.*lock step"):
         bass.generate(
-            pair, tiny.PROMPTS, bass.SpecConfig(3, "block"), step="lockstep", sampling=bass.Sampling(temperature=1.0)
+            pair,
+            tiny.PROMPTS,
+            bass.SpecConfig(3, "block"),
+            step="synchronized",
+            sampling=bass.Sampling(temperature=1.0),
         )

@@ -29,19 +29,19 @@ FEWER = {"num_samples": 60_000, "settings": SETTINGS[:4]}
 """Samples that show a planted fault, without the controls that have nothing to do with it."""
 
 RULES = sorted(
-    (name, 1 if rule.judge_chains is None else 2)
+    (name, 1 if rule.accept_candidates is None else 2)
     for name, rule in registered_rules().items()
     if rule.lossless and rule.noise != "none"
 )
 """With the number of chains that they judge here."""
 
 DRAFTERS = {
-    "combined": tiny.combined_drafter(tiny.model_drafter(tiny.perturbed(tiny_target(), 0.15), VOCAB), VOCAB),
-    "combined with hidden": tiny.combined_drafter(tiny.hidden_drafter(tiny_target(), VOCAB, scale=4.0), VOCAB),
+    "combined": tiny.ensemble_drafter(tiny.model_drafter(tiny.perturbed(tiny_target(), 0.15), VOCAB), VOCAB),
+    "combined with hidden": tiny.ensemble_drafter(tiny.hidden_drafter(tiny_target(), VOCAB, scale=4.0), VOCAB),
     "hidden": tiny.hidden_drafter(tiny_target(), VOCAB, scale=4.0),
     "model": tiny.model_drafter(tiny.perturbed(tiny_target(), 0.15), VOCAB),
     "ngram": NgramDrafter(),
-    "store": tiny.store_drafter(VOCAB),
+    "store": tiny.retrieval_drafter(VOCAB),
     "table": tiny.table_drafter(VOCAB),
 }
 ALL = [(*rule, drafter) for rule in RULES for drafter in ("model", "ngram", "table")]
@@ -52,7 +52,7 @@ QUICK = {(*rule, "table") for rule in RULES} | {
 }
 """Every rule, and every drafter under some."""
 
-WITH_CHAINS = ("model", "ngram", "table")
+WITH_CANDIDATES = ("model", "ngram", "table")
 """Drafters that propose several chains."""
 
 PADDED = {size: tiny.model_drafter(tiny.repadded(tiny.perturbed(tiny_target(), 0.15), size), VOCAB) for size in (3, 9)}
@@ -60,13 +60,13 @@ REJECT_ALL = "bass_jax.acceptance.template:REJECT_ALL"
 STEPS = (bass.decode_step, bass.speculate_step)
 
 
-@pytest.mark.parametrize("rule, num_chains, drafter", mostly_slow(ALL, lambda case: case in QUICK))
-def test_every_lossless_rule_keeps_the_targets_law(rule, num_chains, drafter):
-    assert verify_lossless(DRAFTERS[drafter], rule, draft_len=3, num_chains=num_chains).p_value > THRESHOLD
+@pytest.mark.parametrize("rule, num_candidates, drafter", mostly_slow(ALL, lambda case: case in QUICK))
+def test_every_lossless_rule_keeps_the_targets_law(rule, num_candidates, drafter):
+    assert verify_lossless(DRAFTERS[drafter], rule, draft_len=3, num_candidates=num_candidates).p_value > THRESHOLD
 
 
 @pytest.mark.parametrize(
-    "rule, num_chains, drafter, draft_len",
+    "rule, num_candidates, drafter, draft_len",
     mostly_slow(
         [
             ("token", 1, "combined", 3), ("token", 1, "hidden", 3), ("token", 1, "combined with hidden", 3),
@@ -77,28 +77,35 @@ def test_every_lossless_rule_keeps_the_targets_law(rule, num_chains, drafter):
         lambda case: case[2:] in (("model", 0), ("ngram", 5)) or (case[3] == 3 and case[2] != "store"),
     ),
 )  # fmt: skip
-def test_other_lengths_and_rules_keep_it_too(rule, num_chains, drafter, draft_len):
-    report = verify_lossless(DRAFTERS[drafter], rule, draft_len=draft_len, num_chains=num_chains)
+def test_other_lengths_and_rules_keep_it_too(rule, num_candidates, drafter, draft_len):
+    report = verify_lossless(DRAFTERS[drafter], rule, draft_len=draft_len, num_candidates=num_candidates)
     assert report.p_value > THRESHOLD
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("draft_len", [0, 1, 2, 5, 8])
 @pytest.mark.parametrize("drafter", sorted(DRAFTERS))
-@pytest.mark.parametrize("rule, num_chains", [*RULES, ("multi_draft", 1), ("multi_draft", 4)])
-def test_every_lossless_rule_everywhere(rule, num_chains, drafter, draft_len):
-    if num_chains > 1 and drafter not in WITH_CHAINS:
+@pytest.mark.parametrize("rule, num_candidates", [*RULES, ("multi_draft", 1), ("multi_draft", 4)])
+def test_every_lossless_rule_everywhere(rule, num_candidates, drafter, draft_len):
+    if num_candidates > 1 and drafter not in WITH_CANDIDATES:
         pytest.skip("proposes one chain")
-    report = verify_lossless(DRAFTERS[drafter], rule, draft_len=draft_len, num_chains=num_chains)
+    report = verify_lossless(DRAFTERS[drafter], rule, draft_len=draft_len, num_candidates=num_candidates)
     assert report.p_value > THRESHOLD
 
 
-@pytest.mark.parametrize("rule, num_chains", mostly_slow([("token", 1), ("multi_draft", 2)], lambda case: case[1] == 1))
-def test_rows_that_end_and_may_not_end_yet_keep_it(rule, num_chains):
+@pytest.mark.parametrize(
+    "rule, num_candidates", mostly_slow([("token", 1), ("multi_draft", 2)], lambda case: case[1] == 1)
+)
+def test_rows_that_end_and_may_not_end_yet_keep_it(rule, num_candidates):
     """Stop tokens inside a window, banned until a row has emitted enough."""
     settings = ({"temperature": 1.0}, *({"temperature": 1.0, "min_new_tokens": num} for num in (1, 2, 4)))
     report = verify_lossless(
-        DRAFTERS["model"], rule, num_chains=num_chains, settings=settings, stop_tokens=(3, 1), num_samples=120_000
+        DRAFTERS["model"],
+        rule,
+        num_candidates=num_candidates,
+        settings=settings,
+        stop_tokens=(3, 1),
+        num_samples=120_000,
     )
     assert report.p_value > THRESHOLD
 
@@ -110,11 +117,12 @@ def no_repeat(logits, tokens, position):
 
 
 @pytest.mark.parametrize(
-    "rule, num_chains", mostly_slow([("token", 1), ("block", 1), ("multi_draft", 2)], lambda case: case[0] == "token")
+    "rule, num_candidates",
+    mostly_slow([("token", 1), ("block", 1), ("multi_draft", 2)], lambda case: case[0] == "token"),
 )
-def test_a_users_processor_keeps_it(rule, num_chains):
+def test_a_users_processor_keeps_it(rule, num_candidates):
     report = verify_lossless(
-        DRAFTERS["model"], rule, num_chains=num_chains, logits_processors=(no_repeat,), num_samples=120_000
+        DRAFTERS["model"], rule, num_candidates=num_candidates, logits_processors=(no_repeat,), num_samples=120_000
     )
     assert report.p_value > THRESHOLD
 
@@ -174,5 +182,5 @@ def test_penalties_that_stand_still_over_the_window_are_caught(monkeypatch):
 
 
 def test_chains_that_say_they_were_drawn_with_replacement_are_caught():
-    drafter = faults.ForgetfulChainsDrafter(DRAFTERS["table"].table)
-    assert verify_lossless(drafter, "multi_draft", num_chains=2, **FEWER).p_value < CAUGHT
+    drafter = faults.ForgetfulCandidatesDrafter(DRAFTERS["table"].table)
+    assert verify_lossless(drafter, "multi_draft", num_candidates=2, **FEWER).p_value < CAUGHT

@@ -36,9 +36,9 @@ def drafters(target):
         "shared embedding": tiny.model_drafter(tiny.shared_embedding(target)),
         "hidden": tiny.hidden_drafter(target),
         "ngram": NgramDrafter(),
-        "store": tiny.store_drafter(),
-        "combined": tiny.combined_drafter(tiny.model_drafter(tiny.perturbed(target, 0.1))),
-        "combined with hidden": tiny.combined_drafter(tiny.hidden_drafter(target)),
+        "store": tiny.retrieval_drafter(),
+        "combined": tiny.ensemble_drafter(tiny.model_drafter(tiny.perturbed(target, 0.1))),
+        "combined with hidden": tiny.ensemble_drafter(tiny.hidden_drafter(target)),
         "table": tiny.table_drafter(),
         "repeat": RepeatDrafter(),
     }

@@ -9,8 +9,8 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import bass_jax as bass
-from bass_jax.checkpoint import save_model, write_store
-from bass_jax.training.build_datastore import build_store
+from bass_jax.checkpoint import save_model, write_datastore
+from bass_jax.training.build_datastore import build_datastore
 from tests.checkpoint.small import random_model, small_config, small_tokenizer
 from tests.drafters.test_retrieval import SIZES, answers
 
@@ -22,8 +22,8 @@ def directory(tmp_path_factory):
     hidden = random_model(small_config(num_layers=1, hidden_width=target.config.width))
     for name, model in (("target", target), ("draft", random_model(small_config(num_layers=1))), ("hidden", hidden)):
         save_model(path / name, model, tokenizer=tokenizer)
-    arrays = build_store(answers(), **SIZES)._asdict()
-    write_store(path / "all.safetensors", arrays, **SIZES, vocab_size=7, tokenizer=tokenizer)
+    arrays = build_datastore(answers(), **SIZES)._asdict()
+    write_datastore(path / "all.safetensors", arrays, **SIZES, vocab_size=7, tokenizer=tokenizer)
     paths = {"target": "target", "draft": "draft", "hidden_draft": "hidden", "store": "all.safetensors"}
     (path / "manifest.json").write_text(json.dumps({role: {"path": name} for role, name in paths.items()}))
     return path
@@ -33,14 +33,14 @@ def directory(tmp_path_factory):
     "name, expected",
     [
         (None, "ModelDrafter"), ("model", "ModelDrafter"), ("hidden", "ModelDrafter"), ("ngram", "NgramDrafter"),
-        ("store", "StoreDrafter"), ("combined", "CombinedDrafter"),
-        ("combined_hidden", "CombinedDrafter"),
+        ("store", "RetrievalDrafter"), ("combined", "EnsembleDrafter"),
+        ("combined_hidden", "EnsembleDrafter"),
     ],
 )  # fmt: skip
 def test_a_drafter_by_its_name(directory, name, expected):
     pair, _ = bass.load_pair(directory, drafter=name)
     assert type(pair.drafter).__name__ == expected
-    assert bass.drafters.reads_features(pair.drafter) == (name in ("hidden", "combined_hidden"))
+    assert bass.drafters.reads_hidden_states(pair.drafter) == (name in ("hidden", "combined_hidden"))
 
 
 def test_a_drafter_by_its_path(directory):
@@ -75,6 +75,6 @@ def test_a_store_of_another_tokenizer_is_refused(directory, tmp_path):
         about = json.loads(file.metadata()["store"])
     about["tokenizer_fingerprint"] = about["tokenizer_fingerprint"][::-1]
     path = tmp_path / "other.safetensors"
-    save_file(build_store(answers(), **SIZES)._asdict(), path, metadata={"store": json.dumps(about)})
+    save_file(build_datastore(answers(), **SIZES)._asdict(), path, metadata={"store": json.dumps(about)})
     with pytest.raises(ValueError, match=r"the store's tokenizer .* is not the target's"):
         bass.load_pair(directory, drafter=path)

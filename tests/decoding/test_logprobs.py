@@ -7,7 +7,7 @@ import pytest
 
 import bass_jax as bass
 from bass_jax.drafters import NgramDrafter
-from bass_jax.testing.enumeration import reference_law
+from bass_jax.testing.enumeration import reference_distribution
 from tests import tiny
 
 SETTING = {"temperature": 0.8, "top_k": 6, "top_p": 0.9}
@@ -28,35 +28,35 @@ def raw_logits(target, prompt, output):
 
 
 @pytest.mark.parametrize(
-    "rule, num_chains, step",
+    "rule, num_candidates, step",
     [("token", 1, "speculate"), ("block", 1, "speculate"), ("multi_draft", 3, "speculate"), ("token", 1, "decode")],
 )
-def test_both_laws_of_every_token(target, rule, num_chains, step):
+def test_both_laws_of_every_token(target, rule, num_candidates, step):
     drafter = NgramDrafter() if rule == "block" else tiny.model_drafter(tiny.perturbed(target, 0.1))
-    spec = bass.SpecConfig(3, rule, num_chains=num_chains, num_logprobs=NUM)
+    spec = bass.SpecConfig(3, rule, num_candidates=num_candidates, num_logprobs=NUM)
     sampling = bass.Sampling(**SETTING, logit_bias={3: 0.5})
     run = bass.generate(
         bass.Pair(target, drafter), tiny.PROMPTS, spec, sampling=sampling, max_new_tokens=[20, 7, 30], step=step
     )
     for row, prompt in enumerate(tiny.PROMPTS):
-        tokens, laws = run.tokens[row], run.laws[row]
+        tokens, token_logprobs = run.tokens[row], run.token_logprobs[row]
         logits = raw_logits(target, prompt, tokens)
         raw = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
         logits[:, 3] += 0.5
         with np.errstate(divide="ignore"):
-            warped = np.log(reference_law(logits, **SETTING))
+            warped = np.log(reference_distribution(logits, **SETTING))
         chosen = np.arange(len(tokens)), tokens
         np.testing.assert_allclose(run.logprobs[row], raw[chosen], atol=1e-3)
-        np.testing.assert_allclose(laws.warped_logprobs, warped[chosen], atol=1e-3)
-        for ids, values, law in [
-            (laws.raw_top_tokens, laws.raw_top_logprobs, raw),
-            (laws.warped_top_tokens, laws.warped_top_logprobs, warped),
+        np.testing.assert_allclose(token_logprobs.warped_logprobs, warped[chosen], atol=1e-3)
+        for ids, values, distribution in [
+            (token_logprobs.raw_top_tokens, token_logprobs.raw_top_logprobs, raw),
+            (token_logprobs.warped_top_tokens, token_logprobs.warped_top_logprobs, warped),
         ]:
             assert ids.shape == values.shape == (len(tokens), NUM)
-            np.testing.assert_allclose(values, -np.sort(-law, axis=-1)[:, :NUM], atol=1e-3)
+            np.testing.assert_allclose(values, -np.sort(-distribution, axis=-1)[:, :NUM], atol=1e-3)
             is_possible = values > -np.inf
             np.testing.assert_allclose(
-                np.take_along_axis(law, ids, axis=1)[is_possible], values[is_possible], atol=1e-3
+                np.take_along_axis(distribution, ids, axis=1)[is_possible], values[is_possible], atol=1e-3
             )
 
 
@@ -64,15 +64,15 @@ def test_a_greedy_token_was_certain(target):
     """The warped law at temperature 0 is one-hot; the raw law is what it is."""
     pair = bass.Pair(target, tiny.model_drafter(target))
     run = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(3, num_logprobs=1), max_new_tokens=12)
-    for tokens, logprobs, laws in zip(run.tokens, run.logprobs, run.laws, strict=True):
-        np.testing.assert_array_equal(laws.warped_logprobs, 0.0)
-        np.testing.assert_array_equal(laws.raw_top_tokens[:, 0], tokens)
-        np.testing.assert_allclose(laws.raw_top_logprobs[:, 0], logprobs, atol=1e-6)
+    for tokens, logprobs, token_logprobs in zip(run.tokens, run.logprobs, run.token_logprobs, strict=True):
+        np.testing.assert_array_equal(token_logprobs.warped_logprobs, 0.0)
+        np.testing.assert_array_equal(token_logprobs.raw_top_tokens[:, 0], tokens)
+        np.testing.assert_allclose(token_logprobs.raw_top_logprobs[:, 0], logprobs, atol=1e-6)
 
 
 def test_nothing_is_reported_unasked(target):
     run = bass.generate(bass.Pair(target, NgramDrafter()), tiny.PROMPTS, max_new_tokens=3)
-    assert run.laws is None
+    assert run.token_logprobs is None
 
 
 @pytest.mark.parametrize("num_logprobs", [-1, 101])

@@ -15,12 +15,12 @@ from tests import tiny
 
 NUM_NEW = 14
 SPEC = bass.SpecConfig(3)
-CHAINS = bass.SpecConfig(3, "multi_draft", num_chains=2)
+CANDIDATES = bass.SpecConfig(3, "multi_draft", num_candidates=2)
 CASES = (
     ("model", "speculate", SPEC),
     ("table", "speculate", SPEC),
     ("table", "decode", SPEC),
-    ("model", "speculate", CHAINS),
+    ("model", "speculate", CANDIDATES),
 )
 SETTINGS = (
     {"temperature": 0.0},

@@ -88,9 +88,9 @@ def assert_step(pair, state, executable, thunks, draft_len, *, share=0.02):
     memory = executable.memory_analysis()
     assert memory.alias_size_in_bytes >= num_bytes((state.target_cache, state.drafter.cache))
     parameters = num_bytes((pair.target.params, pair.drafter.model.params))
-    laws = 4 * len(state.lengths) * (2 * draft_len + 1) * pair.target.config.vocab_size
+    token_logprobs = 4 * len(state.lengths) * (2 * draft_len + 1) * pair.target.config.vocab_size
     found = memory.temp_size_in_bytes
-    assert found < max(share * parameters, 1.02 * laws), (found, parameters, laws)
+    assert found < max(share * parameters, 1.02 * token_logprobs), (found, parameters, token_logprobs)
 
 
 @pytest.mark.parametrize(

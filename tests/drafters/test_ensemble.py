@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
-from bass_jax.drafters import CombinedDrafter, NgramDrafter, reads_features
-from bass_jax.drafters.ensemble import combined_drafter
+from bass_jax.drafters import EnsembleDrafter, NgramDrafter, reads_hidden_states
+from bass_jax.drafters.ensemble import ensemble_drafter
 from bass_jax.drafters.template import RepeatDrafter
 from tests import tiny
 from tests.decoding.test_caches import assert_is_prefix, assert_knows_the_truth
@@ -40,13 +40,13 @@ class NowAndThen(RepeatDrafter):
 @jax.jit
 def ask(drafter, asked, num_committed):
     state = init(drafter, asked.tokens, asked.lengths)
-    if reads_features(drafter):
-        features = foretold(drafter.model, asked, state.hidden, num_committed)
+    if reads_hidden_states(drafter):
+        features = predicted(drafter.model, asked, state.hidden, num_committed)
         state = drafter.init(asked.tokens, asked.lengths, features)
     return drafter.propose(state, asked, 1, is_sampled=True)[0]
 
 
-def foretold(model, asked, features, num_committed):
+def predicted(model, asked, features, num_committed):
     """The target's features as far as they are known, and what the draft takes for those behind: pass after pass."""
     slots = jnp.arange(features.shape[1])
     is_known = (slots < num_committed[:, None] - 1)[..., None]
@@ -67,12 +67,12 @@ def foretold(model, asked, features, num_committed):
         ("now and then", None, 1.0),  # The network is skipped, and asked behind tokens that it has not read.
     ],
 )  # fmt: skip
-def test_every_draft_is_the_surest_parts(target, kind, others, trust, enough):
+def test_every_draft_is_the_surest_parts(target, kind, others, confidence_scale, enough):
     """Each part asked for one draft behind what stands, from a fresh start."""
-    parts = tiny.combined_drafter(network_of(kind, target)).parts
+    parts = tiny.ensemble_drafter(network_of(kind, target)).parts
     if others == "now and then":
         parts = (NowAndThen(), parts[-1])
-    proposal, _ = propose(CombinedDrafter(parts, trust, enough), context(), True)
+    proposal, _ = propose(EnsembleDrafter(parts, confidence_scale, enough), context(), True)
     expected = [[] for _ in LENGTHS]
     turns = np.zeros(len(parts), int)
     asked = context()._replace(min_confidence=jnp.zeros(len(LENGTHS)))
@@ -85,16 +85,16 @@ def test_every_draft_is_the_surest_parts(target, kind, others, trust, enough):
         for row in np.flatnonzero(wanted):
             turn, most = None, -1.0
             for index, part in enumerate(found):
-                worth = float(sure[index][row]) * (1.0 if trust is None else trust[index])
+                worth = float(sure[index][row]) * (1.0 if confidence_scale is None else confidence_scale[index])
                 if part.num_drafted[row] and most < enough and worth > most:
                     turn, most = index, worth
             if turn is None:
                 continue
             turns[turn] += 1
             expected[row].append(int(found[turn].tokens[row, 0]))
-            law = found[turn].probs
-            law = np.eye(tiny.VOCAB)[expected[row][-1]] if law is None else law[row, 0]
-            np.testing.assert_allclose(proposal.probs[row, slot], law, atol=1e-6)
+            distribution = found[turn].probs
+            distribution = np.eye(tiny.VOCAB)[expected[row][-1]] if distribution is None else distribution[row, 0]
+            np.testing.assert_allclose(proposal.probs[row, slot], distribution, atol=1e-6)
             np.testing.assert_allclose(proposal.confidence[row, slot], sure[turn][row], atol=1e-6)
             column = int(asked.lengths[row])
             asked = asked._replace(tokens=asked.tokens.at[row, column].set(expected[row][-1]))
@@ -108,7 +108,7 @@ def test_a_part_that_does_not_say_how_sure_it_is_comes_first():
     """It counts as sure, so nobody behind it is asked: parts in order, as long as they have something."""
     parts = (RepeatDrafter(), NgramDrafter(), tiny.model_drafter(tiny.model(1)))
     alone, _ = propose(parts[0], context(), False)
-    together, (_, _, kept) = propose(CombinedDrafter(parts), context(), False)
+    together, (_, _, kept) = propose(EnsembleDrafter(parts), context(), False)
     np.testing.assert_array_equal(together.num_drafted, alone.num_drafted)
     for row, num in enumerate(alone.num_drafted):
         np.testing.assert_array_equal(together.tokens[row, :num], alone.tokens[row, :num])
@@ -119,7 +119,7 @@ def test_a_part_that_does_not_say_how_sure_it_is_comes_first():
 def test_a_networks_cache_is_true_while_others_draft(target, kind):
     """A hole would leave the text right and let acceptance collapse in silence."""
     network = network_of(kind, target)
-    pair = bass.Pair(target, CombinedDrafter((NgramDrafter(3, 2), network), enough=0.5))
+    pair = bass.Pair(target, EnsembleDrafter((NgramDrafter(3, 2), network), enough=0.5))
     step = jax.jit(bass.speculate_step, static_argnames="spec")
     state = bass.prefill(pair, tiny.PROMPTS, SPEC, sampling=bass.Sampling(1.0), max_new_tokens=60)
     lags = []
@@ -136,7 +136,7 @@ def test_a_networks_cache_is_true_while_others_draft(target, kind):
 
 
 def test_a_perfect_network_behind_lookup_is_always_accepted_where_lookup_is_not_wrong(target):
-    pair = bass.Pair(target, CombinedDrafter((NgramDrafter(8, 8), tiny.model_drafter(target))))
+    pair = bass.Pair(target, EnsembleDrafter((NgramDrafter(8, 8), tiny.model_drafter(target))))
     run = bass.generate(pair, tiny.PROMPTS[:2], SPEC, max_new_tokens=40)
     drafted, accepted = run.summary.num_drafted, run.summary.num_accepted
     assert drafted > 40
@@ -146,13 +146,13 @@ def test_a_perfect_network_behind_lookup_is_always_accepted_where_lookup_is_not_
 
 def test_nothing_to_combine_is_refused():
     with pytest.raises(ValueError, match="parts"):
-        CombinedDrafter(())
+        EnsembleDrafter(())
     with pytest.raises(ValueError, match=r"trust=.*: expected 1 numbers, one for each part"):
-        CombinedDrafter((NgramDrafter(),), (0.5, 1.0))
+        EnsembleDrafter((NgramDrafter(),), (0.5, 1.0))
 
 
 def test_what_a_pair_has_is_combined():
     network = tiny.model_drafter(tiny.model(1))
-    assert [type(part).__name__ for part in combined_drafter(None).parts] == ["NgramDrafter"]
-    parts = combined_drafter(network, tiny.store_drafter()).parts
-    assert [type(part).__name__ for part in parts] == ["NgramDrafter", "ModelDrafter", "StoreDrafter"]
+    assert [type(part).__name__ for part in ensemble_drafter(None).parts] == ["NgramDrafter"]
+    parts = ensemble_drafter(network, tiny.retrieval_drafter()).parts
+    assert [type(part).__name__ for part in parts] == ["NgramDrafter", "ModelDrafter", "RetrievalDrafter"]

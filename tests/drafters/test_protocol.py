@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bass_jax.drafters import DraftContext, Drafter, NgramDrafter, reads_features
+from bass_jax.drafters import DraftContext, Drafter, NgramDrafter, reads_hidden_states
 from bass_jax.drafters.template import RepeatDrafter
-from bass_jax.sampling import Adjuster, Sampling
+from bass_jax.sampling import LogitsProcessors, Sampling
 from bass_jax.sampling.keys import row_keys, step_draft_keys
 from tests import tiny
 from tests.tiny import VOCAB
@@ -34,8 +34,8 @@ def drafters():
         "shared embedding": tiny.model_drafter(tiny.shared_embedding(target)),
         "hidden": tiny.hidden_drafter(target),
         "ngram": NgramDrafter(),
-        "store": tiny.store_drafter(),
-        "combined": tiny.combined_drafter(tiny.model_drafter(target)),
+        "store": tiny.retrieval_drafter(),
+        "combined": tiny.ensemble_drafter(tiny.model_drafter(target)),
         "table": tiny.table_drafter(),
         "repeat": RepeatDrafter(),
     }
@@ -56,15 +56,17 @@ def context(lengths=LENGTHS, wanted=WANTED, seed=0, past_the_end=0) -> DraftCont
         tokens=jnp.asarray(tokens, jnp.int32),
         lengths=jnp.asarray(lengths),
         num_wanted=jnp.asarray(wanted),
-        controls=Sampling(temperature=[1.0, 0.0, 0.7, 1.0, 1.0][:num_rows], top_p=0.9).controls(num_rows, VOCAB),
+        sampling_arrays=Sampling(temperature=[1.0, 0.0, 0.7, 1.0, 1.0][:num_rows], top_p=0.9).sampling_arrays(
+            num_rows, VOCAB
+        ),
         keys=draft_keys(seed, num_rows),
-        adjuster=Adjuster(None, jnp.asarray(lengths), jnp.full((num_rows, 1), -1)),
+        processors=LogitsProcessors(None, jnp.asarray(lengths), jnp.full((num_rows, 1), -1)),
     )
 
 
 def init(drafter, tokens, lengths):
     """With arbitrary features of every token, for those that read them."""
-    if not reads_features(drafter):
+    if not reads_hidden_states(drafter):
         return drafter.init(tokens, lengths)
     table = np.random.default_rng(3).normal(size=(VOCAB, tiny.config().width)).astype(np.float32)
     return drafter.init(tokens, lengths, jnp.asarray(table)[tokens % VOCAB])
@@ -133,16 +135,16 @@ def _assert_same(one, other, order):
 def test_drafts_are_drawn_from_the_law_that_is_returned(drafters, name):
     """The first draft of 20,000 rows that differ in their keys alone; a deterministic drafter returns no law."""
     num = 20_000 // 4
-    counts, law = np.zeros(VOCAB), None
+    counts, distribution = np.zeros(VOCAB), None
     one = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], num, axis=0), context())
     for seed in range(4):
         proposal, _ = propose(drafters[name], one._replace(keys=draft_keys(seed, num)))
         counts += np.bincount(proposal.tokens[:, 0], minlength=VOCAB)
-        law = None if proposal.probs is None else np.asarray(proposal.probs[0, 0], np.float64)
-    if law is None:
+        distribution = None if proposal.probs is None else np.asarray(proposal.probs[0, 0], np.float64)
+    if distribution is None:
         assert counts.max() == counts.sum()
         return
-    expected = law / law.sum() * counts.sum()
+    expected = distribution / distribution.sum() * counts.sum()
     assert not counts[expected == 0].any()
     is_possible = expected > 0
     assert scipy.stats.chisquare(counts[is_possible], expected[is_possible]).pvalue > 1e-4

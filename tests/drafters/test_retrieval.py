@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from bass_jax.checkpoint import read_store, write_store
-from bass_jax.decoding.pair import load_store
-from bass_jax.drafters import StoreDrafter
-from bass_jax.training.build_datastore import build_store, foresee
+from bass_jax.checkpoint import read_datastore, write_datastore
+from bass_jax.decoding.pair import load_datastore
+from bass_jax.drafters import RetrievalDrafter
+from bass_jax.training.build_datastore import build_datastore, foresee
 from bass_jax.training.rollout import Rollout
 from tests import tiny
 from tests.drafters.test_protocol import context
@@ -31,8 +31,10 @@ def answers(count=40, seed=0) -> list[Rollout]:
             likely = (2 * text[-1] + text[-2]) % VOCAB
             text.append(int(likely if random.random() < 0.7 else random.integers(VOCAB)))
         sequence = np.array(text, np.int32)
-        laws = sequence[5:, None]
-        rollouts.append(Rollout(sequence[:5], sequence[5:], laws, np.zeros(laws.shape, np.float32), 0.0))
+        distributions = sequence[5:, None]
+        rollouts.append(
+            Rollout(sequence[:5], sequence[5:], distributions, np.zeros(distributions.shape, np.float32), 0.0)
+        )
     return rollouts
 
 
@@ -54,7 +56,7 @@ def backed_off(table, text) -> int:
 
 def test_it_foresees_what_a_dictionary_of_all_contexts_does():
     """Leaving out longer contexts that say what shorter ones say changes no draft."""
-    arrays, table = build_store(answers(), **SIZES), dictionary(answers())
+    arrays, table = build_datastore(answers(), **SIZES), dictionary(answers())
     assert len(arrays.keys) < 0.8 * len(table)
     assert (np.diff(arrays.keys.astype(np.int64)) > 0).all()
     for row in answers(10, seed=1):
@@ -65,7 +67,7 @@ def test_it_foresees_what_a_dictionary_of_all_contexts_does():
 
 def test_it_says_about_how_often_it_will_be_right():
     """In the mean, on other texts of the source."""
-    arrays = build_store(answers(400), **SIZES)
+    arrays = build_datastore(answers(400), **SIZES)
     found, sure, truth = [], [], []
     for row in answers(200, seed=1):
         sequence = np.concatenate([row.prompt, row.response])
@@ -76,8 +78,8 @@ def test_it_says_about_how_often_it_will_be_right():
 
 
 def test_drafts_are_looked_up_one_behind_the_other():
-    arrays = build_store(answers(), **SIZES)
-    drafter = StoreDrafter(*map(jnp.asarray, arrays), **SIZES)
+    arrays = build_datastore(answers(), **SIZES)
+    drafter = RetrievalDrafter(*map(jnp.asarray, arrays), **SIZES)
     asked = context(wanted=np.array([4, 0, 3, 4, 1], np.int32))
     asked = asked._replace(tokens=asked.tokens % VOCAB)
     proposal, _ = jax.jit(drafter.propose, static_argnums=2, static_argnames="is_sampled")(
@@ -106,9 +108,9 @@ def test_drafts_are_looked_up_one_behind_the_other():
 
 
 def test_the_rarest_contexts_go_first():
-    small = build_store(answers(), **SIZES, max_entries=30)
+    small = build_datastore(answers(), **SIZES, max_entries=30)
     assert len(small.keys) == 30
-    assert np.isin(small.keys, build_store(answers(), **SIZES).keys).all()
+    assert np.isin(small.keys, build_datastore(answers(), **SIZES).keys).all()
 
 
 @pytest.mark.parametrize(
@@ -121,34 +123,34 @@ def test_the_rarest_contexts_go_first():
 )
 def test_what_cannot_be_counted_is_refused(rollouts, options, message):
     with pytest.raises(ValueError, match=message):
-        build_store(rollouts, **options)
+        build_datastore(rollouts, **options)
 
 
 def test_the_file_comes_back_as_written(tmp_path):
-    arrays, path = build_store(answers(), **SIZES), tmp_path / "store.safetensors"
-    write_store(path, arrays._asdict(), **SIZES, vocab_size=VOCAB, about={"num_tokens": 3})
-    found, about = read_store(path)
+    arrays, path = build_datastore(answers(), **SIZES), tmp_path / "store.safetensors"
+    write_datastore(path, arrays._asdict(), **SIZES, vocab_size=VOCAB, about={"num_tokens": 3})
+    found, about = read_datastore(path)
     for name, array in arrays._asdict().items():
         np.testing.assert_array_equal(found[name], array)
     assert about["about"] == {"num_tokens": 3}
-    drafter = load_store(path, tiny.model(1))
+    drafter = load_datastore(path, tiny.model(1))
     assert (drafter.max_ngram, drafter.min_ngram) == (3, 1)
     assert [file.name for file in tmp_path.iterdir()] == ["store.safetensors"]
 
 
 def test_files_that_are_no_stores_are_named(tmp_path):
-    path, arrays = tmp_path / "store.safetensors", build_store(answers(), **SIZES)._asdict()
+    path, arrays = tmp_path / "store.safetensors", build_datastore(answers(), **SIZES)._asdict()
     with pytest.raises(ValueError, match="not readable as an n-gram store"):
-        read_store(path)
+        read_datastore(path)
     save_file(dict(arrays), path)
     with pytest.raises(ValueError, match="not an n-gram store; bass-jax build-store writes one"):
-        read_store(path)
-    write_store(path, arrays | {"tokens": arrays["tokens"][:-1]}, **SIZES, vocab_size=VOCAB)
+        read_datastore(path)
+    write_datastore(path, arrays | {"tokens": arrays["tokens"][:-1]}, **SIZES, vocab_size=VOCAB)
     with pytest.raises(ValueError, match="of one length and not empty"):
-        read_store(path)
-    write_store(path, arrays, **SIZES, vocab_size=VOCAB)
+        read_datastore(path)
+    write_datastore(path, arrays, **SIZES, vocab_size=VOCAB)
     with pytest.raises(ValueError, match="a store of 7 tokens, the target has 5"):
-        read_store(path, vocab_size=5)
+        read_datastore(path, vocab_size=5)
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(ValueError, match="not readable as an n-gram store"):
-        read_store(path)
+        read_datastore(path)

@@ -4,7 +4,7 @@ import numpy as np
 
 from bass_jax.decoding.state import FinishReason, StepInfo
 from bass_jax.engine.executor import StepResult
-from bass_jax.engine.request import Request, Ticket
+from bass_jax.engine.request import Request, RequestHandle
 
 
 def expected_tokens(request: Request) -> np.ndarray:
@@ -16,31 +16,31 @@ class FakeExecutor:
     """Emits one to three tokens per row and step; `log` holds the orders."""
 
     def __init__(self, num_rows: int = 1, chunk: int = 8, seed: int = 0):
-        self.rows: list[Ticket | None] = [None] * num_rows
-        self.given: dict[Ticket, int] = {}
+        self.rows: list[RequestHandle | None] = [None] * num_rows
+        self.given: dict[RequestHandle, int] = {}
         self.log: list[tuple] = []
         self._chunk, self._random = chunk, np.random.default_rng(seed)
-        self._reading: tuple[Ticket, int] | None = None
+        self._reading: tuple[RequestHandle, int] | None = None
         self._in_flight: list[int] | None = None
 
-    def read(self, ticket, start, num):
+    def read(self, handle, start, num):
         assert self._in_flight is None
         assert 0 <= num <= self._chunk
         if start == 0:
-            self._reading = (ticket, 0)
-        assert self._reading == (ticket, start), "pieces come in order, one prompt at a time"
-        self._reading = (ticket, start + num)
-        self.log.append(("read", ticket, num))
+            self._reading = (handle, 0)
+        assert self._reading == (handle, start), "pieces come in order, one prompt at a time"
+        self._reading = (handle, start + num)
+        self.log.append(("read", handle, num))
 
-    def insert(self, ticket, row):
-        assert self._reading == (ticket, len(ticket.request.prompt) - 1), "the whole prompt was read"
+    def insert(self, handle, row):
+        assert self._reading == (handle, len(handle.request.prompt) - 1), "the whole prompt was read"
         assert self.rows[row] is None, "the row is free"
-        self._reading, self.rows[row], self.given[ticket] = None, ticket, 0
-        self.log.append(("insert", ticket, row))
+        self._reading, self.rows[row], self.given[handle] = None, handle, 0
+        self.log.append(("insert", handle, row))
 
     def regroup(self, sources):
         kept = [source for source in sources if source >= 0]
-        running = [row for row, ticket in enumerate(self.rows) if ticket is not None]
+        running = [row for row, handle in enumerate(self.rows) if handle is not None]
         assert set(running) <= set(kept) and len(set(kept)) == len(kept), "nobody is lost, nobody is doubled"
         self.rows = [None if source < 0 else self.rows[source] for source in sources]
         self.log.append(("regroup", len(sources)))
@@ -51,7 +51,7 @@ class FakeExecutor:
 
     def dispatch(self):
         assert self._in_flight is None and any(self.rows)
-        self._in_flight = [row for row, ticket in enumerate(self.rows) if ticket is not None]
+        self._in_flight = [row for row, handle in enumerate(self.rows) if handle is not None]
         self.log.append(("step", len(self._in_flight), len(self.rows)))
 
     def collect(self):
@@ -60,12 +60,12 @@ class FakeExecutor:
         counts = {name: np.zeros(num_rows, np.int32) for name in ("num_emitted", "finish", "num_drafted")}
         is_active, tokens = np.zeros(num_rows, bool), np.full((num_rows, 3), -1, np.int32)
         for row in self._in_flight:
-            ticket = self.rows[row]
-            expected, start = expected_tokens(ticket.request), self.given[ticket]
+            handle = self.rows[row]
+            expected, start = expected_tokens(handle.request), self.given[handle]
             num = min(int(self._random.integers(1, 4)), len(expected) - start)
             is_active[row], counts["num_emitted"][row] = True, num
             tokens[row, :num] = expected[start : start + num]
-            self.given[ticket] += num
+            self.given[handle] += num
             if start + num == len(expected):
                 counts["finish"][row], self.rows[row] = FinishReason.LENGTH, None
         self._in_flight = None

@@ -17,7 +17,7 @@ import bass_jax as bass
 from bass_jax.drafters import NgramDrafter
 from bass_jax.engine import QueueFull
 from bass_jax.policies import Plan
-from bass_jax.runtime.jit_cache import EXECUTABLES
+from bass_jax.runtime.jit_cache import JIT_CACHE
 from tests import tiny
 from tests.letters import Letters
 
@@ -95,30 +95,30 @@ def alone(pair, spec, request: dict):
 
 def serve_at_random(engine, num: int, seed: int, monkeypatch):
     """Requests that come, and some that go, between steps."""
-    random, requests, tickets, cancelled = np.random.default_rng(seed), [], [], set()
+    random, requests, handles, cancelled = np.random.default_rng(seed), [], [], set()
     reads, device_get = [], jax.device_get
     monkeypatch.setattr(jax, "device_get", lambda tree: reads.append(1) or device_get(tree))
     before = engine.counts
-    while len(tickets) < num or not engine.loop.is_idle:
-        for _ in range(min(random.poisson(0.5), num - len(tickets))):
+    while len(handles) < num or not engine.loop.is_idle:
+        for _ in range(min(random.poisson(0.5), num - len(handles))):
             requests.append(draw_request(random))
-            tickets.append(engine.submit(**requests[-1], priority=int(random.integers(2))))
-        if tickets and random.random() < 0.1:
-            chosen = int(random.integers(max(0, len(tickets) - 8), len(tickets)))
-            if tickets[chosen].finish_reason is None:
-                tickets[chosen].cancel()
+            handles.append(engine.submit(**requests[-1], priority=int(random.integers(2))))
+        if handles and random.random() < 0.1:
+            chosen = int(random.integers(max(0, len(handles) - 8), len(handles)))
+            if handles[chosen].finish_reason is None:
+                handles[chosen].cancel()
                 cancelled.add(chosen)
         engine.advance()
     monkeypatch.setattr(jax, "device_get", device_get)
     assert engine.counts.num_steps - before.num_steps == len(reads), "one host read per step"
     assert engine.counts.num_finished - before.num_finished == num
-    return requests, tickets, cancelled
+    return requests, handles, cancelled
 
 
-def check_answers(pair, spec, requests, tickets, cancelled):
-    for index, (request, ticket) in enumerate(zip(requests, tickets, strict=True)):
-        expected, answer = alone(pair, spec, request), ticket.answer()
-        events = list(ticket)
+def check_answers(pair, spec, requests, handles, cancelled):
+    for index, (request, handle) in enumerate(zip(requests, handles, strict=True)):
+        expected, answer = alone(pair, spec, request), handle.answer()
+        events = list(handle)
         assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
         np.testing.assert_array_equal(np.concatenate([event.tokens for event in events]), answer.tokens)
         assert "".join(event.text for event in events) == answer.text
@@ -142,12 +142,12 @@ def check_empty(engine):
 
 def test_random_requests_are_given_what_they_are_given_alone(engine, pair, monkeypatch):
     """Greedy and sampled, with stops, limits and cancellations; the token rule too, because its length is fixed."""
-    requests, tickets, cancelled = serve_at_random(engine, 60, 0, monkeypatch)
-    check_answers(pair, engine.spec, requests, tickets, cancelled)
+    requests, handles, cancelled = serve_at_random(engine, 60, 0, monkeypatch)
+    check_answers(pair, engine.spec, requests, handles, cancelled)
     check_empty(engine)
     assert engine.counts.num_regroups >= 2
     assert engine.counts.num_accepted > 100
-    assert sum(tickets[index].finish_reason == "cancelled" for index in cancelled) > 2
+    assert sum(handles[index].finish_reason == "cancelled" for index in cancelled) > 2
 
 
 @pytest.mark.slow
@@ -157,18 +157,18 @@ def test_a_thousand_requests(engine, pair, monkeypatch):
         lambda name, *_, **__: compiled.append(name) if name.endswith("backend_compile_duration") else None
     )
     try:
-        requests, tickets, cancelled = serve_at_random(engine, 1000, 1, monkeypatch)
+        requests, handles, cancelled = serve_at_random(engine, 1000, 1, monkeypatch)
         assert not compiled, "no compilation after warm-up"
     finally:
         jax.monitoring.clear_event_listeners()
-    check_answers(pair, engine.spec, requests, tickets, cancelled)
+    check_answers(pair, engine.spec, requests, handles, cancelled)
     check_empty(engine)
-    assert sum(tickets[index].finish_reason == "cancelled" for index in cancelled) > 20
+    assert sum(handles[index].finish_reason == "cancelled" for index in cancelled) > 20
 
 
 def test_nothing_is_compiled_after_warm_up(engine, monkeypatch):
     """Neither by the engine nor by jax itself, whatever the requests ask for."""
-    compiled, before = [], EXECUTABLES.num_compiled
+    compiled, before = [], JIT_CACHE.num_compiled
     jax.monitoring.register_event_duration_secs_listener(
         lambda name, *_, **__: compiled.append(name) if name.endswith("backend_compile_duration") else None
     )
@@ -179,13 +179,13 @@ def test_nothing_is_compiled_after_warm_up(engine, monkeypatch):
         assert compiled, "the listener hears compilations"
     finally:
         jax.monitoring.clear_event_listeners()
-    assert EXECUTABLES.num_compiled == before
+    assert JIT_CACHE.num_compiled == before
 
 
 @pytest.mark.slow
 def test_adjusted_rows(pair):
     """Bias, bans, penalties and minimum lengths beside rows without any."""
-    engine = bass.Engine(pair, bass.SpecConfig(3), config=bass.EngineConfig(4, 64, buckets=(4,)), is_adjusted=True)
+    engine = bass.Engine(pair, bass.SpecConfig(3), config=bass.EngineConfig(4, 64, buckets=(4,)), is_processed=True)
     samplings = [
         bass.Sampling(),
         bass.Sampling(0.9, repetition_penalty=1.4, frequency_penalty=0.3),
@@ -196,9 +196,9 @@ def test_adjusted_rows(pair):
         {"prompt": [1, 2, 3, i], "sampling": sampling, "seed": i, "stop_tokens": [5, 7], "max_new_tokens": 20}
         for i, sampling in enumerate(samplings)
     ]
-    tickets = [engine.submit(**request) for request in requests]
+    handles = [engine.submit(**request) for request in requests]
     engine.run()
-    check_answers(pair, engine.spec, requests, tickets, set())
+    check_answers(pair, engine.spec, requests, handles, set())
 
 
 @pytest.mark.slow
@@ -206,9 +206,9 @@ def test_a_drafter_that_reads_prompts_at_once(pair):
     pair = pair.with_drafter(NgramDrafter())
     engine = bass.Engine(pair, bass.SpecConfig(3), config=bass.EngineConfig(4, 64, chunk=16, buckets=(4,)))
     requests = [draw_request(np.random.default_rng(seed)) for seed in range(6)]
-    tickets = [engine.submit(**request) for request in requests]
+    handles = [engine.submit(**request) for request in requests]
     engine.run()
-    check_answers(pair, engine.spec, requests, tickets, set())
+    check_answers(pair, engine.spec, requests, handles, set())
 
 
 @pytest.mark.slow
@@ -217,8 +217,8 @@ def test_log_probabilities_of_alternatives(pair):
     engine = bass.Engine(pair, spec, config=bass.EngineConfig(1, 64))
     request = {"prompt": [1, 2, 3], "seed": 4, "max_new_tokens": 9, "stop_tokens": ()}
     answer, expected = engine.submit(**request).result(), alone(pair, spec, request)
-    assert answer.laws is not None
-    for found, wanted in zip(answer.laws, expected.laws[0], strict=True):
+    assert answer.token_logprobs is not None
+    for found, wanted in zip(answer.token_logprobs, expected.token_logprobs[0], strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-4)
 
 
@@ -226,17 +226,17 @@ def test_an_async_for_yields_the_events(token_engine, pair):
     requests = [draw_request(np.random.default_rng(seed)) for seed in range(10, 18)]
 
     async def read(request):
-        ticket = token_engine.submit(**request)
-        return ticket, [event async for event in ticket]
+        handle = token_engine.submit(**request)
+        return handle, [event async for event in handle]
 
     async def main():
         return await asyncio.gather(*(read(request) for request in requests))
 
     found = asyncio.run(main())
-    for (ticket, events), request in zip(found, requests, strict=True):
+    for (handle, events), request in zip(found, requests, strict=True):
         expected = alone(pair, token_engine.spec, request)
         np.testing.assert_array_equal(np.concatenate([event.tokens for event in events]), expected.tokens[0])
-        assert "".join(event.text for event in events) == expected.texts[0] == ticket.answer().text
+        assert "".join(event.text for event in events) == expected.texts[0] == handle.answer().text
     check_empty(token_engine)
 
 
@@ -244,16 +244,16 @@ def test_a_cancelled_consumer_and_one_that_leaves(token_engine, pair):
     """Their requests end, and the others are given the rest."""
     request = {"prompt": [1, 2, 3], "max_new_tokens": 60, "stop_tokens": ()}
 
-    async def leave(ticket):
-        async for _ in ticket:
+    async def leave(handle):
+        async for _ in handle:
             break
 
-    async def wait(ticket):
-        return await ticket
+    async def wait(handle):
+        return await handle
 
     async def main():
-        tickets = [token_engine.submit(**request, seed=seed) for seed in range(3)]
-        leaver, waiter, stayer = tickets
+        handles = [token_engine.submit(**request, seed=seed) for seed in range(3)]
+        leaver, waiter, stayer = handles
         task = asyncio.create_task(wait(waiter))
         await leave(leaver)
         task.cancel()
@@ -284,15 +284,15 @@ def test_a_row_of_nan_harms_nobody(pair, page_size):
     ban = {"stop_tokens": (POISON,)}
     prompts = [[1, 2], [1, POISON, 3], [4, 5, POISON], [3, 1, 4], [POISON], [2, 7, 1, 8], [6, 6]]
     requests = [{"prompt": prompt, "max_new_tokens": 12, "seed": 5} | ban for prompt in prompts]
-    tickets = [engine.submit(**request) for request in requests]
+    handles = [engine.submit(**request) for request in requests]
     engine.run()
-    for request, ticket in zip(requests, tickets, strict=True):
+    for request, handle in zip(requests, handles, strict=True):
         if POISON in request["prompt"]:
-            assert ticket.finish_reason == "not_finite" and ticket.num_tokens == 0
+            assert handle.finish_reason == "not_finite" and handle.num_tokens == 0
         else:
-            assert ticket.finish_reason in ("length", "stop")
+            assert handle.finish_reason in ("length", "stop")
             expected = alone(pair, engine.spec, request)  # of the sound target
-            np.testing.assert_array_equal(ticket.answer().tokens, expected.tokens[0])
+            np.testing.assert_array_equal(handle.answer().tokens, expected.tokens[0])
     check_empty(engine)
 
 
@@ -305,7 +305,7 @@ def test_requests_that_are_refused(token_engine):
         ({"prompt": [1], "max_new_tokens": 0}, "max_new_tokens=0"),
         ({"prompt": [1], "max_new_tokens": 5, "seed": -1}, "seed=-1"),
         ({"prompt": [1], "max_new_tokens": 5, "stop_tokens": range(5)}, "stop_tokens has 5"),
-        ({"prompt": [1], "max_new_tokens": 5, "sampling": bass.Sampling(min_new_tokens=3)}, "is_adjusted"),
+        ({"prompt": [1], "max_new_tokens": 5, "sampling": bass.Sampling(min_new_tokens=3)}, "is_processed"),
     ):
         with pytest.raises(ValueError, match=message):
             token_engine.submit(**request)
@@ -322,10 +322,10 @@ def test_a_full_queue(pair):
     config = dataclasses.replace(CONFIG, max_waiting=3)
     engine = bass.Engine(pair, ENGINES["token"][0], config=config, num_stop_tokens=4)
     request = {"prompt": [1, 2, 3], "max_new_tokens": 5, "stop_tokens": ()}
-    tickets = [engine.submit(**request) for _ in range(3)]
+    handles = [engine.submit(**request) for _ in range(3)]
     with pytest.raises(QueueFull):
         engine.submit(**request)
-    assert [len(ticket.result().tokens) for ticket in tickets] == [5, 5, 5]
+    assert [len(handle.result().tokens) for handle in handles] == [5, 5, 5]
     assert engine.submit(**request).result().finish_reason == "length"
 
 
@@ -349,25 +349,25 @@ def test_a_callback_that_raises(token_engine, pair):
 def test_pages_are_reserved_as_needed_and_given_back(pair):
     """More rows than dense caches of as many tokens would hold; what is reserved and empty is reported."""
     engine = bass.Engine(pair, ENGINES["paged"][0], config=PAGED, num_stop_tokens=4)
-    tickets = [engine.submit([1, 2, 3], max_new_tokens=num, stop_tokens=()) for num in (13, 13, 13, 29, 40)]
+    handles = [engine.submit([1, 2, 3], max_new_tokens=num, stop_tokens=()) for num in (13, 13, 13, 29, 40)]
     while engine.loop.scheduler.num_running < 5:
         engine.advance()
     # 3 rows of 1 page, one of 2 and one of 3, where dense caches of 160 tokens hold 2 rows.
     use = engine.page_use
     assert (use.num_pages, use.num_reserved) == (10, 8)
-    assert use.num_tokens == sum(3 + ticket.num_tokens for ticket in tickets)
+    assert use.num_tokens == sum(3 + handle.num_tokens for handle in handles)
     assert use.fragmentation(16) == 1 - use.num_tokens / 128
-    tickets[4].cancel()
+    handles[4].cancel()
     engine.advance()
     assert engine.page_use.num_reserved <= 5
     engine.run()
-    assert [ticket.num_tokens for ticket in tickets[:4]] == [13, 13, 13, 29]
+    assert [handle.num_tokens for handle in handles[:4]] == [13, 13, 13, 29]
     check_empty(engine)
 
 
 def test_what_has_no_pages_is_refused(pair):
-    with pytest.raises(ValueError, match="num_chains=2"):
-        bass.Engine(pair, bass.SpecConfig(3, "multi_draft", num_chains=2), config=PAGED)
+    with pytest.raises(ValueError, match="num_candidates=2"):
+        bass.Engine(pair, bass.SpecConfig(3, "multi_draft", num_candidates=2), config=PAGED)
     with pytest.raises(ValueError, match="page_size=24"):
         bass.EngineConfig(2, 64, page_size=24)
 
@@ -381,10 +381,10 @@ def test_threads_share_an_engine(pair):
 
     def serve(worker: int) -> None:
         for index in range(worker, len(prompts), 8):
-            ticket = engine.submit(prompts[index], max_new_tokens=12)
+            handle = engine.submit(prompts[index], max_new_tokens=12)
             if index % 3 == 0:
                 engine.submit(prompts[index], max_new_tokens=40).cancel()
-            answers[index] = ticket.result().tokens.tolist()
+            answers[index] = handle.result().tokens.tolist()
 
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
         for done in [threads.submit(serve, worker) for worker in range(8)]:
@@ -398,8 +398,8 @@ def test_event_loops_share_an_engine(pair):
 
     def serve(prompt: list[int]) -> list[list[int]]:
         async def gather():
-            tickets = [engine.submit(prompt, max_new_tokens=20) for _ in range(4)]
-            return [answer.tokens.tolist() for answer in await asyncio.gather(*tickets)]
+            handles = [engine.submit(prompt, max_new_tokens=20) for _ in range(4)]
+            return [answer.tokens.tolist() for answer in await asyncio.gather(*handles)]
 
         return asyncio.run(gather())
 

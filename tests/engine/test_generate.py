@@ -8,7 +8,7 @@ import pytest
 import bass_jax as bass
 from bass_jax.config import DRAFT_LEN_BUCKETS
 from bass_jax.drafters import NgramDrafter
-from bass_jax.runtime.jit_cache import EXECUTABLES
+from bass_jax.runtime.jit_cache import JIT_CACHE
 from tests import tiny
 from tests.letters import Letters
 
@@ -106,13 +106,13 @@ def test_one_executable_per_bucket():
     """Breaking it: minutes of compilation in the middle of serving, for every new temperature or length."""
     target = tiny.model(1, num_layers=1)
     pair = bass.Pair(target, NgramDrafter())
-    before = EXECUTABLES.num_compiled
+    before = JIT_CACHE.num_compiled
 
     def run(prompts=tiny.PROMPTS, draft_len=8, **options):
         options = {"sampling": WARM, "max_new_tokens": 8} | options
         return bass.generate(pair, prompts, bass.SpecConfig(draft_len), **options).timings
 
-    assert run().num_compiled == EXECUTABLES.num_compiled - before > 0
+    assert run().num_compiled == JIT_CACHE.num_compiled - before > 0
     sweeps = [
         *({"sampling": bass.Sampling(temperature=t)} for t in (0.1, 0.7, 1.0, [0.0, 1.0, 2.0])),
         *({"sampling": bass.Sampling(temperature=1.0, top_k=k, top_p=p, min_p=m)}

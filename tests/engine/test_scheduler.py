@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bass_jax.engine import EngineConfig, Loop, QueueFull, Request, Scheduler, Ticket
+from bass_jax.engine import EngineConfig, Loop, QueueFull, Request, RequestHandle, Scheduler
 from tests.engine.fakes import FakeExecutor, expected_tokens
 
 CONFIG = EngineConfig(num_slots=5, capacity=64, chunk=8)
@@ -23,11 +23,11 @@ def make(config: EngineConfig = CONFIG, **options):
     return Loop(Scheduler(config), executor, **options), executor
 
 
-def submit(loop: Loop, *requests: Request) -> list[Ticket]:
-    tickets = [Ticket(one, on_cancel=loop.cancel) for one in requests]
-    for ticket in tickets:
-        loop.submit(ticket)
-    return tickets
+def submit(loop: Loop, *requests: Request) -> list[RequestHandle]:
+    handles = [RequestHandle(one, on_cancel=loop.cancel) for one in requests]
+    for handle in handles:
+        loop.submit(handle)
+    return handles
 
 
 def check_empty(loop: Loop):
@@ -51,15 +51,15 @@ def test_nothing_is_lost_and_nothing_comes_twice(seed, batching, num_slots, buck
     random = np.random.default_rng(seed)
     config = EngineConfig(num_slots, 64, budget, chunk=8, chunks_per_step=chunks, batching=batching, buckets=buckets)
     loop, executor = make(config)
-    tickets: list[Ticket] = []
-    cancelled: set[Ticket] = set()
+    handles: list[RequestHandle] = []
+    cancelled: set[RequestHandle] = set()
     for _ in range(40):
         for _ in range(random.poisson(0.7)):
-            new = request(int(random.integers(1, 40)), int(random.integers(1, 20)), seed=100 * len(tickets),
+            new = request(int(random.integers(1, 40)), int(random.integers(1, 20)), seed=100 * len(handles),
                           priority=int(random.integers(3)))  # fmt: skip
-            tickets += submit(loop, new)
-        if tickets and random.random() < 0.2:
-            chosen = tickets[random.integers(len(tickets))]
+            handles += submit(loop, new)
+        if handles and random.random() < 0.2:
+            chosen = handles[random.integers(len(handles))]
             if chosen.finish_reason is None:
                 cancelled.add(chosen)
                 chosen.cancel()
@@ -71,25 +71,25 @@ def test_nothing_is_lost_and_nothing_comes_twice(seed, batching, num_slots, buck
     loop.run()
     check_empty(loop)
     assert all(row is None for row in executor.rows)
-    for ticket in tickets:
-        expected, answer = expected_tokens(ticket.request), ticket.answer()
-        assert answer.finish_reason == ticket.finish_reason
+    for handle in handles:
+        expected, answer = expected_tokens(handle.request), handle.answer()
+        assert answer.finish_reason == handle.finish_reason
         # A step that is in flight when a request is cancelled may be its last.
-        assert ticket.finish_reason == "length" or (ticket in cancelled and ticket.finish_reason == "cancelled")
+        assert handle.finish_reason == "length" or (handle in cancelled and handle.finish_reason == "cancelled")
         np.testing.assert_array_equal(answer.tokens, expected[: len(answer.tokens)])
-        if ticket.finish_reason == "length":
-            assert len(answer.tokens) == ticket.num_tokens == len(expected)
-    assert loop.counts.num_finished == len(tickets)
-    assert loop.counts.num_emitted == sum(ticket.num_tokens for ticket in tickets)
+        if handle.finish_reason == "length":
+            assert len(answer.tokens) == handle.num_tokens == len(expected)
+    assert loop.counts.num_finished == len(handles)
+    assert loop.counts.num_emitted == sum(handle.num_tokens for handle in handles)
 
 
 def test_requests_leave_the_queue_by_priority_and_then_by_arrival():
     loop, executor = make(EngineConfig(num_slots=1, capacity=64))
     priorities = [0, 0, 2, 1, 2, 0]
-    tickets = submit(loop, *(request(priority=priority) for priority in priorities))
+    handles = submit(loop, *(request(priority=priority) for priority in priorities))
     loop.run()
     served = [entry[1] for entry in executor.log if entry[0] == "insert"]
-    assert [tickets.index(ticket) for ticket in served] == [2, 4, 3, 0, 1, 5]
+    assert [handles.index(handle) for handle in served] == [2, 4, 3, 0, 1, 5]
 
 
 def test_a_small_request_does_not_overtake_a_large_one():
@@ -125,7 +125,7 @@ def test_a_static_batch_takes_what_waits_and_is_run_to_completion():
     loop.advance()
     late = submit(loop, request(), request())
     loop.run()
-    assert all(ticket.finish_reason == "length" for ticket in late)
+    assert all(handle.finish_reason == "length" for handle in late)
     inserts = [index for index, entry in enumerate(executor.log) if entry[0] == "insert"]
     # Nobody joins while the long one runs, and the batch keeps its rows.
     steps = [entry for entry in executor.log[inserts[2] : inserts[3]] if entry[0] == "step"]
@@ -161,13 +161,13 @@ def test_what_exceeds_the_budget_is_refused():
 
 def test_a_full_queue_refuses_and_goes_on():
     loop, _ = make(EngineConfig(num_slots=1, capacity=64, max_waiting=2))
-    tickets = submit(loop, request(), request())
+    handles = submit(loop, request(), request())
     with pytest.raises(QueueFull, match="max_waiting=2"):
         submit(loop, request())
     loop.run()
-    tickets += submit(loop, request())
+    handles += submit(loop, request())
     loop.run()
-    assert [ticket.finish_reason for ticket in tickets] == ["length"] * 3
+    assert [handle.finish_reason for handle in handles] == ["length"] * 3
 
 
 def test_a_callback_that_raises_ends_its_own_request():
@@ -178,14 +178,14 @@ def test_a_callback_that_raises_ends_its_own_request():
         seen.append(len(event.tokens))
         raise KeyError("mine")
 
-    failing = Ticket(request(num_new=20), on_event=fail, on_cancel=loop.cancel)
+    failing = RequestHandle(request(num_new=20), on_event=fail, on_cancel=loop.cancel)
     loop.submit(failing)
     others = submit(loop, request(num_new=20, seed=7), request(num_new=5))
     loop.run()
     assert failing.finish_reason == "error" and isinstance(failing.error, KeyError)
     assert len(seen) == 1 and failing.num_tokens < 20
-    for ticket in others:
-        np.testing.assert_array_equal(ticket.answer().tokens, expected_tokens(ticket.request))
+    for handle in others:
+        np.testing.assert_array_equal(handle.answer().tokens, expected_tokens(handle.request))
     check_empty(loop)
 
 

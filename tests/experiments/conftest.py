@@ -76,11 +76,11 @@ def content(pair_path, data, tmp_path) -> dict:
         "output_dir": str(tmp_path / "run"),
         "pair": {"path": pair_path},
         "task": {"name": "prompts", "data": data["prompts"]},
-        "modes": {
+        "methods": {
             "regular": {"step": "decode", "batch": 4},
             "single": {"batch": 1, "draft_len": 2},
             "batched": {"batch": 4, "draft_len": 2},
-            "lock step": {"step": "lockstep", "batch": 4, "draft_len": 2},
+            "synchronized": {"step": "synchronized", "batch": 4, "draft_len": 2},
         },
         "num_samples": 4,
         "max_new_tokens": 10,

@@ -26,7 +26,7 @@ def test_config_is_read_and_short(path):
     config = load_experiment(path)
     assert parse_experiment(as_plain(config)) == config
     assert find_task(config.task.name)
-    assert any(variant.mode.step == "decode" for variant in config.variants())
+    assert any(variant.method.step == "decode" for variant in config.variants())
     assert all(config.baseline_of(variant) for variant in config.variants())
 
 
@@ -40,7 +40,7 @@ def test_shapes_without_checkpoints_are_presets(folder):
     """The papers' drafts share their target's vocabulary."""
     for path in (ROOT / "configs" / folder).glob("*.yaml"):
         config = load_experiment(path)
-        names = {config.pair.target, config.pair.draft, *(mode.draft for mode in config.modes.values())} - {None}
+        names = {config.pair.target, config.pair.draft, *(method.draft for method in config.methods.values())} - {None}
         if config.pair.target is not None:
             assert names <= set(PRESETS)
             assert len({preset(name).vocab_size for name in names}) == 1

@@ -40,7 +40,7 @@ def test_spans_say_who_wrote_what():
 
 def test_spans_keep_characters_whole_and_escape_them():
     """Two tokens make one character; it goes to the second."""
-    letters = Letters(6, pieces=(b"\xc3", b"\xa9", b"<", b"x", b"y", b"\xc3"))
+    letters = Letters(6, chunks=(b"\xc3", b"\xa9", b"<", b"x", b"y", b"\xc3"))
     spans = accepted_spans(INFOS, 0, letters)
     assert [span.text for span in spans] == ["é", "<", "y", "\ufffd"]
     assert [span.source for span in spans] == ["draft", "target", "draft", "draft"]

@@ -14,7 +14,7 @@ import yaml
 from bass_jax.cli.main import main
 from bass_jax.experiments import analyse, parse_experiment, read_run, run_experiment, score_run
 from bass_jax.experiments.pass_at_k import pass_at_k
-from bass_jax.experiments.sandbox import check_cage
+from bass_jax.experiments.sandbox import check_sandbox
 from bass_jax.experiments.scoring import PermissionNeededError
 from bass_jax.experiments.sweep import make_grid, point_name
 from tests.experiments.conftest import written
@@ -23,17 +23,17 @@ from tests.experiments.conftest import written
 @pytest.fixture(scope="module")
 def isolation():
     try:
-        check_cage()
+        check_sandbox()
     except ValueError as error:
         pytest.skip(f"programs cannot be isolated here: {error}")
 
 
 @pytest.fixture
 def coded(content, data) -> dict:
-    """A configuration whose answers are programs, sampled, in three modes."""
+    """A configuration whose answers are programs, sampled, in three methods."""
     content |= {"task": {"name": "humaneval", "data": data["humaneval"]}, "sampling": {"temperature": 1.0}}
     content |= {"num_samples": 4, "max_new_tokens": 6, "title": "Small <HumanEval> & more"}
-    del content["modes"]["lock step"]
+    del content["methods"]["synchronized"]
     return content
 
 
@@ -73,9 +73,9 @@ def test_scores_are_those_of_the_planted_answers(coded, isolation, capsys, tmp_p
         assert found.scores["pass@1"].value == pytest.approx(sum(expected) / 3)
         assert found.scores["pass@all"].value == 1.0
         assert found.num_problems == 3 and found.num_samples == 12
-    assert {"num_tokens", "mean_logprob", "passed"} == result.same_law["batched"].keys()
+    assert {"num_tokens", "mean_logprob", "passed"} == result.same_distribution["batched"].keys()
     # Every mode was planted alike.
-    assert result.same_law["batched"]["passed"].p_value == 1.0
+    assert result.same_distribution["batched"]["passed"].p_value == 1.0
 
     output = tmp_path / "reports" / "small"
     assert main(["report", str(path), "--output", str(output)]) == 0
@@ -95,12 +95,12 @@ def test_laws_are_not_compared_where_a_budget_cut_answers_off(coded):
     """Long answers are missing there: a test would find the speed, not the law."""
     coded |= {
         "task": coded["task"] | {"limit": 1},
-        "modes": {name: coded["modes"][name] for name in ("regular", "batched")},
+        "methods": {name: coded["methods"][name] for name in ("regular", "batched")},
     }
     without = analyse(read_run(run_experiment(parse_experiment(coded))))
-    assert without.same_law.keys() == {"batched"}
+    assert without.same_distribution.keys() == {"batched"}
     coded |= {"budget": 1e9, "output_dir": coded["output_dir"] + "-2"}
-    assert not analyse(read_run(run_experiment(parse_experiment(coded)))).same_law
+    assert not analyse(read_run(run_experiment(parse_experiment(coded)))).same_distribution
 
 
 class _Page(HTMLParser):
@@ -129,14 +129,14 @@ def test_the_command_line_from_run_to_comparison(content, tmp_path, capsys):
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content))
     first, second = content["output_dir"], content["output_dir"] + "-2"
-    assert main(["run", str(config), "num_samples=1", "modes.single.num_samples=1"]) == 0
+    assert main(["run", str(config), "num_samples=1", "methods.single.num_samples=1"]) == 0
     printed = capsys.readouterr().out
     assert printed.endswith(f"{first}\n")
     assert printed.count("4 of 4 greedy samples are those of regular decoding") == 3
     arguments = [
         "num_samples=1",
-        "modes.single.num_samples=1",
-        "modes.batched.draft_len=1",
+        "methods.single.num_samples=1",
+        "methods.batched.draft_len=1",
         "--quiet",
         f"output_dir={second}",
     ]
@@ -146,22 +146,22 @@ def test_the_command_line_from_run_to_comparison(content, tmp_path, capsys):
     assert session["command"] == ["bass-jax", "run", str(config), *arguments]
     assert main(["compare", first, second]) == 0
     printed = capsys.readouterr().out
-    assert "modes.batched.draft_len" in printed and printed.count("4 of 4") == 4
+    assert "methods.batched.draft_len" in printed and printed.count("4 of 4") == 4
     # Finished: nothing is decoded again, and no session is added.
     assert main(["run", str(config), *arguments]) == 0
     assert len(json.loads((Path(second) / "run.json").read_text())["sessions"]) == 1
 
 
 def test_a_sweep_runs_every_point_once(content, tmp_path, capsys):
-    content |= {"num_samples": 1, "modes": {"batched": {"batch": 4, "draft_len": 2}}}
+    content |= {"num_samples": 1, "methods": {"batched": {"batch": 4, "draft_len": 2}}}
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content))
-    command = ["sweep", str(config), "--grid", "modes.batched.draft_len=1,2", "--grid", "seeds=[[0], [1]]", "--quiet"]
+    command = ["sweep", str(config), "--grid", "methods.batched.draft_len=1,2", "--grid", "seeds=[[0], [1]]", "--quiet"]
     assert main(command) == 0
     paths = [Path(line) for line in capsys.readouterr().out.split()]
     assert len(set(paths)) == 4
     configs = [read_run(path).config for path in paths]
-    assert [(one.modes["batched"].draft_len, one.seeds) for one in configs] == [
+    assert [(one.methods["batched"].draft_len, one.seeds) for one in configs] == [
         (1, (0,)),
         (1, (1,)),
         (2, (0,)),
@@ -177,20 +177,20 @@ def test_a_sweep_runs_every_point_once(content, tmp_path, capsys):
 def test_points_have_names_of_their_own(content, tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content))
-    points = make_grid(config, {"modes.single.draft_len": [1, 2], "modes.batched.draft_len": [1, 2]})
+    points = make_grid(config, {"methods.single.draft_len": [1, 2], "methods.batched.draft_len": [1, 2]})
     assert len({point.config.output_dir for point in points}) == 4
     assert len(point_name({"task.data": "x" * 500})) < 100
     with pytest.raises(ValueError, match="draft_len=99"):
-        make_grid(config, {"modes.single.draft_len": [1, 99]})
+        make_grid(config, {"methods.single.draft_len": [1, 99]})
 
 
 @pytest.mark.slow
 def test_a_sweep_through_ray_is_the_same_sweep(content, tmp_path, capsys):
     pytest.importorskip("ray", reason="needs ray (the extra sweep)")
-    content |= {"num_samples": 1, "modes": {"batched": {"batch": 4, "draft_len": 2}}}
+    content |= {"num_samples": 1, "methods": {"batched": {"batch": 4, "draft_len": 2}}}
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content))
-    command = ["sweep", str(config), "--grid", "modes.batched.draft_len=1,2", "--quiet"]
+    command = ["sweep", str(config), "--grid", "methods.batched.draft_len=1,2", "--quiet"]
     # In a process of its own, as a user starts it: Ray forks, which JAX warns of.
     environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}"}
     call = [sys.executable, "-m", "bass_jax.cli.main", *command, "--ray"]
@@ -210,9 +210,9 @@ def test_a_sweep_through_ray_is_the_same_sweep(content, tmp_path, capsys):
         (("run", "CONFIG", "task.name"), "'task.name': expected PATH=VALUE"),
         (("run", "CONFIG", "task.nam=x"), "task.nam"),
         (("run", "CONFIG", "task.name=tetris"), "task='tetris'"),
-        (("run", "CONFIG", "modes.batched.draft_len=99"), "draft_len=99"),
-        (("run", "CONFIG", "modes.batched.policy=guess"), "guess"),
-        (("run", "CONFIG", "modes.batched.batch=3"), "expected one to be a multiple of the other"),
+        (("run", "CONFIG", "methods.batched.draft_len=99"), "draft_len=99"),
+        (("run", "CONFIG", "methods.batched.policy=guess"), "guess"),
+        (("run", "CONFIG", "methods.batched.batch=3"), "expected one to be a multiple of the other"),
         (("run", "CONFIG", "baseline=other"), "baseline='other'"),
         (("run", "CONFIG", "pair.target=opt-125m"), "not both"),
         (("sweep", "CONFIG", "--grid", "seeds"), "expected PATH=VALUE,VALUE"),

@@ -44,7 +44,7 @@ def test_a_run_holds_what_it_promises(content):
 
 
 def test_single_sequences_run_one_after_another_on_one_clock(content):
-    path = run(content, modes={"single": {"batch": 1, "draft_len": 2}})
+    path = run(content, methods={"single": {"batch": 1, "draft_len": 2}})
     by_problem: dict[str, list[float]] = {}
     for sample in written(path):
         by_problem.setdefault(sample["problem"], []).append(sample["seconds"])
@@ -57,7 +57,7 @@ def test_single_sequences_run_one_after_another_on_one_clock(content):
 def test_greedy_samples_are_those_of_regular_decoding(content, data, task):
     """On every task, for single sequences, ragged batches and lock step."""
     content |= {"task": {"name": task, "data": data[task]}, "num_samples": 1}
-    content["modes"]["single"]["num_samples"] = 1
+    content["methods"]["single"]["num_samples"] = 1
     found = tokens(run(content))
     regular = {key[1:]: value for key, value in found.items() if key[0] == "regular"}
     assert len(regular) == len(ROWS[task])
@@ -67,7 +67,7 @@ def test_greedy_samples_are_those_of_regular_decoding(content, data, task):
 
 def test_samples_do_not_depend_on_batch_or_number_of_problems(content):
     content["sampling"] = {"temperature": 1.0}
-    content["modes"] = {"batched": {"batch": [1, 4], "draft_len": 2}}
+    content["methods"] = {"batched": {"batch": [1, 4], "draft_len": 2}}
     found = tokens(run(content))
     for key, value in found.items():
         assert value == found[("batched, batch 1", *key[1:])]
@@ -76,9 +76,9 @@ def test_samples_do_not_depend_on_batch_or_number_of_problems(content):
 
 
 def test_another_configuration_is_refused(content):
-    run(content, modes={"regular": {"step": "decode"}}, num_samples=1)
+    run(content, methods={"regular": {"step": "decode"}}, num_samples=1)
     with pytest.raises(ValueError, match="max_new_tokens is 10 there and 11 here"):
-        run(content, modes={"regular": {"step": "decode"}}, num_samples=1, max_new_tokens=11)
+        run(content, methods={"regular": {"step": "decode"}}, num_samples=1, max_new_tokens=11)
 
 
 def test_a_directory_has_one_writer(content):
@@ -92,7 +92,7 @@ def test_a_directory_has_one_writer(content):
 
 def test_cut_off_at_any_byte_a_run_ends_with_the_same_samples(content):
     """A kill leaves a prefix of each file; samples are written before their batch."""
-    content |= {"sampling": {"temperature": 1.0}, "modes": {"batched": {"batch": 2, "draft_len": 2}}}
+    content |= {"sampling": {"temperature": 1.0}, "methods": {"batched": {"batch": 2, "draft_len": 2}}}
     path = run(content)
     whole = tokens(path)
     files = {name: (path / f"{name}.jsonl").read_bytes() for name in ("samples", "batches")}
@@ -123,7 +123,7 @@ def written_whole(path: Path) -> dict:
 @pytest.mark.slow
 def test_killed_at_ten_random_moments_a_run_ends_with_the_same_samples(content, tmp_path):
     content |= {"sampling": {"temperature": 1.0}, "max_new_tokens": 60, "seeds": list(range(12))}
-    content["modes"] = {"batched": {"batch": 4, "draft_len": 2}}
+    content["methods"] = {"batched": {"batch": 4, "draft_len": 2}}
     undisturbed = tokens(run(content, output_dir=str(tmp_path / "undisturbed")))
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content))
@@ -165,7 +165,7 @@ def test_a_time_budget_stops_rows_and_keeps_their_place(content):
 def test_traces_are_those_of_the_samples(content):
     from bass_jax import read_trace
 
-    content |= {"trace": True, "modes": {"batched": {"batch": 4, "draft_len": 2}}}
+    content |= {"trace": True, "methods": {"batched": {"batch": 4, "draft_len": 2}}}
     path = run(content)
     runs = read_trace(path / "trace-batched.jsonl")
     assert len(runs) == 4

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from bass_jax.experiments import sandbox
-from bass_jax.experiments.sandbox import CageLimits, run_program, run_programs
+from bass_jax.experiments.sandbox import SandboxLimits, run_program, run_programs
 
-LIMITS = CageLimits(seconds=1.5)
+LIMITS = SandboxLimits(seconds=1.5)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def isolation():
     try:
-        sandbox.check_cage()
+        sandbox.check_sandbox()
     except ValueError as error:
         pytest.skip(f"programs cannot be isolated here: {error}")
 
@@ -31,7 +31,7 @@ def processes() -> set[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if b"cage_child" in (entry / "cmdline").read_bytes():
+                if b"sandbox_child" in (entry / "cmdline").read_bytes():
                     found.add(int(entry.name))
             except OSError:
                 continue
@@ -68,8 +68,8 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_programs_end_as_failures(name):
     start = time.monotonic()
-    verdict = run_program(HOSTILE[name], LIMITS)
-    assert not verdict.passed, verdict
+    result = run_program(HOSTILE[name], LIMITS)
+    assert not result.passed, result
     assert time.monotonic() - start < LIMITS.seconds + 8
     assert not processes()
 
@@ -98,8 +98,8 @@ def test_no_socket_reaches_anybody():
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
         port = server.getsockname()[1]
-        verdict = run_program(f"import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=1)", LIMITS)
-        assert not verdict.passed and "unreachable" in verdict.reason
+        result = run_program(f"import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=1)", LIMITS)
+        assert not result.passed and "unreachable" in result.reason
         with pytest.raises(TimeoutError):
             server.accept()
 
@@ -121,7 +121,7 @@ def test_other_processes_cannot_be_touched():
 
 
 def test_nothing_outlives_a_guard_that_was_killed():
-    thread = threading.Thread(target=run_program, args=("import time\ntime.sleep(1000)", CageLimits(seconds=30.0)))
+    thread = threading.Thread(target=run_program, args=("import time\ntime.sleep(1000)", SandboxLimits(seconds=30.0)))
     thread.start()
     deadline = time.monotonic() + 20
     while len(processes()) < 3 and time.monotonic() < deadline:
@@ -135,8 +135,8 @@ def test_nothing_outlives_a_guard_that_was_killed():
 
 def test_verdicts_come_in_order():
     seen = []
-    verdicts = run_programs(["pass", "1 / 0", "pass"], LIMITS, on_verdict=lambda index, verdict: seen.append(index))
-    assert [verdict.passed for verdict in verdicts] == [True, False, True]
+    results = run_programs(["pass", "1 / 0", "pass"], LIMITS, on_result=lambda index, result: seen.append(index))
+    assert [result.passed for result in results] == [True, False, True]
     assert seen == [0, 1, 2]
 
 
@@ -144,10 +144,10 @@ def test_a_machine_without_namespaces_is_refused(monkeypatch, tmp_path):
     """Nothing runs where nothing isolates."""
     planted = tmp_path / "ran"
     child = tmp_path / "child.py"
-    source = Path(sandbox.__file__).with_name("cage_child.py").read_text()
+    source = Path(sandbox.__file__).with_name("sandbox_child.py").read_text()
     child.write_text(source.replace("os.unshare(flags)", "raise OSError(1, 'Operation not permitted')").replace(
         "os.unshare(flags | os.CLONE_NEWUSER)", "raise OSError(1, 'Operation not permitted')"))  # fmt: skip
-    monkeypatch.setattr(cage, "_CHILD", child)
+    monkeypatch.setattr(sandbox, "_CHILD", child)
     with pytest.raises(ValueError, match="cannot isolate programs: namespaces"):
         run_program(f"open({str(planted)!r}, 'w')")
     assert not planted.exists()
@@ -155,4 +155,4 @@ def test_a_machine_without_namespaces_is_refused(monkeypatch, tmp_path):
 
 def test_limits_are_checked():
     with pytest.raises(ValueError, match="seconds=0"):
-        CageLimits(seconds=0.0)
+        SandboxLimits(seconds=0.0)

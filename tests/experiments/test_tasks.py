@@ -9,7 +9,7 @@ from bass_jax.experiments import find_task, registered_tasks
 from bass_jax.experiments.data_sources import read_rows
 from bass_jax.experiments.experiment_config import TaskConfig
 from bass_jax.experiments.problems import load_problems
-from bass_jax.experiments.sandbox import check_cage, run_program, run_programs
+from bass_jax.experiments.sandbox import check_sandbox, run_program, run_programs
 from bass_jax.experiments.tasks import read_problem, template
 from bass_jax.experiments.tasks.code import code_of
 from bass_jax.experiments.tasks.gsm8k import last_number
@@ -43,7 +43,7 @@ def test_protocol(name):
 @pytest.fixture(scope="module")
 def isolation():
     try:
-        check_cage()
+        check_sandbox()
     except ValueError as error:
         pytest.skip(f"programs cannot be isolated here: {error}")
 
@@ -162,6 +162,6 @@ def test_humanevals_own_solutions_pass_and_planted_wrong_ones_do_not(isolation):
     task, problems = load_problems(TaskConfig("humaneval", str(DATA / "HumanEval.jsonl.gz")))
     rows = read_rows(str(DATA / "HumanEval.jsonl.gz"))
     right = [task.program(problem, row["canonical_solution"]) for problem, row in zip(problems, rows, strict=True)]
-    assert sum(verdict.passed for verdict in run_programs(right)) == len(right) == 164
+    assert sum(result.passed for result in run_programs(right)) == len(right) == 164
     wrong = [task.program(problem, "    return None\n") for problem in problems]
-    assert sum(verdict.passed for verdict in run_programs(wrong)) == 0
+    assert sum(result.passed for result in run_programs(wrong)) == 0

@@ -124,9 +124,11 @@ def test_several_chains_share_an_int8_cache():
     whole = tiny.model(0, num_layers=1)
     target = bass.quantize_model(whole, cache_dtype="int8")
     pair = bass.Pair(target, tiny.model_drafter(tiny.perturbed(whole, 0.1)))
-    chains = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(3, "multi_draft", num_chains=2), max_new_tokens=16)
+    candidates = bass.generate(
+        pair, tiny.PROMPTS, bass.SpecConfig(3, "multi_draft", num_candidates=2), max_new_tokens=16
+    )
     alone = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(3), max_new_tokens=16, step="decode")
-    for found, expected in zip(chains.tokens, alone.tokens, strict=True):
+    for found, expected in zip(candidates.tokens, alone.tokens, strict=True):
         np.testing.assert_array_equal(found, expected)
 
 

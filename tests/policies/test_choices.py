@@ -108,8 +108,8 @@ def test_a_lengths_mean_is_that_of_the_steps_that_it_leads_to():
 
 
 def test_goodput_turns_speculation_off_where_it_does_not_pay():
-    assert first(policies.goodput(profile=made_up(0.9), probe_share=0.0), 1) == 0
-    assert first(policies.goodput(profile=made_up(0.1), probe_share=0.0), 1) > 0
+    assert first(policies.goodput(profile=made_up(0.9), exploration_share=0.0), 1) == 0
+    assert first(policies.goodput(profile=made_up(0.1), exploration_share=0.0), 1) > 0
     # Algorithm 1 knows no costs.
     assert first(policies.bass_heuristic(), 1) == 7
 
@@ -144,9 +144,9 @@ def test_goodput_probes_and_comes_back():
     policy = policies.goodput(profile=dataclasses.replace(profile, table=quick))
     _, state = drive(policy, 2, 0.0, 150)
     off, _ = drive(policy, 2, 0.0, 1000, state=state)
-    num_probes = sum(length > 0 for length in off)
+    num_explorations = sum(length > 0 for length in off)
     # A probe of one draft takes 0.3 ms beyond a regular step's 1 ms, and reads 8 tokens in 0.02 ms.
-    assert 1 <= num_probes <= 0.03 * 1000 / 0.34
+    assert 1 <= num_explorations <= 0.03 * 1000 / 0.34
     back, _ = drive(policy, 2, 1.0, 4000, state=state)
     assert min(back[-10:]) > 0
 

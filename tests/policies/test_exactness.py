@@ -12,7 +12,7 @@ import pytest
 import bass_jax as bass
 from bass_jax import policies
 from bass_jax.engine.generate import Run
-from bass_jax.runtime.jit_cache import EXECUTABLES
+from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.testing.lossless import tiny_target, verify_lossless
 from tests import tiny
 from tests.cost_model.profiles import made_up
@@ -25,7 +25,7 @@ POLICIES = {
     "bass_heuristic": policies.bass_heuristic(start=3, limit=4),
     "batch_table": policies.batch_table({1: 4, 4: 2}),
     "goodput": policies.goodput(profile=made_up(0.12, rates=(0.6, 0.5)), lengths=LENGTHS, prior_weight=4.0),
-    "goodput that probes": policies.goodput(profile=made_up(0.9), lengths=LENGTHS, probe_share=0.3),
+    "goodput that probes": policies.goodput(profile=made_up(0.9), lengths=LENGTHS, exploration_share=0.3),
     "confidence": policies.confidence(threshold=0.5, max_len=4),
     "bandit": policies.bandit(lengths=LENGTHS),
     "template": policies.find_policy("bass_jax.policies.template:OneMore(max_len=4)"),
@@ -130,16 +130,16 @@ def test_every_bucket_is_compiled_before_the_first_step(pair):
     target = tiny.model(3, num_layers=1, mlp_width=20)  # a shape of its own: nothing is compiled yet
     pair = bass.Pair(target, pair.drafter)
     policy = policies.bandit(lengths=(0, 1, 2))
-    before = EXECUTABLES.num_compiled
+    before = JIT_CACHE.num_compiled
     bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=1, step="decode")
-    prefill_and_decode = EXECUTABLES.num_compiled - before
+    prefill_and_decode = JIT_CACHE.num_compiled - before
     run = Run(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=50, policy=policy)
     assert set(run.warm_up_seconds) == {0, 1, 2}
     assert run.warm_up_seconds[0] == 0.0 < run.warm_up_seconds[1]  # decode_step's own executable serves 0
-    warm = EXECUTABLES.num_compiled
+    warm = JIT_CACHE.num_compiled
     for _ in run:
         pass
-    assert EXECUTABLES.num_compiled == warm
+    assert JIT_CACHE.num_compiled == warm
     timings = run.result().timings
     assert timings.num_compiled == warm - before - prefill_and_decode == 3  # buckets 1 and 2, and the update
     assert timings.compile >= sum(timings.warm_up.values()) > 0

@@ -8,7 +8,7 @@ import pytest
 import bass_jax as bass
 from bass_jax.decoding.prefill import begin_reading, lay_out_prompts
 from bass_jax.drafters import ModelDrafter, NgramDrafter
-from bass_jax.runtime.jit_cache import Executables
+from bass_jax.runtime.jit_cache import JitCache
 from tests import tiny
 
 
@@ -17,7 +17,7 @@ def double(x):
 
 
 def test_what_was_begun_from_shapes_serves_arrays():
-    executables = Executables()
+    executables = JitCache()
     results = executables.begin(double, jax.ShapeDtypeStruct((3,), jnp.float32))
     assert results == {"twice": jax.ShapeDtypeStruct((3,), jnp.float32)}
     function = executables.get(double, x := jnp.arange(3.0))
@@ -37,7 +37,7 @@ def test_what_was_begun_from_shapes_serves_arrays():
 
 @pytest.mark.parametrize("is_begun", [False, True])
 def test_a_failed_compilation_is_told_and_tried_again(monkeypatch, is_begun):
-    executables, x = Executables(), jnp.arange(3.0)
+    executables, x = JitCache(), jnp.arange(3.0)
     compile_ = jax.stages.Lowered.compile
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *_, **__: 1 / 0)
     if is_begun:

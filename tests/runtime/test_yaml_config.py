@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from bass_jax.runtime.yaml_config import read_settings
+from bass_jax.runtime.yaml_config import read_yaml
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +44,9 @@ def test_sections_are_merged_and_all_else_is_replaced(write):
     write("deep/middle.yaml", "extends: ../base.yaml\nname: middle\nsection: {second: [3]}")
     path = write("own.yaml", "extends: deep/middle.yaml\nfree: {b: 2}")
     expected = Settings("middle", Section(1, (3,)), {"a": 1, "b": 2})
-    assert read_settings(Settings, path) == expected
+    assert read_yaml(Settings, path) == expected
     changed = dataclasses.replace(expected, section=Section(7, (3,)))
-    assert read_settings(Settings, path, {"section.first": 7}) == changed
+    assert read_yaml(Settings, path, {"section.first": 7}) == changed
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_mistakes_name_the_file(write, text, message):
     write("other.yaml", "extends: own.yaml")
     write("list.yaml", "- 1")
     with pytest.raises(ValueError, match=message):
-        read_settings(Settings, write("own.yaml", text))
+        read_yaml(Settings, write("own.yaml", text))
 
 
 @pytest.mark.parametrize(
@@ -76,18 +76,18 @@ def test_mistakes_name_the_file(write, text, message):
 )
 def test_a_key_that_comes_twice_is_refused(write, text, key):
     with pytest.raises(ValueError, match=rf"own\.yaml: not readable as YAML: key '{key}' comes twice.* line"):
-        read_settings(Settings, write("own.yaml", text))
+        read_yaml(Settings, write("own.yaml", text))
 
 
 def test_merge_keys_are_no_duplicates(write):
     path = write("own.yaml", "name: a\nsection: &one {first: 1}\nfree: {<<: {x: 1}, x: 2}")
-    assert read_settings(Settings, path).free == {"x": 2}
+    assert read_yaml(Settings, path).free == {"x": 2}
 
 
 def test_an_override_makes_no_new_entry_of_a_mapping(write):
     """`modes.speculat.draft_len=8` made a mode of that name, which ran."""
     path = write("own.yaml", "name: a\nsections: {one: {first: 1}}")
-    changed = read_settings(Named, path, {"sections.one.first": 2, "section.first": 3})
+    changed = read_yaml(Named, path, {"sections.one.first": 2, "section.first": 3})
     assert (changed.sections["one"].first, changed.section.first) == (2, 3)
     with pytest.raises(ValueError, match=r"sections\.two\.first: no 'two': expected one of \['one'\]"):
-        read_settings(Named, path, {"sections.two.first": 2})
+        read_yaml(Named, path, {"sections.two.first": 2})

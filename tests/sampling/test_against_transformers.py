@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
-from bass_jax.sampling import Adjuster, make_law
+from bass_jax.sampling import LogitsProcessors, token_distribution
 
 PEERS_PYTHON = Path(__file__).parents[2] / ".venv-peers" / "bin" / "python"
 V, NUM, PROMPT_LENGTH, LENGTH = 120, 500, 6, 14
@@ -64,11 +64,11 @@ def expected(cases, tmp_path_factory) -> np.ndarray:
 
 
 @jax.jit
-def law(logits, tokens, controls):
+def distribution(logits, tokens, sampling_arrays):
     rows = logits.shape[0]
     stops = jnp.tile(jnp.asarray(STOP_TOKENS, jnp.int32), (rows, 1))
-    adjuster = Adjuster(controls.adjustments, jnp.full(rows, PROMPT_LENGTH), stops)
-    return make_law(adjuster(logits[:, None], tokens, jnp.full(rows, LENGTH)), controls).probs[:, 0]
+    processors = LogitsProcessors(sampling_arrays.processor_arrays, jnp.full(rows, PROMPT_LENGTH), stops)
+    return token_distribution(processors(logits[:, None], tokens, jnp.full(rows, LENGTH)), sampling_arrays).probs[:, 0]
 
 
 @pytest.mark.parametrize("index", range(len(SETTINGS)), ids=[",".join(setting) for setting in SETTINGS])
@@ -80,6 +80,6 @@ def test_the_same_law(cases, expected, index):
     setting = dict(SETTINGS[index])
     if "logit_bias" in setting:
         setting["logit_bias"] = {int(token): bias for token, bias in setting["logit_bias"].items()}
-    controls = bass.Sampling(**setting).controls(NUM, V)
-    found = law(jnp.asarray(cases[0][index]), jnp.asarray(cases[1][index]), controls)
+    sampling_arrays = bass.Sampling(**setting).sampling_arrays(NUM, V)
+    found = distribution(jnp.asarray(cases[0][index]), jnp.asarray(cases[1][index]), sampling_arrays)
     np.testing.assert_allclose(found, expected[index], atol=1e-6, rtol=0)

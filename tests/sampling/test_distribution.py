@@ -1,4 +1,4 @@
-"""`make_law` against a plain sort in float64, and at the edges of float32."""
+"""`token_distribution` against a plain sort in float64, and at the edges of float32."""
 
 import jax
 import jax.numpy as jnp
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
-from bass_jax.sampling import SamplingControls, draw, make_law
+from bass_jax.sampling import SamplingArrays, draw, token_distribution
 from bass_jax.sampling.distribution import log_normalizer
-from bass_jax.testing.enumeration import reference_law
+from bass_jax.testing.enumeration import reference_distribution
 
-make_law = jax.jit(make_law)
+token_distribution = jax.jit(token_distribution)
 
 TOLERANCE = 2e-6
 """Exponent, sum and quotient in float32 over 97 tokens: about eps * sqrt(97) * (1 + |largest scaled logit|) / 10."""
@@ -35,9 +35,9 @@ SETTINGS = (
 )
 
 
-def controls(settings) -> SamplingControls:
+def sampling_arrays(settings) -> SamplingArrays:
     rows = [{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | setting for setting in settings]
-    return bass.Sampling(**{name: [row[name] for row in rows] for name in rows[0]}).controls(len(rows), 4)
+    return bass.Sampling(**{name: [row[name] for row in rows] for name in rows[0]}).sampling_arrays(len(rows), 4)
 
 
 def random_logits(count: int, vocab_size: int) -> np.ndarray:
@@ -48,28 +48,34 @@ def random_logits(count: int, vocab_size: int) -> np.ndarray:
 
 def test_law_equals_a_sort_on_2000_random_logits_times_settings():
     logits = random_logits(2000, 97).reshape(len(SETTINGS), 125, 97)
-    law = make_law(jnp.asarray(logits), controls(SETTINGS))
+    distribution = token_distribution(jnp.asarray(logits), sampling_arrays(SETTINGS))
     for row, setting in enumerate(SETTINGS):
         np.testing.assert_allclose(
-            law.probs[row], reference_law(logits[row], **setting), atol=TOLERANCE, err_msg=str(setting)
+            distribution.probs[row],
+            reference_distribution(logits[row], **setting),
+            atol=TOLERANCE,
+            err_msg=str(setting),
         )
-    np.testing.assert_array_equal(law.mode, logits.argmax(-1))
+    np.testing.assert_array_equal(distribution.argmax, logits.argmax(-1))
 
 
 def test_ties_at_a_threshold_are_kept_whole():
     """Rounded logits tie everywhere; a decoder that splits ties depends on the order of the vocabulary."""
     logits = np.round(random_logits(2000, 12) / 2).reshape(len(SETTINGS), 125, 12)
-    law = make_law(jnp.asarray(logits), controls(SETTINGS))
+    distribution = token_distribution(jnp.asarray(logits), sampling_arrays(SETTINGS))
     for row, setting in enumerate(SETTINGS):
         np.testing.assert_allclose(
-            law.probs[row], reference_law(logits[row], **setting), atol=TOLERANCE, err_msg=str(setting)
+            distribution.probs[row],
+            reference_distribution(logits[row], **setting),
+            atol=TOLERANCE,
+            err_msg=str(setting),
         )
 
 
 def test_banned_tokens_stay_banned():
     logits = random_logits(len(SETTINGS), 16)
     logits[:, 3:] = -np.inf
-    probs = np.asarray(make_law(jnp.asarray(logits)[:, None], controls(SETTINGS)).probs[:, 0])
+    probs = np.asarray(token_distribution(jnp.asarray(logits)[:, None], sampling_arrays(SETTINGS)).probs[:, 0])
     assert (probs[:, 3:] == 0).all()
     np.testing.assert_allclose(probs.sum(-1), 1, rtol=1e-6)
 
@@ -77,8 +83,10 @@ def test_banned_tokens_stay_banned():
 @pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-20, 1e-3])
 def test_a_tiny_temperature_is_nearly_greedy_and_finite(temperature):
     """What breaking it means: logits over a tiny temperature overflow, the law is NaN and token 0 is emitted."""
-    law = make_law(jnp.asarray([[[1.0, 3.0, -2.0, 2.0]]]), controls([{"temperature": temperature}]))
-    np.testing.assert_array_equal(law.probs[0, 0], [0, 1, 0, 0])
+    distribution = token_distribution(
+        jnp.asarray([[[1.0, 3.0, -2.0, 2.0]]]), sampling_arrays([{"temperature": temperature}])
+    )
+    np.testing.assert_array_equal(distribution.probs[0, 0], [0, 1, 0, 0])
 
 
 @pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7FC00000, 0xFFC00000, 0xFFFFFFFF])
@@ -87,8 +95,10 @@ def test_no_bits_of_nan_hang_the_search(bits):
     nan = np.array(bits, np.uint32).view(np.float32)
     logits = jnp.asarray(np.array([[nan, 1.0, 2.0], [0.0, 1.0, 2.0], [nan, nan, nan]]))[:, None]
     settings = [{"temperature": 1.0, "top_k": 2, "top_p": 0.9}] * 3
-    law = make_law(logits, controls(settings))
-    np.testing.assert_allclose(law.probs[1, 0], reference_law(np.array([0.0, 1.0, 2.0]), **settings[0]), atol=TOLERANCE)
+    distribution = token_distribution(logits, sampling_arrays(settings))
+    np.testing.assert_allclose(
+        distribution.probs[1, 0], reference_distribution(np.array([0.0, 1.0, 2.0]), **settings[0]), atol=TOLERANCE
+    )
     assert not np.isfinite(log_normalizer(logits[0])).any()
 
 
@@ -119,4 +129,4 @@ def test_a_setting_out_of_range_is_refused_by_name(name, value):
 
 def test_a_setting_per_row_must_have_one_value_per_row():
     with pytest.raises(ValueError, match=r"top_p has 2 values: expected 1 or 3"):
-        bass.Sampling(top_p=[0.5, 0.6]).controls(3, 4)
+        bass.Sampling(top_p=[0.5, 0.6]).sampling_arrays(3, 4)

@@ -7,7 +7,7 @@ import pytest
 
 import bass_jax as bass
 from bass_jax.decoding.state import FinishReason
-from bass_jax.sampling import Adjuster
+from bass_jax.sampling import LogitsProcessors
 from tests import tiny
 
 V, C, T = 13, 24, 5
@@ -30,7 +30,7 @@ def case(seed=0):
     return random.normal(size=(4, T, V)).astype(np.float32) * 3, random.integers(0, V, (4, C)).astype(np.int32)
 
 
-def adjusted_by_loops(logits, tokens):
+def processed_by_loops(logits, tokens):
     """One position after the other, one token after the other, in float64."""
     logits = logits.astype(np.float64)
     for row in range(4):
@@ -51,30 +51,34 @@ def adjusted_by_loops(logits, tokens):
     return logits
 
 
-def adjuster(settings=SETTINGS, processors=()) -> Adjuster:
-    controls = bass.Sampling(**settings).controls(4, V)
-    return Adjuster(controls.adjustments, jnp.asarray(PROMPT_LENGTHS), jnp.asarray(STOPS), processors)
+def processors(settings=SETTINGS, processors=()) -> LogitsProcessors:
+    sampling_arrays = bass.Sampling(**settings).sampling_arrays(4, V)
+    return LogitsProcessors(
+        sampling_arrays.processor_arrays, jnp.asarray(PROMPT_LENGTHS), jnp.asarray(STOPS), processors
+    )
 
 
 def test_every_position_of_a_window_meets_what_came_before_it():
     for seed in range(20):
         logits, tokens = case(seed)
-        found = jax.jit(Adjuster.__call__)(adjuster(), jnp.asarray(logits), jnp.asarray(tokens), jnp.asarray(LENGTHS))
-        np.testing.assert_allclose(found, adjusted_by_loops(logits, tokens), rtol=1e-5, atol=1e-5)
+        found = jax.jit(LogitsProcessors.__call__)(
+            processors(), jnp.asarray(logits), jnp.asarray(tokens), jnp.asarray(LENGTHS)
+        )
+        np.testing.assert_allclose(found, processed_by_loops(logits, tokens), rtol=1e-5, atol=1e-5)
 
 
 def test_what_lies_past_a_position_is_not_read():
     logits, tokens = case()
     dirty = np.where(np.arange(C) < LENGTHS[:, None] + T - 1, tokens, 1_000_000)
     arguments = jnp.asarray(logits), jnp.asarray(LENGTHS)
-    one, other = (adjuster()(arguments[0], jnp.asarray(some), arguments[1]) for some in (tokens, dirty))
+    one, other = (processors()(arguments[0], jnp.asarray(some), arguments[1]) for some in (tokens, dirty))
     np.testing.assert_array_equal(one, other)
 
 
 def test_without_settings_nothing_is_done():
     """The very array: a decoder without penalties pays nothing for them."""
     logits, tokens = case()
-    idle = adjuster({})
+    idle = processors({})
     assert idle.is_identity
     given = jnp.asarray(logits)
     assert idle(given, jnp.asarray(tokens), jnp.asarray(LENGTHS)) is given
@@ -85,7 +89,7 @@ def test_a_processor_sees_the_tokens_so_far_and_no_further():
         return logits + 10.0 * jax.nn.one_hot(tokens[position - 1], V) - jnp.where(tokens[position] == -1, 0.0, jnp.inf)
 
     logits, tokens = case()
-    found = adjuster({}, (last_token_again,))(jnp.asarray(logits), jnp.asarray(tokens), jnp.asarray(LENGTHS))
+    found = processors({}, (last_token_again,))(jnp.asarray(logits), jnp.asarray(tokens), jnp.asarray(LENGTHS))
     for row in range(4):
         for t in range(T):
             expected = logits[row, t].copy()
@@ -125,7 +129,7 @@ def test_a_setting_out_of_range_is_refused_by_name(settings, message):
 )
 def test_tokens_that_cannot_be_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        bass.Sampling(**settings).controls(4, V)
+        bass.Sampling(**settings).sampling_arrays(4, V)
 
 
 def _ban_all_after_7(logits, tokens, position):

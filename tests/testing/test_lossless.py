@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 
 from bass_jax.drafters import NgramDrafter
-from bass_jax.testing.enumeration import reference_law
+from bass_jax.testing.enumeration import reference_distribution
 from bass_jax.testing.lossless import chi_square, tiny_target, verify_lossless
 from tests import tiny
 
@@ -13,15 +13,15 @@ from tests import tiny
 def test_the_p_value_is_scipys():
     """Within 2 % of the tail, which is what the approximation promises and more than a verdict needs."""
     random = np.random.default_rng(0)
-    laws = random.dirichlet(np.ones(30), 4)
+    distributions = random.dirichlet(np.ones(30), 4)
     for shift in (0.0, 0.02, 0.05):
-        drawn = (1 - shift) * laws + shift / 30
-        counts = np.stack([random.multinomial(4000, law) for law in drawn])
-        found, expected = chi_square(counts, laws), 0.0
+        drawn = (1 - shift) * distributions + shift / 30
+        counts = np.stack([random.multinomial(4000, distribution) for distribution in drawn])
+        found, expected = chi_square(counts, distributions), 0.0
         statistic, freedom = 0.0, 0
-        for observed, law in zip(counts, laws, strict=True):
-            is_rare = law * 4000 < 5
-            pooled = [np.append(x[~is_rare], x[is_rare].sum()) for x in (observed, law * 4000)]
+        for observed, distribution in zip(counts, distributions, strict=True):
+            is_rare = distribution * 4000 < 5
+            pooled = [np.append(x[~is_rare], x[is_rare].sum()) for x in (observed, distribution * 4000)]
             if pooled[1][-1] < 5:
                 most = pooled[1][:-1].argmax()
                 for x in pooled:
@@ -52,7 +52,7 @@ def test_an_impossible_token_is_fatal():
     ],
 )
 def test_the_reference_law_by_hand(setting, expected):
-    found = reference_law(np.log([0.5, 0.3, 0.15, 0.05]), **setting)
+    found = reference_distribution(np.log([0.5, 0.3, 0.15, 0.05]), **setting)
     np.testing.assert_allclose(found, np.array(expected) / np.sum(expected), rtol=1e-9)
 
 
@@ -60,7 +60,7 @@ def test_a_report_says_what_was_found():
     sound = verify_lossless(tiny.table_drafter(5), num_samples=8000)
     assert sound.is_lossless
     assert sound.claims_lossless
-    assert sound.total_variation == pytest.approx(sound.sampling_noise, rel=0.1)
+    assert sound.total_variation == pytest.approx(sound.expected_variation, rel=0.1)
     assert 1 < sound.tokens_per_step < 4
     assert str(sound).startswith("token (lossless): keeps the target's law: p = ")
 
@@ -70,7 +70,7 @@ def test_a_lossy_rule_is_reported_with_its_distance(rule):
     report = verify_lossless(tiny.table_drafter(5), rule, num_samples=20_000)
     assert not report.claims_lossless
     assert not report.is_lossless
-    assert report.total_variation > 2 * report.sampling_noise
+    assert report.total_variation > 2 * report.expected_variation
     assert str(report).startswith(f"{rule} (lossy by design): does NOT keep the target's law")
 
 

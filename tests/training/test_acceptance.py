@@ -20,7 +20,7 @@ def _sampled(target, temperature, seed=0):
     )  # fmt: skip
 
 
-def _law(model, tokens, temperature):
+def _distribution(model, tokens, temperature):
     """Over the whole vocabulary, after `tokens`."""
     positions = jnp.arange(len(tokens))[None]
     logits, _ = model.forward(jnp.asarray(tokens)[None], positions, model.init_cache(1, 64))
@@ -41,7 +41,7 @@ def test_it_is_the_mass_that_both_laws_share(make_config, make_draft, target, te
     for row in rollouts:
         for place in range(len(row.response)):
             before = np.concatenate([row.prompt, row.response[:place]])
-            p, q = (_law(model, before, temperature) for model in (target, draft))
+            p, q = (_distribution(model, before, temperature) for model in (target, draft))
             shared.append(np.minimum(p, q).sum())
     assert 0.05 < np.mean(shared) < 0.95 and np.ptp(shared) > 0.01
     assert measure_acceptance(draft, target, rollouts) == pytest.approx(np.mean(shared), abs=1e-5)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from bass_jax.checkpoint import Tokenizer, load_model, load_tokenizer, read_store, save_model
+from bass_jax.checkpoint import Tokenizer, load_model, load_tokenizer, read_datastore, save_model
 from bass_jax.cli.main import main
 from bass_jax.models import init_model
 from bass_jax.models.model_config import ModelConfig
@@ -100,7 +100,7 @@ def test_a_store_and_a_search_from_the_same_corpus(config_path, capsys, monkeypa
     assert main(["build-store", str(config_path), "--output", "store.safetensors"]) == 0
     printed = capsys.readouterr().out
     assert "contexts of" in printed and "store.safetensors" in printed and "test" in printed
-    arrays, about = read_store("store.safetensors", tokenizer=load_tokenizer(config_path.parent / "target"))
+    arrays, about = read_datastore("store.safetensors", tokenizer=load_tokenizer(config_path.parent / "target"))
     assert about["about"]["num_tokens"] > 50 and len(arrays["keys"]) > 20
     sizes = ["--depths", "1", "--widths", "16", "--device", "h200", "--batches", "1,4"]
     kept = ["--set", "training.held_out_share=0.5", "--set", "training.num_steps=2"]

@@ -108,11 +108,11 @@ def test_positions_of_a_hidden_state_draft_take_turns(make_config, make_draft, t
     for _ in range(2):
         features = module.apply(variables, batch.tokens, positions, None, 1, jnp.asarray(hidden), method="features")[0]
         expected.append(features)
-        foretold = np.asarray(module.apply(variables, features, method="next_hidden"))
+        predicted = np.asarray(module.apply(variables, features, method="next_hidden"))
         for row in range(2):
             for place in range(32):
                 if (place + row) % 6 > 3:
-                    hidden[row, place] = foretold[row, place - 1] if place else 0
+                    hidden[row, place] = predicted[row, place - 1] if place else 0
     last = module.apply(variables, batch.tokens, positions, None, 1, jnp.asarray(hidden), method="features")[0]
     found, seen = scored_features(draft.config, draft.params, batch, unroll=3)
     is_real = batch.weights > 0

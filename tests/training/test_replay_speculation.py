@@ -35,7 +35,7 @@ def rollouts(target):
 def test_it_counts_what_speculation_with_the_target_does(target, rollouts, kind):
     """Pass by pass: drafts, accepted drafts and tokens; features of a rollout are kept in 16 bits."""
     network = tiny.model_drafter(tiny.perturbed(target, 0.1)) if kind == "combined" else tiny.hidden_drafter(target)
-    drafter = network if kind == "hidden" else tiny.combined_drafter(network)
+    drafter = network if kind == "hidden" else tiny.ensemble_drafter(network)
     found = speculate_on(drafter, rollouts, 4, batch=2)
     pair = bass.Pair(target, drafter)
     run = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4, "greedy"), max_new_tokens=LIMIT)
@@ -54,7 +54,7 @@ class Knowing(RepeatDrafter):
 
     answer: jax.Array  # [C]
     truth: jax.Array  # [C, D], NaN where there is none
-    reads_features: bool = dataclasses.field(default=True, metadata={"static": True})
+    reads_hidden_states: bool = dataclasses.field(default=True, metadata={"static": True})
 
     def init(self, tokens, lengths, features):
         return features
@@ -104,8 +104,8 @@ def test_rollouts_keep_the_targets_features(target, rollouts):
 
 def test_what_cannot_be_measured_is_refused(target, rollouts):
     with pytest.raises(ValueError, match="at least one"):
-        speculate_on(tiny.store_drafter(), [], 4)
+        speculate_on(tiny.retrieval_drafter(), [], 4)
     with pytest.raises(ValueError, match="greedy"):
-        speculate_on(tiny.store_drafter(), [rollouts[0]._replace(temperature=1.0)], 4)
+        speculate_on(tiny.retrieval_drafter(), [rollouts[0]._replace(temperature=1.0)], 4)
     with pytest.raises(ValueError, match="reads the target's features"):
         speculate_on(tiny.hidden_drafter(target), [rollouts[0]._replace(features=None)], 4)

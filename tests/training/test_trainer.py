@@ -322,8 +322,8 @@ def test_batches_on_the_drafts_own_answers(make_config, make_draft, target):
         for place, label in zip(range(first, len(text) + 1), found.labels[: len(place_of)][place_of], strict=True):
             if place < len(text):
                 assert text[place] == next_token(draft, text[:place])
-            likeliest = next_token(target, text[:place])
-            assert label == columns[likeliest]
+            most_probable = next_token(target, text[:place])
+            assert label == columns[most_probable]
     with pytest.raises(ValueError, match="expected a target"):
         OnPolicy(config, draft, columns, None)
 

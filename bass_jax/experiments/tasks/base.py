@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bass_jax.runtime.imports import load_reference
+from bass_jax.runtime.imports import import_attribute
 
 Row = Mapping[str, Any]
 
@@ -100,7 +100,7 @@ def find_task(name: str) -> Task:
         return _REGISTRY[name]
     if ":" not in name:
         raise ValueError(f"task={name!r}: expected one of {sorted(_REGISTRY)} or 'module:name'")
-    task = load_reference(name, "task")
+    task = import_attribute(name, "task")
     if not isinstance(task, Task):
         raise ValueError(f"task={name!r}: expected a bass_jax.experiments.Task")
     return task

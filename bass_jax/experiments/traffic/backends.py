@@ -12,7 +12,7 @@ import numpy as np
 from bass_jax.config import SpecConfig
 from bass_jax.cost_model import DEVICES, CostModel, Profile, pass_shape, read_profile, roofline, step_seconds
 from bass_jax.decoding.pair import Pair, load_pair
-from bass_jax.engine import Counts, Engine, EngineConfig, Loop, Scheduler, Ticket
+from bass_jax.engine import Counts, Engine, EngineConfig, Loop, RequestHandle, Scheduler
 from bass_jax.experiments.traffic.arrivals import Phase, arrival_times, read_arrivals
 from bass_jax.experiments.traffic.calibration import measure_step_costs
 from bass_jax.experiments.traffic.clocks import RealClock, SimulatedClock
@@ -30,7 +30,7 @@ type OnStep = Callable[[Loop], None]
 class Outcome(NamedTuple):
     """One run."""
 
-    tickets: list[Ticket]  # finished
+    handles: list[RequestHandle]  # finished
     counts: Counts
 
 
@@ -148,14 +148,14 @@ def simulate_traffic(
     clock = SimulatedClock()
     loop = Loop(Scheduler(engine), SimulatedExecutor(policy, costs, engine, clock), clock, on_step)
 
-    def submit(index: int) -> Ticket:
+    def submit(index: int) -> RequestHandle:
         request = SimulatedRequest(
             np.zeros(workload.prompt_tokens[index], np.int32), int(workload.limits[index]),
             num_tokens=int(workload.new_tokens[index]), acceptable=workload.acceptable[index],
         )  # fmt: skip
-        ticket = Ticket(request, on_cancel=loop.cancel)
-        loop.submit(ticket)
-        return ticket
+        handle = RequestHandle(request, on_cancel=loop.cancel)
+        loop.submit(handle)
+        return handle
 
     return Outcome(drive(loop, clock, workload.times.tolist(), submit), loop.counts)
 
@@ -244,8 +244,8 @@ class RealWorld:
         engine = self.engine(batching, policy, lambda: clocks[0](), on_step)
         prompts = self.prompts(len(workload.times))
         clocks.append(RealClock())
-        tickets = drive(
+        handles = drive(
             engine.loop, clocks[0], workload.times.tolist(),
             lambda index: engine.submit(prompts[index], max_new_tokens=int(workload.limits[index])),
         )  # fmt: skip
-        return Outcome(tickets, engine.counts)
+        return Outcome(handles, engine.counts)

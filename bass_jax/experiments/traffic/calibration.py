@@ -13,7 +13,7 @@ from bass_jax.config import SpecConfig
 from bass_jax.cost_model import Profile
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.traces import TraceWriter, read_trace
-from bass_jax.engine import Engine, EngineConfig, Request, Ticket
+from bass_jax.engine import Engine, EngineConfig, Request, RequestHandle
 from bass_jax.engine.device_executor import DeviceExecutor
 from bass_jax.experiments.traffic.serving_costs import NUM_CONTEXTS, ServingCosts, neighbours
 from bass_jax.experiments.traffic.workload import Workload
@@ -37,7 +37,7 @@ def measure_step_costs(
 def measure_serving(engine: Engine, profile: Profile) -> ServingCosts:
     """Times pieces of prompts, moves and the policy's update of an idle, warm engine, and adds them to a profile."""
     executor, config = engine.executor, engine.config
-    ticket = Ticket(Request(np.ones(config.chunk + 1, np.int32), 1))
+    handle = RequestHandle(Request(np.ones(config.chunk + 1, np.int32), 1))
 
     def timed(operation: Callable[[], None], prepare: Callable[[], None] = lambda: None) -> float:
         seconds = []
@@ -50,14 +50,14 @@ def measure_serving(engine: Engine, profile: Profile) -> ServingCosts:
             seconds.append(time.perf_counter() - start)
         return statistics.median(seconds)
 
-    piece = timed(lambda: executor.read(ticket, 0, config.chunk))
-    insert = timed(lambda: executor.insert(ticket, 0), lambda: executor.read(ticket, 0, config.chunk))
+    chunk = timed(lambda: executor.read(handle, 0, config.chunk))
+    insert = timed(lambda: executor.insert(handle, 0), lambda: executor.read(handle, 0, config.chunk))
     executor.stop(0)
     moves = {}
     for old, new in neighbours(config.sizes):
         moves[old, new] = timed(lambda new=new: executor.regroup([-1] * new), lambda old=old: _resize(executor, old))
     _resize(executor, config.sizes[0])
-    return ServingCosts(profile.table, np.full(NUM_CONTEXTS, piece), insert, moves, timed(executor.replan))
+    return ServingCosts(profile.table, np.full(NUM_CONTEXTS, chunk), insert, moves, timed(executor.replan))
 
 
 def _resize(executor: DeviceExecutor, size: int) -> None:
@@ -69,7 +69,7 @@ def _resize(executor: DeviceExecutor, size: int) -> None:
         executor.regroup([-1] * sizes[here])
 
 
-def survey_texts(pair: Pair, prompts: Sequence[np.ndarray], workload: Workload, path: str, batch: int) -> Workload:
+def exhaustive_texts(pair: Pair, prompts: Sequence[np.ndarray], workload: Workload, path: str, batch: int) -> Workload:
     """Decodes every request once, drafting at every position, and returns the workload with what it came to.
 
     Args:
@@ -85,7 +85,7 @@ def survey_texts(pair: Pair, prompts: Sequence[np.ndarray], workload: Workload, 
         for start in range(trace.num_complete * batch, len(prompts), batch):
             rows = slice(start, start + batch)
             generate(
-                pair, prompts[rows], SpecConfig(DRAFT_LENS[-1], "greedy"), step="survey", trace=trace,
+                pair, prompts[rows], SpecConfig(DRAFT_LENS[-1], "greedy"), step="exhaustive", trace=trace,
                 max_new_tokens=workload.limits[rows].tolist(),
             )  # fmt: skip
     replay = make_replay(read_trace(path))
@@ -122,11 +122,11 @@ def measure_overhead(engine: Engine, num_rows: int, num_steps: int) -> Overhead:
     room = engine.config.capacity - 2
     if num_steps + 8 > room or num_rows > engine.config.num_slots:
         raise ValueError(f"num_rows={num_rows}, num_steps={num_steps}: expected {engine.config.num_slots}, {room - 8}")
-    tickets = [engine.submit([1, 2], max_new_tokens=room, stop_tokens=(), seed=row) for row in range(num_rows)]
+    handles = [engine.submit([1, 2], max_new_tokens=room, stop_tokens=(), seed=row) for row in range(num_rows)]
     seconds: list[float] = []
     try:
         while engine.loop.scheduler.num_running < num_rows:
-            if any(ticket.finish_reason is not None for ticket in tickets):
+            if any(handle.finish_reason is not None for handle in handles):
                 raise ValueError(f"num_rows={num_rows}: expected a capacity that the first fills after the last begins")
             engine.advance()
         engine.advance()
@@ -137,8 +137,8 @@ def measure_overhead(engine: Engine, num_rows: int, num_steps: int) -> Overhead:
             seconds.append(time.perf_counter() - start)
         spent = engine.loop.host_seconds - host
     finally:
-        for ticket in tickets:
-            ticket.cancel()
+        for handle in handles:
+            handle.cancel()
         engine.run()
     if not seconds:
         raise ValueError(f"num_rows={num_rows}: expected rows that run for a step")

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
-from bass_jax.engine import Loop, Ticket
+from bass_jax.engine import Loop, RequestHandle
 from bass_jax.experiments.traffic.clocks import Clock
 
 
 def drive(
-    loop: Loop, clock: Clock, times: Sequence[float], submit: Callable[[int], Ticket]
-) -> list[Ticket]:  # fmt: skip
+    loop: Loop, clock: Clock, times: Sequence[float], submit: Callable[[int], RequestHandle]
+) -> list[RequestHandle]:  # fmt: skip
     """Serves requests that come at `times`.
 
     A request that comes while a step is in flight joins the queue when the step has ended, and has waited since it
@@ -23,17 +23,17 @@ def drive(
     Returns:
         The tickets, finished, in the order of `times`.
     """
-    tickets: list[Ticket] = []
+    handles: list[RequestHandle] = []
 
     def submit_due() -> None:
-        while len(tickets) < len(times) and times[len(tickets)] <= clock():
-            due = float(times[len(tickets)])
-            tickets.append(submit(len(tickets)))
-            tickets[-1].times.submitted = due
+        while len(handles) < len(times) and times[len(handles)] <= clock():
+            due = float(times[len(handles)])
+            handles.append(submit(len(handles)))
+            handles[-1].times.submitted = due
 
     loop.intake = submit_due
-    while len(tickets) < len(times) or not loop.is_idle:
+    while len(handles) < len(times) or not loop.is_idle:
         submit_due()
-        if not loop.advance() and len(tickets) < len(times):
-            clock.wait_until(float(times[len(tickets)]))
-    return tickets
+        if not loop.advance() and len(handles) < len(times):
+            clock.wait_until(float(times[len(handles)]))
+    return handles

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bass_jax.engine import Counts, Ticket
+from bass_jax.engine import Counts, RequestHandle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,25 +70,27 @@ def spread(values: Sequence[float] | np.ndarray) -> Spread:
     return Spread(float(array.mean()), *(float(value) for value in np.percentile(array, [50, 90, 99])))
 
 
-def summarize_traffic(tickets: Sequence[Ticket], counts: Counts, objective: float | None = None) -> TrafficSummary:
+def summarize_traffic(
+    handles: Sequence[RequestHandle], counts: Counts, objective: float | None = None
+) -> TrafficSummary:
     """Measures a run.
 
     Args:
-        tickets: of all its requests; those that ended without a token are left out.
+        handles: of all its requests; those that ended without a token are left out.
         counts: of its loop.
         objective: seconds of latency that a request shall not exceed.
 
     Raises:
         ValueError: if no request was given a token.
     """
-    served = [ticket for ticket in tickets if ticket.num_tokens and ticket.finish_reason is not None]
+    served = [handle for handle in handles if handle.num_tokens and handle.finish_reason is not None]
     if not served:
         raise ValueError("tickets: expected at least one request that was given tokens")
     fields = ("submitted", "admitted", "begun", "first", "finished")
     submitted, admitted, begun, first, finished = (
-        np.array([getattr(ticket.times, name) for ticket in served]) for name in fields
+        np.array([getattr(handle.times, name) for handle in served]) for name in fields
     )
-    num_tokens = np.array([ticket.num_tokens for ticket in served])
+    num_tokens = np.array([handle.num_tokens for handle in served])
     latency = finished - submitted
     seconds = float(finished.max() - submitted.min())
     return TrafficSummary(

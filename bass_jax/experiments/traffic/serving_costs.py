@@ -29,7 +29,7 @@ class ServingCosts:
     """
 
     steps: CostModel
-    piece: np.ndarray
+    chunk: np.ndarray
     insert: float
     regroup: Mapping[tuple[int, int], float]
     host: float
@@ -56,7 +56,7 @@ def device_costs(model: RooflineModel, device: Device, config: EngineConfig, hos
         host: assumed seconds between two steps.
     """
     contexts = grid(config.capacity)
-    piece = sum(
+    chunk = sum(
         np.asarray(model.pass_seconds(shape, 1, config.chunk, contexts))
         for shape in (model.target, model.draft)
         if shape.num_layers > 0
@@ -65,7 +65,7 @@ def device_costs(model: RooflineModel, device: Device, config: EngineConfig, hos
     row_bytes = 0 if config.page_size else config.capacity * (model.target.cache_bytes + model.draft.cache_bytes)
     row = row_bytes / (device.bandwidth * device.bandwidth_efficiency)
     moves = {(old, new): (min(old, new) + new) * row for old, new in neighbours(config.sizes)}
-    return ServingCosts(model, np.asarray(piece), 2 * row, moves, host)
+    return ServingCosts(model, np.asarray(chunk), 2 * row, moves, host)
 
 
 NO_DRAFT = PassShape(0.0, 0.0, 0.0, 0.0, 0.0)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from bass_jax.decoding.state import FinishReason, StepInfo
-from bass_jax.engine import EngineConfig, Request, Ticket
+from bass_jax.engine import EngineConfig, Request, RequestHandle
 from bass_jax.engine.executor import StepResult
 from bass_jax.engine.slots import has_rows, plan_rows
 from bass_jax.experiments.traffic.clocks import SimulatedClock
@@ -74,7 +74,7 @@ class SimulatedExecutor:
         self._has_row_leaves = any(jax.tree.leaves(self._row_leaves))
         self._contexts = grid(config.capacity)
         size = config.sizes[0]
-        self._tickets: list[Ticket | None] = [None] * size
+        self._handles: list[RequestHandle | None] = [None] * size
         self._lengths, self._limits = np.ones(size, np.int32), np.ones(size, np.int32)
         self._positions, self._num_behind = np.zeros(size, np.int32), np.zeros(size, np.int32)
         self._draft_lens = np.zeros(size, np.int32)
@@ -85,35 +85,35 @@ class SimulatedExecutor:
         self._pending = 0.0
         self._constant: dict[int, int | None] = {}
         nothing = np.zeros(size, np.int32)
-        self._plan((nothing.astype(bool), nothing, nothing, nothing), nothing + FinishReason.FILLER)
+        self._plan((nothing.astype(bool), nothing, nothing, nothing), nothing + FinishReason.INACTIVE)
 
-    def read(self, ticket: Ticket, start: int, num: int) -> None:
+    def read(self, handle: RequestHandle, start: int, num: int) -> None:
         """Takes the time of a pass over a chunk."""
-        del ticket
+        del handle
         self._num_read = start + num
         if num:
-            self._pending += float(np.interp(start, self._contexts, self._costs.piece))
+            self._pending += float(np.interp(start, self._contexts, self._costs.chunk))
 
-    def insert(self, ticket: Ticket, row: int) -> None:
+    def insert(self, handle: RequestHandle, row: int) -> None:
         """Fills a row."""
-        self._tickets[row] = ticket
-        self._lengths[row], self._limits[row] = len(ticket.request.prompt), ticket.request.limit
+        self._handles[row] = handle
+        self._lengths[row], self._limits[row] = len(handle.request.prompt), handle.request.limit
         self._positions[row], self._num_behind[row] = 0, 0
         self._draft_lens[row] = self._draft_lens.max()
         if self._has_row_leaves:
-            fresh = self._policy.init(len(self._tickets))
+            fresh = self._policy.init(len(self._handles))
             self._policy_state = jax.tree.map(
                 lambda is_row, leaf, new: leaf.at[row].set(new[row]) if is_row else leaf,
                 self._row_leaves, self._policy_state, fresh,
             )  # fmt: skip
-        self._room_of_new = max(self._room_of_new, ticket.request.max_new_tokens - 1)
+        self._room_of_new = max(self._room_of_new, handle.request.max_new_tokens - 1)
         self._pending += self._costs.insert
 
     def regroup(self, sources: Sequence[int]) -> None:
         """Moves rows into a batch of another size."""
-        self._pending += self._costs.regroup[len(self._tickets), len(sources)]
+        self._pending += self._costs.regroup[len(self._handles), len(sources)]
         rows = np.maximum(sources, 0)
-        self._tickets = [None if source < 0 else self._tickets[source] for source in sources]
+        self._handles = [None if source < 0 else self._handles[source] for source in sources]
         for name in ("_lengths", "_limits", "_positions", "_num_behind", "_draft_lens"):
             setattr(self, name, getattr(self, name)[rows])
         if self._has_row_leaves:
@@ -123,15 +123,15 @@ class SimulatedExecutor:
 
     def stop(self, row: int) -> None:
         """Frees a row."""
-        self._tickets[row] = None
+        self._handles[row] = None
 
     def dispatch(self) -> None:
         """Nothing to begin: the step is taken when it is collected."""
 
     def collect(self) -> StepResult:
         """Counts a step, and lets its time pass."""
-        size = len(self._tickets)
-        is_active = np.array([ticket is not None for ticket in self._tickets])
+        size = len(self._handles)
+        is_active = np.array([handle is not None for handle in self._handles])
         rows = np.flatnonzero(is_active)
         num_wanted = int(max(self._wanted[0], min(self._wanted[1], self._room_of_new)))
         self._room_of_new = 0
@@ -139,9 +139,9 @@ class SimulatedExecutor:
         room = self._limits - self._lengths
         drafted = np.where(is_active, np.clip(np.minimum(self._draft_lens, room - 1), 0, bucket), 0).astype(np.int32)
         accepted, emitted = np.zeros(size, np.int32), np.zeros(size, np.int32)
-        finish = np.full(size, FinishReason.FILLER, np.int32)
+        finish = np.full(size, FinishReason.INACTIVE, np.int32)
         for row in rows.tolist():
-            request: Any = self._tickets[row].request  # type: ignore[union-attr]
+            request: Any = self._handles[row].request  # type: ignore[union-attr]
             position = self._positions[row]
             accepted[row] = min(request.acceptable[position], drafted[row])
             emitted[row] = min(accepted[row] + 1, request.num_tokens - position)
@@ -160,13 +160,13 @@ class SimulatedExecutor:
         logprobs = np.zeros(tokens.shape, np.float32)
         counts: Any = (is_active, tokens, emitted, accepted, drafted, logprobs, finish)
         self._plan((is_active, drafted, accepted, emitted), finish)
-        self._tickets = [
-            ticket if finish[row] == FinishReason.RUNNING else None for row, ticket in enumerate(self._tickets)
+        self._handles = [
+            handle if finish[row] == FinishReason.RUNNING else None for row, handle in enumerate(self._handles)
         ]
         return StepResult(StepInfo(*counts), bucket)
 
     def _plan(self, counts: tuple, finish: np.ndarray) -> None:
-        size = len(self._tickets)
+        size = len(self._handles)
         if size not in self._constant:
             self._constant[size] = constant_plan(self._policy, size)
         constant = self._constant[size]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from bass_jax.engine import EngineConfig
 from bass_jax.experiments.traffic.arrivals import Phase
-from bass_jax.runtime.yaml_config import forbid_extra, read_settings
+from bass_jax.runtime.yaml_config import forbid_extra, read_yaml
 
 POLICIES = (
     "fixed(draft_len=0)", "fixed(draft_len=2)", "fixed(draft_len=4)", "batch_table", "bass_heuristic(limit=8)",
@@ -160,7 +160,7 @@ def load_config(path: Path) -> ExperimentConfig:
     Raises:
         ValueError: one line naming the file and the dotted path of what is wrong.
     """
-    return read_settings(ExperimentConfig, path)
+    return read_yaml(ExperimentConfig, path)
 
 
 forbid_extra(Phase, SimulatedDevice, RealPair, Traffic, Requests, EngineConfig, ExperimentConfig)

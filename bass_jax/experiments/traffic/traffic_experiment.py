@@ -74,7 +74,7 @@ def run_experiment(
                             on_run(traffic.name, batching, policy)
                             outcome = world.serve(workload, batching, policy, on_step)
                             objective = None if config.objective is None else config.objective * world.unit_seconds
-                            summary = summarize_traffic(outcome.tickets, outcome.counts, objective)
+                            summary = summarize_traffic(outcome.handles, outcome.counts, objective)
                             found[_key(about)] = Result(traffic.name, batching, policy, summary)
                             record = {"config": mark, **about, "summary": dataclasses.asdict(summary)}
                             sink.write(json.dumps(record) + "\n")

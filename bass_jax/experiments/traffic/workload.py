@@ -39,11 +39,11 @@ def draw_acceptable(rates: Sequence[float], num_tokens: np.ndarray, seed: int) -
         seed: of the draw.
     """
     padded = [*rates, *[rates[-1]] * (MAX_DRAFTS - len(rates))][:MAX_DRAFTS]
-    stands = np.cumprod(padded)
+    is_accepted = np.cumprod(padded)
     found = []
     for index, num in enumerate(num_tokens):
         draws = np.random.default_rng((seed, index)).random(int(num))
-        found.append((draws[:, None] < stands).sum(axis=1))
+        found.append((draws[:, None] < is_accepted).sum(axis=1))
     return found
 
 

@@ -9,7 +9,7 @@ import bass_jax as bass
 from bass_jax.cli import traffic_checks
 from bass_jax.engine import EngineConfig
 from bass_jax.experiments.traffic.backends import simulate_traffic
-from bass_jax.experiments.traffic.calibration import measure_overhead, measure_serving, survey_texts
+from bass_jax.experiments.traffic.calibration import exhaustive_texts, measure_overhead, measure_serving
 from bass_jax.experiments.traffic.clocks import RealClock
 from bass_jax.experiments.traffic.drive import drive
 from bass_jax.experiments.traffic.latency import summarize_traffic
@@ -36,25 +36,25 @@ def test_a_simulation_takes_the_decoders_steps(engine, tmp_path):
     prompts = [random.integers(0, tiny.VOCAB, num) for num in (5, 1, 17, 9, 30)]
     limits = np.array([12, 20, 7, 30, 16])
     workload = Workload(np.linspace(0, 0.01, 5), np.array([len(one) for one in prompts]), limits, limits, [])
-    texts = survey_texts(engine.pair, prompts, workload, str(tmp_path / "survey.jsonl"), batch=3)
+    texts = exhaustive_texts(engine.pair, prompts, workload, str(tmp_path / "survey.jsonl"), batch=3)
     clock, before = RealClock(), engine.counts
     engine.loop.clock = clock
-    tickets = drive(
+    handles = drive(
         engine.loop, clock, workload.times.tolist(),
         lambda index: engine.submit(prompts[index], max_new_tokens=int(limits[index]), stop_tokens=()),
     )  # fmt: skip
     costs = measure_serving(engine, made_up())
     simulated = simulate_traffic(texts, CONFIG, bass.policies.fixed(4), costs)
-    assert [one.num_tokens for one in tickets] == [one.num_tokens for one in simulated.tickets] == limits.tolist()
-    for name in ("num_row_steps", "num_drafted", "num_accepted", "num_emitted", "num_finished", "num_pieces"):
+    assert [one.num_tokens for one in handles] == [one.num_tokens for one in simulated.handles] == limits.tolist()
+    for name in ("num_row_steps", "num_drafted", "num_accepted", "num_emitted", "num_finished", "num_chunks"):
         real = getattr(engine.counts, name) - getattr(before, name)
         assert real == getattr(simulated.counts, name), name
-    assert costs.insert > 0 and (costs.piece > 0).all() and costs.host > 0
-    for found in (tickets, simulated.tickets):
+    assert costs.insert > 0 and (costs.chunk > 0).all() and costs.host > 0
+    for found in (handles, simulated.handles):
         for one in found:
             times = one.times
             assert times.submitted <= times.admitted <= times.begun < times.first <= times.finished
-    summary = summarize_traffic(tickets, engine.counts)
+    summary = summarize_traffic(handles, engine.counts)
     assert summary.num_tokens == limits.sum() and summary.latency.mean > 0
 
 

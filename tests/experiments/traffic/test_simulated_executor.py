@@ -37,14 +37,14 @@ def texts(num: int, num_tokens: int = 20, **times) -> Workload:
 
 def test_one_request_takes_its_steps_one_after_the_other():
     outcome = simulate_traffic(texts(1), CONFIG, policies.fixed(2), FREE)
-    (ticket,) = outcome.tickets
+    (handle,) = outcome.handles
     step = float(TABLE.target_seconds(4, 3, 10) + TABLE.draft_seconds(4, 2, 10, 0))
     last = float(TABLE.target_seconds(4, 3, 10) + TABLE.draft_seconds(4, 1, 10, 0))
     none = float(TABLE.target_seconds(4, 3, 10))
     # The limit leaves room for two drafts, then for one, then for none.
-    assert ticket.times.finished == pytest.approx(18 * step + last + none, rel=1e-5)
-    assert ticket.times.first == pytest.approx(step, rel=1e-5)
-    assert outcome.counts.num_steps == ticket.num_tokens == 20
+    assert handle.times.finished == pytest.approx(18 * step + last + none, rel=1e-5)
+    assert handle.times.first == pytest.approx(step, rel=1e-5)
+    assert outcome.counts.num_steps == handle.num_tokens == 20
 
 
 def test_pieces_inserts_moves_and_the_host_take_their_time():
@@ -53,7 +53,7 @@ def test_pieces_inserts_moves_and_the_host_take_their_time():
     costs = ServingCosts(TABLE, np.full(NUM_CONTEXTS, 0.5), 0.25, moves, 0.1)
     workload = texts(2, 5)._replace(prompt_tokens=np.array([18, 1]))
     outcome = simulate_traffic(workload, config, policies.fixed(0), costs)
-    first, second = outcome.tickets
+    first, second = outcome.handles
     # 17 tokens are two pieces; the second request needs none, and the batch grows for it before the first step.
     step = float(TABLE.target_seconds(4, 1, 20))
     assert first.times.first == pytest.approx(2 * 0.5 + 0.3 + 2 * 0.25 + step + 0.1, rel=1e-4)
@@ -68,7 +68,7 @@ def test_a_static_batch_waits_for_its_longest():
     for batching in ("static", "continuous"):
         config = dataclasses.replace(CONFIG, batching=batching)
         finished[batching] = [
-            one.times.finished for one in simulate_traffic(workload, config, policies.fixed(0), FREE).tickets
+            one.times.finished for one in simulate_traffic(workload, config, policies.fixed(0), FREE).handles
         ]
     step = float(TABLE.target_seconds(4, 1, 10))
     np.testing.assert_allclose(finished["static"], [5 * step, 20 * step, 25 * step], rtol=1e-4)
@@ -82,7 +82,9 @@ def test_a_batch_that_is_there_at_once_is_the_replayed_one(name, tmp_path):
     target = tiny.model(1, num_layers=1)
     pair = bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.2)))
     with TraceWriter(tmp_path / "trace.jsonl") as trace:
-        bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(8), max_new_tokens=[40, 31, 35], step="survey", trace=trace)
+        bass.generate(
+            pair, tiny.PROMPTS, bass.SpecConfig(8), max_new_tokens=[40, 31, 35], step="exhaustive", trace=trace
+        )
     replay = bass.make_replay(read_trace(tmp_path / "trace.jsonl"))
     given = {"cost": TABLE, "rates": (0.6, 0.5)} if name == "batch_table" else {}
     policy = policies.find_policy(name, **given)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from bass_jax.cli import main as cli
 from bass_jax.cli.traffic_display import results_tables
-from bass_jax.engine import EngineConfig, Ticket
+from bass_jax.engine import EngineConfig, RequestHandle
 from bass_jax.engine.loop import Counts
 from bass_jax.experiments.traffic import backends
 from bass_jax.experiments.traffic.backends import SimulatedWorld
@@ -97,7 +97,7 @@ def test_an_interrupted_experiment_goes_on_where_it_was(results, tmp_path):
 def test_another_draft_is_another_experiment(tmp_path, monkeypatch):
     """And so are other prompts; the same files are the same experiment."""
     tokenizer = SimpleNamespace(encode_prompt=lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.int32))
-    monkeypatch.setattr(worlds, "load_pair", lambda path: (SimpleNamespace(tokenizer=tokenizer), tokenizer))
+    monkeypatch.setattr(backends, "load_pair", lambda path: (SimpleNamespace(tokenizer=tokenizer), tokenizer))
     draft = tmp_path / "draft" / "params"
     draft.parent.mkdir()
     draft.write_bytes(b"one")
@@ -139,19 +139,19 @@ def test_comparisons():
 
 
 def test_measures():
-    tickets = []
+    handles = []
     for index in range(4):
-        ticket = Ticket(request())
-        ticket.num_tokens, ticket.finish_reason = 10, "length"
-        times = ticket.times
+        handle = RequestHandle(request())
+        handle.num_tokens, handle.finish_reason = 10, "length"
+        times = handle.times
         times.submitted, times.admitted, times.begun, times.first, times.finished = (
             index + offset for offset in (0.0, 0.5, 1.0, 1.25, 2.0 + index)
         )
-        tickets.append(ticket)
-    refused = Ticket(request())
+        handles.append(handle)
+    refused = RequestHandle(request())
     refused.finish_reason = "cancelled"
     counts = Counts(num_steps=10, num_row_steps=25, num_drafted=50, num_accepted=20, num_emitted=40)
-    summary = summarize_traffic([*tickets, refused], counts, objective=3.5)
+    summary = summarize_traffic([*handles, refused], counts, objective=3.5)
     assert summary.num_requests == 4 and summary.num_tokens == 40
     assert summary.latency == spread([2.0, 3.0, 4.0, 5.0]) and summary.latency.p50 == 3.5
     assert (summary.queueing.mean, summary.first_token.p99) == (0.5, 1.25)
