@@ -21,7 +21,7 @@ from bass_jax.models import Model, init_model, quantize_model
 from bass_jax.models.mesh import start_distributed, tensor_parallel_mesh
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.runtime.xla_flags import configure_gpu, use_compilation_cache
-from bass_jax.sampling import Sampling, TokenDistribution
+from bass_jax.sampling import SamplingParams, TokenDistribution
 from bass_jax.testing.lossless import LosslessReport, verify_lossless
 
 __version__ = "0.1.0"
@@ -37,7 +37,7 @@ __all__ = [
     "Model",
     "ModelConfig",
     "Pair",
-    "Sampling",
+    "SamplingParams",
     "SpecConfig",
     "SpecState",
     "StepInfo",

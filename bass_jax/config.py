@@ -65,13 +65,15 @@ class SpecConfig:
         acceptance: name of a registered acceptance rule, or ``"module:name"`` of one's own.
         acceptance_kernel: ``"pallas"`` runs the greedy and the token rule as one fused kernel on a GPU, to the
             same tokens; ``"xla"`` never does.
-        record_drafts: infos carry a `bass_jax.decoding.state.DraftRecord`; costs the laws that the fused kernel saves.
+        record_drafts: infos carry a `bass_jax.decoding.state.DraftRecord`; costs the distributions that the fused
+            kernel saves.
         num_candidates: M, alternative chains of drafts per row that one target pass checks; more than 1 needs a rule
             and a drafter that can (``"multi_draft"``, ``"greedy"``).
         logits_processors: functions ``(logits [V], tokens [C], position) -> logits [V]``, or ``"module:name"`` of
             them, applied in this order to target and draft; see `bass_jax.sampling.logits_processors.LogitsProcessor`.
-        num_logprobs: also report the log-probability of every emitted token under the law that it was drawn from,
-            and this many most probable tokens of both laws, 0 to 100; None reports the raw law's alone.
+        num_logprobs: also report the log-probability of every emitted token under the distribution that it was drawn
+            from, and this many most probable tokens of both distributions, 0 to 100; None reports the raw
+            distribution's alone.
     """
 
     draft_len: int = 4

@@ -4,9 +4,9 @@ r"""Tokens per target pass of the acceptance rules, over temperature and draft l
         --template 'Complete the following Python function:\n```python\n{prompt}```'
 
 Rows of all temperatures share a batch. The first table has the drafts that the token and the block rule are expected
-to accept per pass, exactly, from the same drafts and laws, so that their difference is not lost in the noise of
-sampling. The second has the tokens per target pass that each rule came to with the same prompts and seeds. Nothing is
-timed. The figures behind ± are standard errors over rows. The last line is both tables as JSON.
+to accept per pass, exactly, from the same drafts and distributions, so that their difference is not lost in the noise
+of sampling. The second has the tokens per target pass that each rule came to with the same prompts and seeds. Nothing
+is timed. The figures behind ± are standard errors over rows. The last line is both tables as JSON.
 """
 
 import datetime
@@ -92,7 +92,7 @@ def expect(pair, encoded, temperatures, draft_len, max_new_tokens) -> list[dict]
     num_rows = len(encoded) * len(temperatures)
     run = bass.generate(
         pair, encoded * len(temperatures), bass.SpecConfig(draft_len, "token_and_block"),
-        sampling=bass.Sampling(temperature=np.repeat(temperatures, len(encoded))),
+        sampling=bass.SamplingParams(temperature=np.repeat(temperatures, len(encoded))),
         seeds=range(num_rows), max_new_tokens=max_new_tokens,
     )  # fmt: skip
     jax.effects_barrier()
@@ -125,7 +125,7 @@ def measure(pair, encoded, temperatures, rule, draft_len, max_new_tokens) -> lis
     rows = encoded * len(temperatures)
     run = bass.generate(
         pair, rows, bass.SpecConfig(draft_len, name, num_candidates=int(candidates or 1)),
-        sampling=bass.Sampling(temperature=np.repeat(temperatures, len(encoded))),
+        sampling=bass.SamplingParams(temperature=np.repeat(temperatures, len(encoded))),
         seeds=range(len(rows)), max_new_tokens=max_new_tokens,
     )  # fmt: skip
     passes = np.sum([info.is_active for info in run.infos], axis=0)[: len(rows)].reshape(len(temperatures), -1)

@@ -4,11 +4,11 @@
     python benchmarks/combination.py configs/distill/smollm2_quickstart.yaml --data-dir data --held-out
 
 Every part says at every token of the target's greedy answers, given the target's own tokens before it, what it would
-draft and how sure it is. Up to the first that is rejected, drafts are those tokens; so the runs in which the surest
-part is right are what greedy speculation accepts, and any trust can be tried without drafting again. Printed: how often
-what followed a match of n tokens was right; tokens per target pass, domain by domain, of the parts, of the combination
-as it is, and of others. Take answers that the draft was not trained on. Nothing is timed. The last line is the result
-as JSON.
+draft and how sure it is. Up to the first that is rejected, drafts are those tokens; so the runs in which the most
+confident part is right are what greedy speculation accepts, and any trust can be tried without drafting again. Printed:
+how often what followed a match of n tokens was right; tokens per target pass, domain by domain, of the parts, of the
+combination as it is, and of others. Take answers that the draft was not trained on. Nothing is timed. The last line is
+the result as JSON.
 """
 
 import datetime
@@ -27,7 +27,7 @@ import bass_jax as bass
 from bass_jax.cli.output import output_console
 from bass_jax.drafters import DraftContext, Drafter, ModelDrafter
 from bass_jax.drafters.ensemble import ensemble_drafter
-from bass_jax.sampling import LogitsProcessors, Sampling
+from bass_jax.sampling import LogitsProcessors, SamplingParams
 from bass_jax.training.agreement import accepted_runs
 from bass_jax.training.batches import single_batches
 from bass_jax.training.distill_config import load_config
@@ -145,7 +145,7 @@ def part_said(part: Drafter, rollout: Rollout) -> Said:
 def _propose(part: Any, tokens, lengths):
     num_rows = len(tokens)
     sampling_arrays, processors = (
-        Sampling().sampling_arrays(num_rows, 1),
+        SamplingParams().sampling_arrays(num_rows, 1),
         LogitsProcessors(None, lengths, jnp.full((num_rows, 1), -1)),
     )
     keys = jnp.broadcast_to(jax.random.key(0), (num_rows, 1))
@@ -165,8 +165,8 @@ def network_said(drafter: ModelDrafter, rollout: Rollout) -> Said:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _predict(config, params, batch):
-    law = jax.nn.softmax(scored_logits(config, params, batch).astype(jnp.float32), axis=-1)
-    return jnp.argmax(law, axis=-1), law.max(axis=-1)
+    distribution = jax.nn.softmax(scored_logits(config, params, batch).astype(jnp.float32), axis=-1)
+    return jnp.argmax(distribution, axis=-1), distribution.max(axis=-1)
 
 
 if __name__ == "__main__":

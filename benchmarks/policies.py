@@ -4,12 +4,12 @@ r"""Draft-length policies against fixed lengths and regular decoding, over the b
         --template 'Complete the following Python function:\n```python\n{prompt}```' --output docs/measurements/policies
 
 First the pair is profiled (costs, and acceptance on prompts of its own); then, greedily, batches of other prompts are
-decoded by every way in turn, `--repeats` times: all ways of a cell share its minutes. A survey of the same prompts is
-simulated with the profile's costs, and its tokens per target pass and seconds are held against what was measured.
-Compilation and prefill are outside the times. A step does the same work in every repeat, so its time is its median over
-the repeats, and a way's seconds are the sum of those: a burst of something else on the machine costs a step and not a
-run. Writes OUTPUT.json after every cell, then OUTPUT.md and OUTPUT.png; twenty minutes on two cores, and twice that on
-slow ones.
+decoded by every way in turn, `--repeats` times: all ways of a cell share its minutes. A exhaustive run of the same
+prompts is simulated with the profile's costs, and its tokens per target pass and seconds are held against what was
+measured. Compilation and prefill are outside the times. A step does the same work in every repeat, so its time is its
+median over the repeats, and a way's seconds are the sum of those: a burst of something else on the machine costs a step
+and not a run. Writes OUTPUT.json after every cell, then OUTPUT.md and OUTPUT.png; twenty minutes on two cores, and
+twice that on slow ones.
 """
 
 import datetime
@@ -182,7 +182,7 @@ def update_seconds(pair, policy, rows) -> float:
 
 
 def tables(record) -> str:
-    """Markdown: speed-ups, then the simulator against the runs, then the verdicts."""
+    """Markdown: speed-ups, then the simulator against the runs, then the results."""
     cells = record["cells"]
     batches = sorted({cell["batch"] for cell in cells})
     ways = list(dict.fromkeys(cell["way"] for cell in cells))

@@ -5,7 +5,7 @@ r"""How often a greedy row's tokens depend on what shares its pass, in float32 a
 
 Regular decoding of each row alone is compared with regular decoding in a batch and with speculation alone and in a
 batch. A pass over other shapes rounds otherwise, so that two logits that are nearly equal may change places; the margin
-is what lay between the two likeliest tokens, in nats, where a row first differs. Speculation should lose no more
+is what lay between the two most probable tokens, in nats, where a row first differs. Speculation should lose no more
 than batching does. The last line is the table as JSON.
 """
 
@@ -57,8 +57,8 @@ def decode(pair, encoded, batch, step, options) -> list[tuple[np.ndarray, np.nda
             pair, encoded[start : start + batch], spec, step=step, max_new_tokens=options.max_new_tokens
         )
         rows += [
-            (tokens, laws.raw_top_logprobs[:, 0] - laws.raw_top_logprobs[:, 1])
-            for tokens, laws in zip(run.tokens, run.laws or [], strict=True)
+            (tokens, distributions.raw_top_logprobs[:, 0] - distributions.raw_top_logprobs[:, 1])
+            for tokens, laws in zip(run.tokens, run.distributions or [], strict=True)
         ]
     return rows
 

@@ -111,7 +111,7 @@ def with_batches(config: DistillConfig, rows, draft, num_lengths: int, num_batch
 
 
 def stepper(config: DistillConfig, draft):
-    """Takes one step of the optimiser after the other, and waits for each."""
+    """Takes one step of the optimizer after the other, and waits for each."""
     optimizer = make_optimizer(config.optimizer, config.training.num_steps)
     params = {name: leaf for name, leaf in draft.params.items() if name != "embedding"}
     state = TrainState(jax.tree.map(jnp.array, params), jax.jit(optimizer.init)(params))  # Donated: of its own.

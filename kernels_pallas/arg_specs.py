@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels_pallas.acceptance.verdict import Sampling
+from kernels_pallas.acceptance.verdict import KernelSampling
 from kernels_pallas.attention.quantize import quantize_kv
 
 
@@ -177,7 +177,7 @@ class AcceptanceSpec:
     vocab_size: int
     dtype: str = "float32"
     is_deterministic: bool = False
-    """The drafter gives no law."""
+    """The drafter gives no distribution."""
 
     def reduced(self) -> "AcceptanceSpec":
         """The same draft length and dtype over a vocabulary of some chunks and a bit, for interpreters."""
@@ -189,16 +189,16 @@ class AcceptanceSpec:
         row: Any = jax.ShapeDtypeStruct((batch,), jnp.float32)
         count: Any = jax.ShapeDtypeStruct((batch,), jnp.int32)
         key = jax.ShapeDtypeStruct((batch, 2), jnp.uint32)
-        law = jax.ShapeDtypeStruct((batch, draft_len, self.vocab_size), jnp.float32)
+        distribution = jax.ShapeDtypeStruct((batch, draft_len, self.vocab_size), jnp.float32)
         logits = jax.ShapeDtypeStruct((batch, draft_len + 1, self.vocab_size), jnp.dtype(self.dtype))
         return {
             "draft_tokens": jax.ShapeDtypeStruct((batch, draft_len), jnp.int32),
             "num_drafted": count,
             "target_logits": logits,
-            "draft_probs": None if self.is_deterministic else law,
+            "draft_probs": None if self.is_deterministic else distribution,
             "accept_keys": key,
             "residual_keys": key,
-            "sampling": Sampling(temperature=row, top_k=count, top_p=row, min_p=row),
+            "sampling": KernelSampling(temperature=row, top_k=count, top_p=row, min_p=row),
         }
 
 
@@ -227,7 +227,8 @@ _SAMPLINGS = (
 
 
 def acceptance_arguments(spec: AcceptanceSpec, *, seed: int = 0) -> dict[str, Any]:
-    """Arrays of `spec.shapes()`: a draft law near the target's, drafts drawn from it, and every kind of sampling.
+    """Arrays of `spec.shapes()`: a draft distribution near the target's, drafts drawn from it, and every kind of
+    sampling.
 
     Args:
         spec: The shapes.
@@ -239,8 +240,8 @@ def acceptance_arguments(spec: AcceptanceSpec, *, seed: int = 0) -> dict[str, An
     keys = jax.random.split(jax.random.key(seed), 5)
     shapes = spec.shapes()
     logits = 3.0 * jax.random.normal(keys[0], shapes["target_logits"].shape)
-    law_shape = (spec.batch, spec.draft_len, spec.vocab_size)
-    draft_probs = jax.nn.softmax(logits[:, : spec.draft_len] + 0.3 * jax.random.normal(keys[1], law_shape), axis=-1)
+    probs_shape = (spec.batch, spec.draft_len, spec.vocab_size)
+    draft_probs = jax.nn.softmax(logits[:, : spec.draft_len] + 0.3 * jax.random.normal(keys[1], probs_shape), axis=-1)
     if spec.is_deterministic:
         draft_tokens = jnp.argmax(draft_probs, axis=-1)
     else:
@@ -254,5 +255,5 @@ def acceptance_arguments(spec: AcceptanceSpec, *, seed: int = 0) -> dict[str, An
         "draft_probs": None if spec.is_deterministic else draft_probs,
         "accept_keys": jax.random.key_data(jax.random.split(keys[3], spec.batch)),
         "residual_keys": jax.random.key_data(jax.random.split(keys[4], spec.batch)),
-        "sampling": Sampling(*(jnp.asarray(v, dtype) for v, dtype in zip(sampling, dtypes, strict=True))),
+        "sampling": KernelSampling(*(jnp.asarray(v, dtype) for v, dtype in zip(sampling, dtypes, strict=True))),
     }

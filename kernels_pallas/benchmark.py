@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels_pallas.acceptance.verdict import Sampling
+from kernels_pallas.acceptance.verdict import KernelSampling
 from kernels_pallas.arg_specs import (
     ACCEPTANCE_SPECS,
     ATTENTION_SPECS,
@@ -39,7 +39,7 @@ SAMPLINGS = {"greedy": (0.0, 0, 1.0, 0.0), "plain": (1.0, 0, 1.0, 0.0), "top_p":
 
 
 def attention_grid(is_smoke: bool) -> list[AttentionSpec]:
-    """The shapes to time: one axis at a time around a centre."""
+    """The shapes to time: one axis at a time around a center."""
     if is_smoke:
         return [dataclasses.replace(CENTRE.reduced(), batch=2, capacity=64, dtype="float32")]
     centre = dataclasses.replace(CENTRE, batch=16)
@@ -149,7 +149,7 @@ def sweep_acceptance(is_smoke: bool) -> Iterator[dict]:
         for sampling, values in SAMPLINGS.items():
             dtypes = (jnp.float32, jnp.int32, jnp.float32, jnp.float32)
             rows = (jnp.full((spec.batch,), value, dtype) for value, dtype in zip(values, dtypes, strict=True))
-            arguments["sampling"] = Sampling(*rows)
+            arguments["sampling"] = KernelSampling(*rows)
             expected, xla_us = None, 0.0
             for implementation in ("xla", "triton") if is_smoke else ("xla", "triton", "mosaic_gpu"):
                 run = jax.jit(functools.partial(masked_acceptance, implementation=implementation, interpret=is_smoke))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas.acceptance.arguments import check_acceptance
-from kernels_pallas.acceptance.verdict import Acceptance, Sampling
+from kernels_pallas.acceptance.verdict import KernelAcceptance, KernelSampling
 from kernels_pallas.acceptance.xla import masked_acceptance_xla
 from kernels_pallas.attention.arguments import capacity_of, check_attention
 from kernels_pallas.attention.cudnn import ragged_attention_cudnn
@@ -158,38 +158,38 @@ def masked_acceptance(
     draft_probs: jax.Array | None,
     accept_keys: jax.Array,
     residual_keys: jax.Array,
-    sampling: Sampling,
+    sampling: KernelSampling,
     *,
     implementation: Implementation | None = None,
     interpret: bool = False,
-) -> Acceptance:
-    """Warps the target's law, accepts drafts by the token rule and draws the token that follows them.
+) -> KernelAcceptance:
+    """Warps the target's distribution, accepts drafts by the token rule and draws the token that follows them.
 
-    The emitted tokens follow the warped target law exactly, whatever the draft's law is (Leviathan et al. 2023,
-    algorithm 1), provided that `draft_probs` is the law that the drafts were drawn from. On a GPU nothing of
-    the vocabulary's size is written.
+    The emitted tokens follow the warped target distribution exactly, whatever the draft's distribution is (Leviathan et
+    al. 2023, algorithm 1), provided that `draft_probs` is the distribution that the drafts were drawn from. On a GPU
+    nothing of the vocabulary's size is written.
 
     Args:
         draft_tokens: `[B, G]` integer drafts; G may be 0.
         num_drafted: `[B]` integer number of real drafts among the G; the others never stand.
         target_logits: `[B, G + 1, V]` float32, bfloat16 or float16: position g is given the drafts before it.
-        draft_probs: `[B, G, V]` probabilities of the law that each draft was drawn from, or None for a
-            deterministic drafter, whose law is one-hot.
+        draft_probs: `[B, G, V]` probabilities of the distribution that each draft was drawn from, or None for a
+            deterministic drafter, whose distribution is one-hot.
         accept_keys: `[B, 2]` uint32 threefry key data per row; consumed. The uniforms are
             `1 - jax.random.uniform(key, (G,))`, in (0, 1].
         residual_keys: `[B, 2]` uint32 likewise, independent of `accept_keys`; consumed. The next token is the
-            argmax of `log law + jax.random.gumbel(key, (V,))`.
-        sampling: The warping of each row's target law, or any tuple of the same four arrays.
+            argmax of `log distribution + jax.random.gumbel(key, (V,))`.
+        sampling: The warping of each row's target distribution, or any tuple of the same four arrays.
         implementation: `"mosaic_gpu"`, `"triton"` or `"xla"`; None takes the best that can.
         interpret: Run the kernel's interpreter, on any device; for tests.
 
     Returns:
-        The verdict; see `Acceptance`.
+        The result; see `Acceptance`.
 
     Raises:
         ValueError: An argument's shape, dtype or value is not as above.
     """
-    sampling = Sampling(*sampling)
+    sampling = KernelSampling(*sampling)
     check_acceptance(
         draft_tokens,
         num_drafted,
@@ -208,7 +208,7 @@ def masked_acceptance(
         draft_probs,
         accept_keys,
         residual_keys,
-        Sampling(
+        KernelSampling(
             sampling.temperature.astype(jnp.float32),
             sampling.top_k.astype(jnp.int32),
             sampling.top_p.astype(jnp.float32),
@@ -216,7 +216,7 @@ def masked_acceptance(
         ),
     )
 
-    def run(name: str) -> Acceptance:
+    def run(name: str) -> KernelAcceptance:
         if name == "xla":
             return masked_acceptance_xla(*arrays)
         tiles = acceptance_tiles(target, vocab_size=target_logits.shape[2], implementation=name)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.acceptance.verdict import Acceptance, Sampling
+from kernels_pallas.acceptance.verdict import KernelAcceptance, KernelSampling
 
 
 def ragged_attention(
@@ -74,7 +74,7 @@ def ragged_attention(
 def target_probs(
     logits: jax.Array, temperature: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array
 ) -> jax.Array:
-    """The target's law after temperature, top-k, top-p and min-p, by sorting; see `verdict.Sampling`.
+    """The target's distribution after temperature, top-k, top-p and min-p, by sorting; see `result.Sampling`.
 
     Args:
         logits: `[B, T, V]`.
@@ -118,9 +118,9 @@ def masked_acceptance(
     draft_probs: jax.Array | None,
     accept_keys: jax.Array,
     residual_keys: jax.Array,
-    sampling: Sampling,
-) -> Acceptance:
-    """Rejection sampling of drafts (Leviathan et al. 2023, algorithm 1) with whole laws and `jax.random`.
+    sampling: KernelSampling,
+) -> KernelAcceptance:
+    """Rejection sampling of drafts (Leviathan et al. 2023, algorithm 1) with whole distributions and `jax.random`.
 
     The arguments are those of `kernels_pallas.ops.masked_acceptance`.
     """
@@ -139,14 +139,14 @@ def masked_acceptance(
     num_accepted = jnp.cumprod(is_accepted, axis=1).sum(axis=1).astype(jnp.int32)
 
     row = jnp.arange(batch)
-    law = target[row, num_accepted]
-    # Past the last draft nothing was rejected, which is a draft law of zeros.
+    distribution = target[row, num_accepted]
+    # Past the last draft nothing was rejected, which is a draft distribution of zeros.
     rejected = jnp.concatenate([draft_probs, jnp.zeros((batch, 1, vocab_size))], axis=1)[row, num_accepted]
     rejected = jnp.where((num_accepted < num_drafted)[:, None], rejected, 0.0)
     residual = jnp.maximum(law - rejected, 0.0)
-    law = jnp.where(residual.sum(axis=1, keepdims=True) > 0, residual, law)
+    distribution = jnp.where(residual.sum(axis=1, keepdims=True) > 0, residual, distribution)
     gumbel = jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,)))(residual_key)
-    next_token = jnp.argmax(jnp.log(law) + gumbel, axis=1).astype(jnp.int32)
+    next_token = jnp.argmax(jnp.log(distribution) + gumbel, axis=1).astype(jnp.int32)
 
     raw = jax.nn.log_softmax(target_logits.astype(jnp.float32), axis=-1)
     emitted = jnp.concatenate([draft_tokens, jnp.zeros((batch, 1), jnp.int32)], axis=1)
@@ -154,4 +154,4 @@ def masked_acceptance(
     logprobs = jnp.take_along_axis(raw, emitted[..., None], axis=2)[..., 0]
     is_emitted = jnp.arange(num_slots + 1) <= num_accepted[:, None]
     is_valid = jnp.isfinite(jax.nn.logsumexp(target_logits.astype(jnp.float32), axis=-1))[row, num_accepted]
-    return Acceptance(num_accepted, next_token, jnp.where(is_emitted, logprobs, 0.0), is_valid)
+    return KernelAcceptance(num_accepted, next_token, jnp.where(is_emitted, logprobs, 0.0), is_valid)

@@ -8,7 +8,7 @@ import jax
 # Every kind of Hopper card that jax names; wgmma, on which the Mosaic GPU kernels stand, exists on sm_90
 # alone.
 _HOPPER_KINDS = ("H100", "H200", "H20", "H800", "GH200")
-# Data-centre Blackwell.
+# Data-center Blackwell.
 _BLACKWELL_KINDS = ("B100", "B200", "B300")
 _DEFAULT_NUM_CORES = 108
 

@@ -28,7 +28,7 @@ class WrongLawDrafter(TableDrafter):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ForgetfulCandidatesDrafter(TableDrafter):
-    """Draws first tokens without replacement, and reports the law of the first for all of them."""
+    """Draws first tokens without replacement, and reports the distribution of the first for all of them."""
 
     def propose_many(self, state, context, draft_len, num_candidates, *, is_sampled):
         proposal, state = super().propose_many(state, context, draft_len, num_candidates, is_sampled=is_sampled)
@@ -82,4 +82,4 @@ def _faulty(name: str, accept) -> AcceptanceRule:
 RESIDUAL_FROM_UNIFORM = _faulty("residual_from_uniform", _residual_from_uniform)
 FIRST_TOKEN_UNCHECKED = _faulty("first_token_unchecked", _first_token_unchecked)
 OFF_BY_ONE = _faulty("off_by_one", _off_by_one)
-"""The bonus token after a full acceptance comes from the law of the last draft's position."""
+"""The bonus token after a full acceptance comes from the distribution of the last draft's position."""

@@ -151,7 +151,7 @@ def compile_for(
         **jit_options: Passed to `jax.jit`, such as `donate_argnums`.
 
     Returns:
-        The compiled object: `memory_analysis()` has temporary and aliased (donated) bytes, `as_text()` the optimised
+        The compiled object: `memory_analysis()` has temporary and aliased (donated) bytes, `as_text()` the optimized
         HLO.
     """
     lowered = _lower(function, args, device, jit_options)

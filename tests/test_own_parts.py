@@ -52,7 +52,7 @@ def rule():
     """Registers the token rule with another function, for one test."""
     names = []
 
-    def make(change, base=TOKEN, field="judge"):
+    def make(change, base=TOKEN, field="accept"):
         def accept(*arguments):
             return change(getattr(base, field)(*arguments))
 
@@ -69,7 +69,7 @@ def rule():
 def run(drafter=DRAFT, **options):
     spec = bass.SpecConfig(4, **options)
     return bass.generate(bass.Pair(TARGET, drafter), tiny.PROMPTS, spec, max_new_tokens=12,
-                         sampling=bass.Sampling(temperature=1.0))  # fmt: skip
+                         sampling=bass.SamplingParams(temperature=1.0))  # fmt: skip
 
 
 @pytest.mark.parametrize(

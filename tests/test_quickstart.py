@@ -63,7 +63,7 @@ def test_the_shipped_drafts_are_worth_drafting_with(pairs, encoded, drafter):
 
 @pytest.mark.slow
 def test_sampled_rows_depend_on_their_seed_alone(pairs, encoded):
-    sampling = bass.Sampling(temperature=0.8, top_p=0.95)
+    sampling = bass.SamplingParams(temperature=0.8, top_p=0.95)
     options = {"sampling": sampling, "max_new_tokens": 16}
     spec = bass.SpecConfig(draft_len=4)
     together = bass.generate(pairs["model"], encoded, spec, seeds=[7, 8, 9, 10], **options)
@@ -93,7 +93,7 @@ def test_shared_noise_gives_regular_samplings_tokens_over_1000_rows(pairs, encod
     logits), either token may come, and the row is compared up to there. Such rows are counted.
     """
     random, num_rows, num_new = np.random.default_rng(0), 1000, 16
-    sampling = bass.Sampling(temperature=temperature)
+    sampling = bass.SamplingParams(temperature=temperature)
     spec = bass.SpecConfig(4, "shared_noise", num_logprobs=100)
     prompts = [encoded[row % 4] for row in range(num_rows)]
     tokens, tops = [], []
@@ -104,7 +104,7 @@ def test_shared_noise_gives_regular_samplings_tokens_over_1000_rows(pairs, encod
             max_new_tokens=num_new,
         )  # fmt: skip
         tokens += run.tokens
-        tops += [(laws.warped_top_tokens, laws.warped_top_logprobs) for laws in run.laws]
+        tops += [(distributions.warped_top_tokens, distributions.warped_top_logprobs) for distributions in run.laws]
     num_rounded = 0
     for start, size in [(0, 8), (8, 2), *((start, 30) for start in range(10, num_rows, 30))]:
         rows = range(start, start + size)
@@ -133,7 +133,7 @@ def test_shared_noise_gives_regular_samplings_tokens_over_1000_rows(pairs, encod
 
 
 def scores_at(seed, position, tokens, logprobs, pairs) -> dict[int, float]:
-    """What regular sampling takes the largest of: log-probability and noise, of the likeliest tokens."""
+    """What regular sampling takes the largest of: log-probability and noise, of the most probable tokens."""
     key = position_keys(seed_keys(jnp.asarray([seed], jnp.uint32)), jnp.asarray([position]), 1)[:, 0]
     noise = np.asarray(gumbel(key, pairs["model"].target.config.vocab_size)[0])
     return dict(zip(tokens.tolist(), (logprobs + noise[tokens]).tolist(), strict=True))

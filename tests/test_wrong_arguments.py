@@ -190,7 +190,7 @@ def _stream(**changes):
 
 def _sampling(**changes):
     """Fields meet the number of rows and the vocabulary when they are laid out."""
-    return bass.Sampling(**changes).sampling_arrays(3, tiny.VOCAB)
+    return bass.SamplingParams(**changes).sampling_arrays(3, tiny.VOCAB)
 
 
 ENGINES: list[bass.Engine] = []
@@ -218,7 +218,7 @@ RUN = {
     "pair": lambda value: False,
     "prompts": are_prompts,
     "spec": is_a(bass.SpecConfig, type(None)),
-    "sampling": is_a(bass.Sampling, type(None)),
+    "sampling": is_a(bass.SamplingParams, type(None)),
     "max_new_tokens": lambda value: is_whole_number(1)(value) and is_number(1, 40)(value) and _is_integral(value),
     "num_samples": is_integer(1, 4096),
     "key": is_key,
@@ -330,7 +330,7 @@ ENTRIES = [
         {
             "prompt": lambda value: are_prompts([value]),
             "max_new_tokens": is_integer(1, 62),
-            "sampling": is_a(bass.Sampling, type(None)),
+            "sampling": is_a(bass.SamplingParams, type(None)),
             "seed": is_integer(0, 2**32 - 1),
             "stop_tokens": lambda value: value is None or (are_tokens(value, None) and len(value) <= 8),
             "stop_strings": are_texts,

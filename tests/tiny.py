@@ -1,4 +1,4 @@
-"""Tiny models whose laws are worth testing: random weights, scaled up until the logits spread."""
+"""Tiny models whose distributions are worth testing: random weights, scaled up until the logits spread."""
 
 import dataclasses
 from typing import Any
@@ -26,9 +26,9 @@ def config(vocab_size: int = VOCAB, **changes) -> bass.ModelConfig:
 
 
 def model(seed: int, scale: float = 16.0, vocab_size: int = VOCAB, **changes) -> bass.Model:
-    """Random weights; a scale of 16 gives laws of about one nat that depend on the whole prefix.
+    """Random weights; a scale of 16 gives distributions of about one nat that depend on the whole prefix.
 
-    Drawn by numpy: compiling the initialisers takes longer than most tests.
+    Drawn by numpy: compiling the initializers takes longer than most tests.
     """
     made, random = config(vocab_size, **changes), np.random.default_rng(seed)
 
@@ -76,7 +76,7 @@ def trimmed(output_ids: tuple[int, ...]) -> bass.Model:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TableDrafter:
-    """A user's stochastic drafter: the next token's law is a table over the last token, ``[V, V]``.
+    """A user's stochastic drafter: the next token's distribution is a table over the last token, ``[V, V]``.
 
     A row drafts no more than its last token's parity allows, so that rows of a batch draft different numbers.
     """
@@ -116,7 +116,7 @@ class TableDrafter:
 
 
 def table_drafter(vocab_size: int = VOCAB) -> TableDrafter:
-    """Laws far from any target's, one with a zero in it."""
+    """Distributions far from any target's, one with a zero in it."""
     table = jax.nn.softmax(1.5 * jax.random.normal(jax.random.key(8), (vocab_size, vocab_size)))
     table = table.at[0, 0].set(0.0)
     return TableDrafter(table / table.sum(axis=1, keepdims=True))

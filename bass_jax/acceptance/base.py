@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from bass_jax.runtime.checks import check_kind, shown
 from bass_jax.runtime.imports import import_attribute
 from bass_jax.sampling.distribution import TokenDistribution
-from bass_jax.sampling.params import Sampling
+from bass_jax.sampling.params import SamplingParams
 from bass_jax.typing import Array, check_array
 
 
@@ -21,7 +21,7 @@ class RuleKeys(NamedTuple):
 
     accept: Array  # [B] key
     residual: Array  # [B] key
-    positions: Array  # [B, G + 1] key, of the absolute positions that the laws are for: regular decoding's own
+    positions: Array  # [B, G + 1] key, of the absolute positions that the distributions are for: regular decoding's own
 
 
 class AcceptanceResult(NamedTuple):
@@ -56,9 +56,9 @@ class AcceptanceFunction(Protocol):
         Args:
             draft_tokens: ``[B, G]`` int32.
             num_drafted: ``[B]`` int32; drafts past it are padding and never stand.
-            draft_probs: ``[B, G, V]`` float32, the law that each draft was drawn from; None if the drafter
-                is deterministic, which is a one-hot law.
-            target: the target's law over ``[B, G + 1]`` positions, each given the drafts before it.
+            draft_probs: ``[B, G, V]`` float32, the distribution that each draft was drawn from; None if the drafter
+                is deterministic, which is a one-hot distribution.
+            target: the target's distribution over ``[B, G + 1]`` positions, each given the drafts before it.
             keys: the row's noise; consumed.
         """
         ...
@@ -81,9 +81,9 @@ class MultiDraftAcceptanceFunction(Protocol):
         Args:
             draft_tokens: ``[B, M, G]`` int32.
             num_drafted: ``[B, M]`` int32.
-            draft_probs: ``[B, M, G, V]`` float32, the law that each draft was drawn from *given the chains before
-                its own*: the first tokens of earlier chains have probability 0 in it. None if deterministic.
-            target: the target's law over ``[B, M, G + 1]`` positions; the first is the same for all chains.
+            draft_probs: ``[B, M, G, V]`` float32, the distribution that each draft was drawn from *given the chains
+                before its own*: the first tokens of earlier chains have probability 0 in it. None if deterministic.
+            target: the target's distribution over ``[B, M, G + 1]`` positions; the first is the same for all chains.
             keys: the row's noise; consumed.
         """
         ...
@@ -95,8 +95,8 @@ class AcceptanceRule:
 
     Attributes:
         name: as in `SpecConfig.acceptance`.
-        judge: the function.
-        lossless: the emitted tokens follow the target's law exactly.
+        evaluate: the function.
+        lossless: the emitted tokens follow the target's distribution exactly.
         noise: ``"none"``, ``"step"`` (keyed by the row's step) or ``"position"`` (keyed by position).
         source: where the rule comes from.
         accept_candidates: for ``SpecConfig.num_candidates`` above 1; None if the rule knows one chain alone.
@@ -121,7 +121,7 @@ def check_acceptance(rule: AcceptanceRule, result: Any, kind: type, num_drafted:
         vocab_size: V.
 
     Returns:
-        The verdict, with 0 to `num_drafted` accepted drafts and a token of the vocabulary.
+        The result, with 0 to `num_drafted` accepted drafts and a token of the vocabulary.
 
     Raises:
         ValueError: naming rule and field.
@@ -140,7 +140,7 @@ def check_acceptance(rule: AcceptanceRule, result: Any, kind: type, num_drafted:
     return result._replace(num_accepted=num_accepted, next_token=next_token)
 
 
-def check_greedy(rule: AcceptanceRule, sampling: Sampling) -> None:
+def check_greedy(rule: AcceptanceRule, sampling: SamplingParams) -> None:
     """Refuses a rule without randomness for rows that are sampled: it would decode them greedily.
 
     Raises:

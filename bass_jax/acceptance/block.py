@@ -50,7 +50,7 @@ def prefix_probs(
     mass = excess.sum(axis=-1)
     room = mass + 1.0 - prefix_prob[:, :-1]
     is_accepted = jnp.where(room > 0, mass / jnp.where(room > 0, room, 1.0), 1.0)
-    # The law after the row's last draft was never drafted from: that prefix stands with p itself.
+    # The distribution after the row's last draft was never drafted from: that prefix stands with p itself.
     is_accepted = jnp.concatenate([is_accepted[:, 1:], prefix_prob[:, -1:]], axis=1)
     is_last = jnp.arange(1, num_slots + 1) == num_drafted[:, None]
     return jnp.where(is_last, prefix_prob[:, 1:], is_accepted), excess
@@ -61,7 +61,7 @@ def _prefix_probs(draft_tokens: Array, draft_probs: Array, target_probs: Array) 
     token = draft_tokens[..., None]
     target_prob = jnp.take_along_axis(target_probs[:, :-1], token, axis=2)[..., 0]
     draft_prob = jnp.take_along_axis(draft_probs, token, axis=2)[..., 0]
-    # Padding may have probability 0 in its law; a draft that was drawn has not.
+    # Padding may have probability 0 in its distribution; a draft that was drawn has not.
     ratio = jnp.where(draft_prob > 0, target_prob / jnp.where(draft_prob > 0, draft_prob, 1.0), 0.0)
 
     def extend(prefix, ratio):

@@ -1,4 +1,4 @@
-"""Rules that trade the target's law for longer accepted runs; each says so on its face."""
+"""Rules that trade the target's distribution for longer accepted runs; each says so on its face."""
 
 import functools
 
@@ -14,7 +14,7 @@ from bass_jax.typing import Array, Bool
 def _verdict(
     is_accepted: Bool[Array, "B G"], num_drafted: Array, target: TokenDistribution, keys: RuleKeys
 ) -> AcceptanceResult:
-    """The leading run stands; the next token comes from the target's law, whatever was rejected."""
+    """The leading run stands; the next token comes from the target's distribution, whatever was rejected."""
     num_accepted = leading_run(is_accepted, num_drafted)
     probs = target.probs[jnp.arange(num_drafted.shape[0]), num_accepted]
     return AcceptanceResult(num_accepted, draw(probs, gumbel(keys.residual, probs.shape[-1])))
@@ -77,7 +77,7 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> AcceptanceRule:
 
 
 def threshold(fraction: float = 0.3) -> AcceptanceRule:
-    """Makes the threshold rule: a draft is good enough if it is nearly the target's favourite.
+    """Makes the threshold rule: a draft is good enough if it is nearly the target's favorite.
 
     Args:
         fraction: of the most probable token's probability, above 0 and at most 1; 1 is exact match.

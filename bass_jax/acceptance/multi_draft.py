@@ -15,9 +15,9 @@ def accept_candidates(
 ) -> MultiDraftAcceptanceResult:
     """Tries the first tokens one after the other, then goes on with the token rule inside the chain that stands.
 
-    Each first token is judged against what the rejections before it left of the target's law,
-    ``norm(max(target - draft, 0))``, with the draft's law that it was drawn from, earlier first tokens removed.
-    Where none stands, the next token comes from what is left after all of them.
+    Each first token is evaluated against what the rejections before it left of the target's distribution,
+    ``norm(max(target - draft, 0))``, with the draft's distribution that it was drawn from, earlier first tokens
+    removed. Where none stands, the next token comes from what is left after all of them.
     """
     num_rows, num_candidates, num_slots = draft_tokens.shape
     vocab_size = target.probs.shape[-1]

@@ -15,7 +15,7 @@ def accept(
     """Draws the target's token at every position with that position's noise; drafts stand while they are equal.
 
     A drafter that draws with the same noise is equal often: at least ``(1 - TV) / (1 + TV)`` of the time, TV being
-    the total variation between the two laws. One that does not costs acceptance, never exactness.
+    the total variation between the two distributions. One that does not costs acceptance, never exactness.
     """
     del draft_probs
     num_rows, num_positions, vocab_size = target.probs.shape

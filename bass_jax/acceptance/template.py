@@ -15,7 +15,7 @@ from bass_jax.typing import Array
 def accept(
     draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: TokenDistribution, keys: RuleKeys
 ) -> AcceptanceResult:
-    """Accepts no draft; the next token comes from the target's law at the first position."""
+    """Accepts no draft; the next token comes from the target's distribution at the first position."""
     del draft_tokens, draft_probs
     probs = target.probs[:, 0]
     return AcceptanceResult(jnp.zeros_like(num_drafted), draw(probs, gumbel(keys.residual, probs.shape[-1])))

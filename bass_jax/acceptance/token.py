@@ -16,7 +16,7 @@ def accept(
     """Accepts by ratio and draws the next token from ``max(target - draft, 0)``, or the target itself.
 
     A draft of target probability 0 never stands, whatever rounding does to the ratio. A residual that is
-    zero everywhere (possible by rounding alone) falls back on the target's law.
+    zero everywhere (possible by rounding alone) falls back on the target's distribution.
     """
     num_slots, vocab_size = draft_tokens.shape[1], target.probs.shape[-1]
     token = draft_tokens[..., None]

@@ -25,7 +25,7 @@ from bass_jax.decoding.step import decode_step, speculate_step
 from bass_jax.drafters import DraftContext, ModelDrafter
 from bass_jax.engine.generate import Prompts, Run
 from bass_jax.runtime.jit_cache import JIT_CACHE
-from bass_jax.sampling import Sampling
+from bass_jax.sampling import SamplingParams
 from bass_jax.sampling.keys import step_draft_keys
 from bass_jax.sampling.logits_processors import LogitsProcessors
 
@@ -48,7 +48,7 @@ def measure_costs(
     batches: Sequence[int] = (1, 2, 4, 8, 16),
     draft_lens: Sequence[int] = (0, 1, 2, 4, 8),
     contexts: Sequence[int] = (216,),
-    sampling: Sampling | None = None,
+    sampling: SamplingParams | None = None,
     num_sweeps: int = NUM_SWEEPS,
     on_cell: Callable[[str], None] = lambda cell: None,
 ) -> TableModel:
@@ -76,7 +76,7 @@ def measure_costs(
     for name, grid in grids.items():
         if not grid or list(grid) != sorted(set(grid)):
             raise ValueError(f"{name}={list(grid)}: expected ascending numbers, at least one")
-    sampling = sampling or Sampling()
+    sampling = sampling or SamplingParams()
     if spec.acceptance == "token" and sampling.is_greedy:
         spec = dataclasses.replace(spec, acceptance="greedy")
     specs = {draft_len: bucket_spec(spec, draft_len) for draft_len in draft_lens}
@@ -106,7 +106,7 @@ def measure_acceptance(
     spec: SpecConfig,
     *,
     max_new_tokens: int = 64,
-    sampling: Sampling | None = None,
+    sampling: SamplingParams | None = None,
     batch: int = 8,
 ) -> tuple[float, ...]:
     """Decodes real prompts with ``spec.draft_len`` drafts and returns the acceptance by position.
@@ -146,7 +146,7 @@ def measure_profile(
     return Profile(about, table, rates, pass_shape(pair.target.config), draft_shape)
 
 
-def timed_state(pair: Pair, spec: SpecConfig, sampling: Sampling, batch: int, context: int) -> SpecState:
+def timed_state(pair: Pair, spec: SpecConfig, sampling: SamplingParams, batch: int, context: int) -> SpecState:
     """Rows of `context` arbitrary tokens, in the capacity that they and some more need."""
     random = np.random.default_rng(0)
     rows = random.integers(0, pair.target.config.vocab_size, (batch, context))

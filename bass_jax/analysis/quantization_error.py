@@ -1,4 +1,4 @@
-"""How far a model's laws are from another's on real text, and what its draft is worth to each."""
+"""How far a model's distributions are from another's on real text, and what its draft is worth to each."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ from bass_jax.drafters import ModelDrafter
 from bass_jax.engine.generate import Prompts, generate
 from bass_jax.models import Model
 from bass_jax.runtime.cpu_workarounds import argmax
-from bass_jax.sampling import Sampling
+from bass_jax.sampling import SamplingParams
 from bass_jax.typing import Array, Float, Int
 
 
 @dataclasses.dataclass(frozen=True)
 class QuantizationError:
-    """Laws of the next token, at every position of the prompts and of the reference's own greedy answers.
+    """Distributions of the next token, at every position of the prompts and of the reference's own greedy answers.
 
     Attributes:
         num_tokens: positions.
-        mean_kl: divergence of the other's law from the reference's, nats per token.
+        mean_kl: divergence of the other's distribution from the reference's, nats per token.
         quantile_kl: of 99 % of the positions, at most.
         max_kl: of the worst position.
-        agreement: share of positions whose likeliest token is the same.
+        agreement: share of positions whose most probable token is the same.
         overlaps: probability that the token rule accepts a draft at temperature 1, mean over the same positions:
             of the reference's target with its draft, of the other's with its own; None if a drafter is no model.
         reference: of the reference's target speculated with its drafter. Where the two texts part, so do the counts:
@@ -60,13 +60,13 @@ def measure_quantization_error(
     spec: SpecConfig | None = None,
     *,
     max_new_tokens: int = 64,
-    sampling: Sampling | None = None,
+    sampling: SamplingParams | None = None,
     batch: int = 8,
 ) -> QuantizationError:
     """Compares a pair, such as one with an INT8 target, with the pair that it was made of.
 
     Args:
-        reference: whose target's laws are the true ones.
+        reference: whose target's distributions are the true ones.
         other: of the same vocabulary.
         prompts: texts or token ids.
         spec: of the speculation; default ``SpecConfig()``.

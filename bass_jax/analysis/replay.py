@@ -22,13 +22,13 @@ class Replay(NamedTuple):
 def make_replay(runs: Sequence[TracedRun], seed: int = 0) -> Replay:
     """Reads off where drafts would be accepted.
 
-    A draft is judged given the row's own text. If the text stays what it is, whether the draft at a position is
+    A draft is evaluated given the row's own text. If the text stays what it is, whether the draft at a position is
     accepted does not depend on where drafting began; so a run of accepted drafts ends where one is refused. That is
     exact for greedy decoding with a model as drafter, and exact in distribution for the token rule. Exhaustive
     drafting (`bass_jax.decoding.baselines.exhaustive_step`) sees every position. Steps of a speculating run do not see
     the position of their bonus token: it is drawn with the mean acceptance of the others, from `seed`.
 
-    In a greedy survey the counts themselves are taken: exact for every drafter.
+    In a greedy exhaustive run the counts themselves are taken: exact for every drafter.
 
     Raises:
         ValueError: if no draft was recorded.

@@ -19,7 +19,7 @@ from bass_jax.decoding.step import decode_step, speculate_step
 from bass_jax.drafters import ModelDrafter
 from bass_jax.models.mesh import mesh_of
 from bass_jax.runtime.jit_cache import JIT_CACHE
-from bass_jax.sampling import Sampling
+from bass_jax.sampling import SamplingParams
 from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS, compile_with_thunks, is_one_graph
 
 MAX_IN_FLIGHT = 8
@@ -91,7 +91,7 @@ def run_bench(
     batches: Sequence[int] = (1, 8),
     draft_lens: Sequence[int] = (0, 4),
     contexts: Sequence[int] = (216,),
-    sampling: Sampling | None = None,
+    sampling: SamplingParams | None = None,
     trace: Path | None = None,
 ) -> Iterator[Cell]:
     """Times steps of a pair, cell by cell.
@@ -115,7 +115,7 @@ def run_bench(
     """
     if not rates:
         raise ValueError("rates: expected the acceptance of at least one position")
-    sampling = sampling or Sampling()
+    sampling = sampling or SamplingParams()
     if spec.acceptance == "token" and sampling.is_greedy:
         spec = dataclasses.replace(spec, acceptance="greedy")
     specs = {draft_len: bucket_spec(spec, draft_len) for draft_len in draft_lens}

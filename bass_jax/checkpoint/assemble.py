@@ -56,7 +56,7 @@ def assemble(
 
     Args:
         source: the checkpoint.
-        config: of the model; its `dtype` is what the parameters are cast to, but for those that it quantises.
+        config: of the model; its `dtype` is what the parameters are cast to, but for those that it quantizes.
         shardings: a sharding per parameter; default the default device.
         progress: told after every tensor.
 

@@ -1,4 +1,4 @@
-"""An n-gram store on disk: one safetensors file, mapped into memory when it is read."""
+"""An retrieval datastore on disk: one safetensors file, mapped into memory when it is read."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import numpy as np
 from bass_jax.checkpoint.tokenizer import Tokenizer
 from bass_jax.runtime.files import one_line
 
-FORMAT = "bass_jax n-gram store"
+FORMAT = "bass_jax retrieval datastore"
 VERSION = 1
 _DTYPES = {"keys": ("uint32",), "tokens": ("uint16", "int32"), "confidence": ("uint8",)}
 
@@ -74,9 +74,9 @@ def read_datastore(
             metadata = json.loads((file.metadata() or {}).get("store", "{}"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
-        raise ValueError(f"{path}: not readable as an n-gram store: {one_line(error)}") from None
+        raise ValueError(f"{path}: not readable as a retrieval datastore: {one_line(error)}") from None
     if metadata.get("format") != FORMAT:
-        raise ValueError(f"{path}: not an n-gram store; bass-jax build-store writes one")
+        raise ValueError(f"{path}: not a retrieval datastore; bass-jax build-datastore writes one")
     if metadata.get("version") != VERSION:
         raise ValueError(f"{path}: version={metadata.get('version')!r}: this release reads version {VERSION}")
     sizes = {len(array) for array in arrays.values()}

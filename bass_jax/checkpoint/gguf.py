@@ -1,4 +1,4 @@
-"""Reads GGUF files; quantised tensors are dequantised to float32."""
+"""Reads GGUF files; quantized tensors are dequantized to float32."""
 
 import math
 from collections.abc import Iterable
@@ -74,7 +74,7 @@ class GgufFile:
         """Reads one tensor as float32, by its Hugging Face name.
 
         Raises:
-            ValueError: naming file and tensor, if its quantisation is unknown or its shape cannot be.
+            ValueError: naming file and tensor, if its quantization is unknown or its shape cannot be.
         """
         tensor = self._tensors[name]
         array = self._dequantized(tensor)
@@ -84,7 +84,7 @@ class GgufFile:
             raise ValueError(f"{self.path}: misshapen tensor {tensor.name!r} {error}") from None
 
     def release(self, names: Iterable[str]) -> None:
-        """Nothing: the reader maps the whole file, and what was dequantised is in memory of its own."""
+        """Nothing: the reader maps the whole file, and what was dequantized is in memory of its own."""
 
     def _dequantized(self, tensor: Any) -> np.ndarray:
         shape = tuple(int(size) for size in reversed(tensor.shape))
@@ -92,7 +92,7 @@ class GgufFile:
             return dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False).reshape(shape)
         except NotImplementedError:
             kind = tensor.tensor_type.name
-            raise ValueError(f"{self.path}: tensor {tensor.name!r}: unknown quantisation {kind}") from None
+            raise ValueError(f"{self.path}: tensor {tensor.name!r}: unknown quantization {kind}") from None
         except (ValueError, TypeError) as error:
             raise ValueError(f"{self.path}: tensor {tensor.name!r}: {one_line(error)}") from None
 
@@ -140,7 +140,7 @@ class _Reader(GGUFReader):
 def _reason(field: ReaderField, error: Exception) -> str:
     kind = int(field.parts[-2][0])  # Before the offset.
     is_known = kind in {known.value for known in GGMLQuantizationType}
-    return one_line(error) if is_known else f"unknown quantisation {kind}"
+    return one_line(error) if is_known else f"unknown quantization {kind}"
 
 
 def _scaling_of(divisors: np.ndarray, config: dict[str, Any], where: str) -> dict[str, Any]:

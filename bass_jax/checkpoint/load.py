@@ -51,7 +51,7 @@ def load_model(
             ``pytorch_model.bin``, one file or an index with its shards), a ``.gguf`` file, or a Hub id such as
             ``"owner/name"``.
         dtype: ``"float32"`` or ``"bfloat16"``; default what is stored, or float32 if that is neither.
-        quantize: ``"int8"`` or ``"int8_activations"``, as in `ModelConfig`: matrices are quantised as they are read;
+        quantize: ``"int8"`` or ``"int8_activations"``, as in `ModelConfig`: matrices are quantized as they are read;
             default as stored.
         cache_dtype: ``"int8"`` for a cache of INT8, as in `ModelConfig`.
         mesh: devices to shard the parameters over; default the default device.
@@ -241,7 +241,7 @@ def _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding) -> Mo
     config = _as_asked(stored, dtype, quantize, cache_dtype)
     is_asked = stored.quantize is None and config.quantize is not None
     if is_asked and manifest.shares_embedding and config.is_tied:
-        raise ValueError(f"{path}: quantize={quantize!r}: its head is its target's embedding; quantise the target")
+        raise ValueError(f"{path}: quantize={quantize!r}: its head is its target's embedding; quantize the target")
     # What is packed holds the INT8 weights already, to be widened if nobody asked for them.
     is_new, is_widened = is_asked and not manifest.is_packed, manifest.is_packed and not is_asked
     layout = dataclasses.replace(config, quantize="int8") if is_widened else config

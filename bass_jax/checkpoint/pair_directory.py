@@ -128,7 +128,7 @@ def _read_shapes(
 
 
 def datastore_of(path: str | PathLike[str]) -> Path | None:
-    """Returns the file of the n-gram store that a pair's directory names; None where there is none."""
+    """Returns the file of the retrieval datastore that a pair's directory names; None where there is none."""
     entries = _read_entries(Path(path))
     file = Path(path) / entries["store"]["path"] if "store" in entries else None
     return file if file is not None and file.is_file() else None

@@ -1,4 +1,4 @@
-"""Quantises a checkpoint's weights as they are read, one at a time."""
+"""Quantizes a checkpoint's weights as they are read, one at a time."""
 
 import functools
 from collections.abc import Callable
@@ -17,17 +17,17 @@ _SCALE = "_scale"
 
 
 def stored_dtype(config: ModelConfig, path: str) -> np.dtype:
-    """What a tensor is read as: what is to be quantised is not rounded to 16 bits first."""
+    """What a tensor is read as: what is to be quantized is not rounded to 16 bits first."""
     return np.dtype(np.float32) if is_quantized(config, _name(path)) else jnp.dtype(config.dtype)
 
 
 def quantizing(builders: dict[str, Callable[[], np.ndarray]], config: ModelConfig) -> dict[str, Callable]:
-    """Returns builders of every parameter of `config`, which quantises some of what `builders` make.
+    """Returns builders of every parameter of `config`, which quantizes some of what `builders` make.
 
     A weight is built once for its values and its scale, if these are asked for before the next one's.
 
     Args:
-        builders: our path of every parameter of the model without quantisation → a function that makes it.
+        builders: our path of every parameter of the model without quantization → a function that makes it.
         config: of the model.
     """
     if config.quantize is None:
@@ -47,7 +47,7 @@ def quantizing(builders: dict[str, Callable[[], np.ndarray]], config: ModelConfi
 
 
 def quantize_read(config: ModelConfig, path: str, array: Array) -> dict[str, Array]:
-    """Returns what `config` keeps of a weight that was read without quantisation, by path."""
+    """Returns what `config` keeps of a weight that was read without quantization, by path."""
     if not is_quantized(config, _name(path)):
         return {path: array}
     values, scale = quantize(path, array)
@@ -64,7 +64,7 @@ def widen(params: dict[str, Array], config: ModelConfig) -> dict[str, Array]:
 
 
 def quantize(path: str, weight: Array | np.ndarray) -> tuple[Array, Array]:
-    """Quantises the weight of a path; see `bass_jax.models.weights.quantize_weight`."""
+    """Quantizes the weight of a path; see `bass_jax.models.weights.quantize_weight`."""
     return _quantize(weight, NUM_CONTRACTED[_name(path)])
 
 

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     notes = Console(stderr=True)
     use_compilation_cache()
     pair, tokenizer = load_models(options, options.pair, options.draft)
-    spec, sampling = bass.SpecConfig(max(draft_lens), options.rule), bass.Sampling(options.temperature)
+    spec, sampling = bass.SpecConfig(max(draft_lens), options.rule), bass.SamplingParams(options.temperature)
     with notes.status("measuring the device") as status:
         device = measure_device(pair.target.config.dtype)
         status.update("measuring the acceptance")

@@ -1,4 +1,4 @@
-"""``bass-jax build-store``: an n-gram store from the target's own outputs."""
+"""``bass-jax build-datastore``: a retrieval datastore from the target's own outputs."""
 
 import argparse
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from bass_jax.cli.overrides import read_overrides
 
 EXAMPLES = """examples:
-  bass-jax build-store configs/distill/smollm2_quickstart.yaml --output store.safetensors
+  bass-jax build-datastore configs/distill/smollm2_quickstart.yaml --output store.safetensors
   bass-jax generate --file configs/demo_prompts.txt --draft store.safetensors --baseline
   bass-jax generate --file configs/demo_prompts.txt --draft combined --baseline
 the corpus is that of bass-jax distill CONFIG --stages corpus, without what overlaps its held-out prompts"""

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
         settings.add_row(name, str(here), str(there))
     out.print(settings if found.differences else "The configurations are the same.")
     table = Table(title="the second run over the first")
-    for name in ("", "PTL all, speed-up", "tokens/s, ratio", "identical samples", "same law? p"):
+    for name in ("", "PTL all, speed-up", "tokens/s, ratio", "identical samples", "same distribution? p"):
         table.add_column(name, justify="right" if name else "left")
     for one in found.variants:
         label = one.first if one.first == one.second else f"{one.second} over {one.first}"

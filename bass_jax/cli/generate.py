@@ -25,7 +25,7 @@ EXAMPLES = r"""examples:
   bass-jax generate "Tell me a joke." --samples 8 --temperature 0.8 --top-p 0.95 --seed 7
   bass-jax generate "def fibonacci(n):" --raw --draft ngram --draft-len 6
   bass-jax generate --file prompts.txt --policy goodput --profile profile.json --baseline
-  bass-jax generate --file prompts.txt --draft-len 8 --survey --trace trace.jsonl
+  bass-jax generate --file prompts.txt --draft-len 8 --exhaustive --trace trace.jsonl
   bass-jax generate --file prompts.txt --draft-len 8 --synthetic-acceptance 0.8 --no-text --baseline
   echo "Name three rivers." | bass-jax generate --draft-len 2 --quiet"""
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     spec.add_argument("--draft", help=drafts)
     spec.add_argument("--draft-len", type=int, default=4, help="draft tokens per step (default: %(default)s)")
     spec.add_argument("--acceptance", default="token", help="acceptance rule (default: %(default)s)")
-    spec.add_argument("--chains", type=int, default=1, help="alternative drafts per row, with --acceptance multi_draft")
+    spec.add_argument("--candidates", type=int, default=1, help="alternative drafts per row, with --acceptance multi_draft")
     spec.add_argument("--policy", help="draft lengths step by step: goodput, 'bass_heuristic(limit=8)', module:name …")
     spec.add_argument("--profile", type=Path, help="of bass-jax profile, for policies that need one")
     forced = "force acceptance, 0.8 or by position 0.9,0.8: for speed studies, the texts mean nothing"
@@ -73,9 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--stop", action="append", default=[], help="stop string; may be repeated")
     output = parser.add_argument_group("output")
     output.add_argument("--output", type=Path, help="JSONL: a line per answer, written as soon as it is finished")
-    output.add_argument("--logprobs", type=int, metavar="N", help="write every token's N likeliest alternatives too")
+    output.add_argument(
+        "--logprobs", type=int, metavar="N", help="write every token's N most probable alternatives too"
+    )
     output.add_argument("--trace", type=Path, help="JSONL: what decided over each draft; a killed recording goes on")
-    output.add_argument("--survey", action="store_true", help="draft at every position: slow, for an exact --trace")
+    output.add_argument("--exhaustive", action="store_true", help="draft at every position: slow, for an exact --trace")
     output.add_argument("--quiet", action="store_true", help="no progress, no live text, no table: the texts alone")
     output.add_argument("--no-text", action="store_true", help="the table alone")
 
@@ -104,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     policy = None
     if options.policy is not None:
         policy = find_policy(options.policy, **({} if options.profile is None else {"profile": options.profile}))
-    sampling = bass.Sampling(
+    sampling = bass.SamplingParams(
         options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty,
         options.frequency_penalty, options.presence_penalty, banned_tokens=options.ban or None,
         min_new_tokens=options.min_new_tokens,
@@ -212,7 +214,7 @@ def _write(sink: IO[str], step: str, options, prompts: Sequence[str], first_row:
 
 
 def _logprobs(answer: "RowResult") -> dict[str, list]:
-    """Per token: its log-probability under the raw and the warped law, and the likeliest tokens of both."""
+    """Per token: its log-probability under the raw and the warped distribution, and the most probable tokens of both."""
     distributions = answer.token_logprobs
     assert distributions is not None
     # JSON has no infinity; a token of probability 0 has no log-probability.
@@ -240,7 +242,7 @@ def _report(options, out: "Console", prompts, runs, *, is_lossless: bool, is_gre
     if options.synthetic_acceptance is not None:
         out.print(f"acceptance={options.acceptance!r} is synthetic: forced, for speed studies; the texts mean nothing.")
     elif not is_lossless:
-        out.print(f"acceptance={options.acceptance!r} is lossy: the texts do not follow the target's law.")
+        out.print(f"acceptance={options.acceptance!r} is lossy: the texts do not follow the target's distribution.")
     reasons = [reason for _, batches in runs for batch in batches for reason in batch.finish_reasons]
     if num_broken := reasons.count("not_finite"):
         out.print(f"{num_broken} rows ended early: the target's logits held NaN or infinity.")
@@ -270,7 +272,7 @@ def _check(options: argparse.Namespace) -> None:
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} {value}: expected at least 1")
     if options.exhaustive and (options.trace is None or options.policy is not None):
-        raise ValueError("--survey: expected --trace, and no --policy")
+        raise ValueError("--exhaustive: expected --trace, and no --policy")
     if options.synthetic_acceptance is not None and options.acceptance != "token":
         raise ValueError(f"--synthetic-acceptance: expected no --acceptance beside it, not {options.acceptance!r}")
     if options.seed < 0:

@@ -9,7 +9,7 @@ from bass_jax.cost_model import Profile, expected_emitted
 
 
 def plot_profile(profile: Profile, path: Path) -> None:
-    """Writes an image: target passes over T per batch with both fits, and accepted drafts with the power law.
+    """Writes an image: target passes over T per batch with both fits, and accepted drafts with the power distribution.
 
     Raises:
         ValueError: if matplotlib is not installed.

@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         profile = measure_profile(
             pair, encoded, bass.SpecConfig(max(draft_lens), options.acceptance), name=str(options.pair),
             max_new_tokens=options.max_new_tokens, batches=batches, draft_lens=draft_lens, contexts=contexts,
-            sampling=bass.Sampling(options.temperature), on_cell=lambda cell: status.update(f"profiling: {cell}"),
+            sampling=bass.SamplingParams(options.temperature), on_cell=lambda cell: status.update(f"profiling: {cell}"),
         )  # fmt: skip
     try:
         profile.write(options.output)

@@ -1,4 +1,6 @@
-"""``bass-jax fidelity``: what INT8 does to a target's laws and to its draft's acceptance, on real prompts."""
+"""``bass-jax quantization-error``: what INT8 does to a target's distributions and to its draft's acceptance, on real
+prompts.
+"""
 
 import argparse
 import dataclasses
@@ -9,9 +11,10 @@ from bass_jax.cli.arguments import add_model_arguments, is_preset, load_models
 from bass_jax.cli.prompt_arguments import add_prompt_arguments, prompts_of
 
 EXAMPLES = r"""examples:
-  bass-jax fidelity checkpoints/quickstart --quantize int8
-  bass-jax fidelity checkpoints/quickstart --dtype bfloat16 --quantize int8 --cache-dtype int8 --prompts prompts.txt
-  bass-jax fidelity checkpoints/quickstart --quantize int8_activations --prompts HumanEval.jsonl.gz --limit 16 \
+  bass-jax quantization-error checkpoints/quickstart --quantize int8
+  bass-jax quantization-error checkpoints/quickstart --dtype bfloat16 --quantize int8 --cache-dtype int8 --prompts
+  prompts.txt bass-jax quantization-error checkpoints/quickstart --quantize int8_activations --prompts
+  HumanEval.jsonl.gz --limit 16 \
       --template 'Complete the following Python function:\n```python\n{prompt}```'"""
 
 
@@ -31,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measures and prints; returns the exit code."""
     if is_preset(options.pair):
-        raise ValueError(f"{options.pair} has random weights: expected a checkpoint, whose laws mean something")
+        raise ValueError(
+            f"{options.pair} has random weights: expected a checkpoint, whose distributions mean something"
+        )
     if options.quantize is None and options.cache_dtype is None and options.quantize_draft is None:
         raise ValueError("expected --quantize, --cache-dtype or --quantize-draft: nothing else differs from the pair")
     prompts = prompts_of(options, options.prompts)
@@ -48,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     assert tokenizer is not None  # a checkpoint's
     found = measure_quantization_error(
         reference, other, [tokenizer.encode_prompt(prompt) for prompt in prompts], bass.SpecConfig(options.draft_len),
-        max_new_tokens=options.max_new_tokens, sampling=bass.Sampling(options.temperature),
+        max_new_tokens=options.max_new_tokens, sampling=bass.SamplingParams(options.temperature),
     )  # fmt: skip
     kept = {name: getattr(options, name) for name in ("quantize", "cache_dtype", "quantize_draft")}
     table = Table(title=f"{options.pair}, {reference.target.config.dtype}: " + ", ".join(
@@ -64,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     out.print(table)
     out.print(
         f"{found.num_tokens} positions of {len(prompts)} prompts: divergence {found.mean_kl:.2e} nats in the mean, "
-        f"{found.quantile_kl:.2e} for 99 %, {found.max_kl:.2e} at most; same likeliest token at {found.agreement:.1%}."
+        f"{found.quantile_kl:.2e} for 99 %, {found.max_kl:.2e} at most; same most probable token at {found.agreement:.1%}."
     )
     change = found.efficiency_change(options.draft_len)
     if change is not None:

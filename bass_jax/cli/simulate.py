@@ -9,7 +9,7 @@ EXAMPLES = """examples:
   bass-jax simulate trace.jsonl --profile profile.json
   bass-jax simulate trace.jsonl --profile profile.json --policy goodput --policy "bass_heuristic(limit=8)" --batch 4
   bass-jax simulate trace.jsonl --device h200 --pair checkpoints/quickstart --policy my_module:MyPolicy --random 1000
-  bass-jax generate --file prompts.txt --trace trace.jsonl --survey --draft-len 8      # records such a trace"""
+  bass-jax generate --file prompts.txt --trace trace.jsonl --exhaustive --draft-len 8      # records such a trace"""
 
 DEFAULT_POLICIES = ("bass_heuristic", "batch_table", "goodput", "bandit")
 
@@ -74,7 +74,9 @@ def run(options: argparse.Namespace) -> int:
     seconds = time.perf_counter() - start
     out.print(f"{num_batches} batches simulated in {seconds:.1f} s, compilation included.", highlight=False)
     if replay.share_unknown:
-        out.print(f"{replay.share_unknown:.1%} of the positions were not seen and drawn; --survey sees them all.")
+        out.print(
+            f"{replay.share_unknown:.1%} of the positions were not seen and drawn; --exhaustive sees them all."
+        )
     return 0
 
 

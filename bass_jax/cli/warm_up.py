@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     start = time.perf_counter()
     pair, _ = load_models(options, options.pair, options.draft)
     print(f"loaded in {time.perf_counter() - start:.1f} s")
-    spec, sampling = bass.SpecConfig(options.draft_len, options.acceptance), bass.Sampling(options.temperature)
+    spec, sampling = bass.SpecConfig(options.draft_len, options.acceptance), bass.SamplingParams(options.temperature)
     for done in warm_up(pair, spec, batches=batches, capacities=capacities, sampling=sampling):
         print(
             f"batch {done.batch}, capacity {done.capacity}: {done.num_compiled} executables in "

@@ -6,7 +6,7 @@ Imports `bass_jax.config` and lower packages. Start with `protocol.py`, then `ta
 
 from bass_jax.cost_model.acceptance_curve import (
     expected_emitted,
-    fit_power_law,
+    fit_power_distribution,
     geometric_block_efficiency,
     power_law_rates,
     synchronized_block_efficiency,
@@ -31,7 +31,7 @@ __all__ = [
     "SynergyModel",
     "TableModel",
     "expected_emitted",
-    "fit_power_law",
+    "fit_power_distribution",
     "fit_roofline",
     "fit_synergy",
     "geometric_block_efficiency",

@@ -42,7 +42,7 @@ def synchronized_block_efficiency(rate: float, draft_len: int, num_rows: int) ->
     return geometric_block_efficiency(rate**num_rows, draft_len)
 
 
-def fit_power_law(rates: Sequence[float] | np.ndarray) -> tuple[float, float]:
+def fit_power_distribution(rates: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """Fits ``l(s) = c s^gamma`` to the mean accepted drafts of ``s = 1 … P``, by least squares of the logarithms.
 
     Args:

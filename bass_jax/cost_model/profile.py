@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.cost_model.acceptance_curve import fit_power_law
+from bass_jax.cost_model.acceptance_curve import fit_power_distribution
 from bass_jax.cost_model.pass_shape import PassShape
 from bass_jax.cost_model.roofline import RooflineModel, fit_roofline
 from bass_jax.cost_model.synergy import SynergyModel, fit_synergy
@@ -42,7 +42,9 @@ class Profile:
         k = 0 if context is None else int(np.abs(contexts - context).argmin())
         draft = float(np.mean((np.asarray(table.first_draft) + np.asarray(table.next_draft))[:, k]) / 2)
         batches, widths = ([int(value) for value in np.asarray(grid)] for grid in (table.batches, table.widths))
-        return fit_synergy(batches, widths, np.asarray(table.target)[:, :, k], draft, fit_power_law(self.rates))
+        return fit_synergy(
+            batches, widths, np.asarray(table.target)[:, :, k], draft, fit_power_distribution(self.rates)
+        )
 
     def roofline(self) -> RooflineModel:
         """Fits FLOP rate, bandwidth and time per layer to all target passes and, of a model, the drafts."""

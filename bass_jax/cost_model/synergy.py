@@ -54,12 +54,12 @@ class SynergyModel:
         return step / (1 + (self.c * draft_len**self.gamma if draft_len else 0.0))
 
     def optimum(self, num_rows: int) -> float:
-        """The real s that minimises the time; never 0, since the model's first bit of a draft costs nothing."""
+        """The real s that minimizes the time; never 0, since the model's first bit of a draft costs nothing."""
         slope = float(self.alpha(num_rows)) + float(self.draft)
         return synergy_optimum(slope, float(self.beta), float(self.c), float(self.gamma))
 
     def best_draft_len(self, num_rows: int, lengths: Sequence[int] = tuple(range(33))) -> int:
-        """The whole s among `lengths` that minimises the time."""
+        """The whole s among `lengths` that minimizes the time."""
         return min(lengths, key=lambda length: self.seconds_per_token(num_rows, length))
 
 
@@ -87,7 +87,11 @@ def synergy_optimum(slope: float | int, beta: float | int, c: float | int, gamma
 
 
 def fit_synergy(
-    batches: Sequence[int], widths: Sequence[int], seconds: np.ndarray, draft: float, power_law: tuple[float, float]
+    batches: Sequence[int],
+    widths: Sequence[int],
+    seconds: np.ndarray,
+    draft: float,
+    power_distribution: tuple[float, float],
 ) -> SynergyModel:
     """Fits alpha per batch and one beta, by least squares of the relative errors.
 
@@ -96,7 +100,7 @@ def fit_synergy(
         widths: ``[w]``, T of the passes, ``s + 1``.
         seconds: ``[b, w]``, measured.
         draft: t_S.
-        power_law: ``(c, gamma)``.
+        power_distribution: ``(c, gamma)``.
     """
     seconds = np.asarray(seconds, np.float64)
     num_batches, num_widths = seconds.shape
@@ -109,5 +113,5 @@ def fit_synergy(
     solution = np.linalg.lstsq(weighted, np.ones(len(weighted)), rcond=None)[0]
     return SynergyModel(
         jnp.asarray(batches, jnp.float32), jnp.asarray(np.maximum(solution[:-1], 0), jnp.float32),
-        float(solution[-1]), float(draft), *map(float, power_law),
+        float(solution[-1]), float(draft), *map(float, power_distribution),
     )  # fmt: skip

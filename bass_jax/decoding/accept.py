@@ -13,7 +13,7 @@ from bass_jax.drafters import Proposal
 from bass_jax.sampling import SamplingArrays, TokenDistribution, token_distribution
 from bass_jax.sampling.distribution import log_normalizer
 from bass_jax.typing import Array, Float
-from kernels_pallas import Sampling, ops
+from kernels_pallas import KernelSampling, ops
 from kernels_pallas.targets import current_target
 
 
@@ -22,9 +22,9 @@ class StepTokens(NamedTuple):
 
     tokens: Array  # [B, T] int32, accepted drafts and the token after them; what follows means nothing
     num_accepted: Array  # [B] int32
-    num_drawable: Array  # [B] int32, leading tokens that were drawn from laws that exist; T + 1 if none failed
+    num_drawable: Array  # [B] int32, leading tokens that were drawn from distributions that exist; T + 1 if none failed
     failure: Array  # [B] int32, `FinishReason` of a row that has fewer of those than it would emit
-    logprobs: Array  # [B, T] float32, of `tokens` under the target's raw law
+    logprobs: Array  # [B, T] float32, of `tokens` under the target's raw distribution
     token_logprobs: TokenLogprobs | None
 
 
@@ -32,7 +32,7 @@ class TargetLogits(NamedTuple):
     """Of the positions of a pass."""
 
     raw: Array  # [B, T, V] float32, the target's own
-    processed: Array  # [B, T, V] float32, what laws are made of; `raw` itself where nothing is adjusted
+    processed: Array  # [B, T, V] float32, what distributions are made of; `raw` itself where nothing is adjusted
 
     @property
     def is_processed(self) -> bool:
@@ -69,7 +69,8 @@ def accept(
         result = _by_kernel(rule, proposal, logits.processed, sampling_arrays, keys)
         tokens = join_tokens(proposal.tokens, result.num_accepted, result.next_token)
         if not logits.is_processed and num_logprobs is None:
-            # A draft whose law is not finite is never accepted, so only the token after the accepted can be broken.
+            # A draft whose distribution is not finite is never accepted, so only the token after the accepted can be
+            # broken.
             num_drawable = jnp.where(result.is_valid, logits.raw.shape[1] + 1, result.num_accepted)
             failure = jnp.full_like(num_drawable, FinishReason.NOT_FINITE)
             return StepTokens(tokens, result.num_accepted, num_drawable, failure, result.logprobs, None)
@@ -83,7 +84,7 @@ def accept(
 def describe(
     tokens: Array, num_accepted: Array, logits: TargetLogits, distribution: TokenDistribution, num_logprobs: int | None
 ) -> StepTokens:
-    """Says of `tokens` ``[B, T]`` how probable they were, and which were drawn from laws that exist."""
+    """Says of `tokens` ``[B, T]`` how probable they were, and which were drawn from distributions that exist."""
     normalizer = log_normalizer(logits.raw)
     is_finite = is_drawable = jnp.isfinite(normalizer)
     if logits.is_processed:
@@ -115,7 +116,7 @@ def require_greedy(step_tokens: StepTokens, sampling_arrays: SamplingArrays) -> 
 
 
 def _greedy_distribution(distribution: TokenDistribution) -> TokenDistribution:
-    """The greedy rule's law is one-hot, whatever the temperature; lazy like the law itself."""
+    """The greedy rule's distribution is one-hot, whatever the temperature; lazy like the distribution itself."""
     return distribution._replace(
         probs=jax.nn.one_hot(distribution.argmax, distribution.probs.shape[-1], dtype=jnp.float32)
     )
@@ -129,7 +130,7 @@ def _by_kernel(
         warps = (jnp.zeros_like(warps[0]), *warps[1:])
     accept_key, residual_key = (jax.random.key_data(key) for key in (keys.accept, keys.residual))
     return ops.masked_acceptance(
-        proposal.tokens, proposal.num_drafted, logits, proposal.probs, accept_key, residual_key, Sampling(*warps)
+        proposal.tokens, proposal.num_drafted, logits, proposal.probs, accept_key, residual_key, KernelSampling(*warps)
     )
 
 

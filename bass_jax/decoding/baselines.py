@@ -9,14 +9,16 @@ from bass_jax.decoding.step import speculate_step
 from bass_jax.typing import Array
 
 RULES = ("greedy", "token")
-"""Rules that judge draft after draft, so that a row may be cut where another one stopped and keep the target's law."""
+"""Rules that evaluate draft after draft, so that a row may be cut where another one stopped and keep the target's
+distribution.
+"""
 
 
 def exhaustive_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
     """Drafts and verifies like `bass_jax.speculate_step`, then commits the first token alone.
 
-    The text follows the target's law, one token per step, and ``num_accepted`` says of every position how many drafts
-    would have been accepted there. Slow; its infos are what `bass_jax.simulate` replays.
+    The text follows the target's distribution, one token per step, and ``num_accepted`` says of every position how many
+    drafts would have been accepted there. Slow; its infos are what `bass_jax.simulate` replays.
     """
     start = state.lengths
     state, info = speculate_step(pair, state, spec)
@@ -30,12 +32,12 @@ def synchronized_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[S
     tokens that other rows had earned are drafted and verified again. Rows that end in this step hold nobody back.
 
     Raises:
-        ValueError: when traced, if the rule looks at later drafts: a cut would then change the law.
+        ValueError: when traced, if the rule looks at later drafts: a cut would then change the distribution.
 
     Source: Qian et al. 2024 (BASS, arXiv 2404.15778), section 3.
     """
     if spec.acceptance not in RULES and not spec.acceptance.startswith("synthetic"):
-        raise ValueError(f"acceptance={spec.acceptance!r}: expected one of {RULES} in lock step")
+        raise ValueError(f"acceptance={spec.acceptance!r}: expected one of {RULES} synchronized")
     start = state.lengths
     state, info = speculate_step(pair, state, spec)
     goes_on = info.is_active & (info.finish == FinishReason.RUNNING)

@@ -21,14 +21,14 @@ def check_candidates(pair: Pair, spec: SpecConfig, rule: AcceptanceRule) -> None
     if rule.accept_candidates is None:
         able = sorted(name for name, other in registered_rules().items() if other.accept_candidates is not None)
         raise ValueError(
-            f"num_candidates={spec.num_candidates}: acceptance={rule.name!r} judges one chain; expected one of {able}"
+            f"num_candidates={spec.num_candidates}: acceptance={rule.name!r} evaluates one chain; expected one of {able}"
         )
     if not hasattr(pair.drafter, "propose_many"):
         name = type(pair.drafter).__name__
         raise ValueError(f"num_candidates={spec.num_candidates}: {name} has no propose_many and proposes one chain")
     if reads_hidden_states(pair.drafter):
         name = type(pair.drafter).__name__
-        raise ValueError(f"num_candidates={spec.num_candidates}: {name} reads the target's features, of one chain")
+        raise ValueError(f"num_candidates={spec.num_candidates}: {name} reads the target's hidden states, of one chain")
 
 
 def verify_candidates(
@@ -40,7 +40,7 @@ def verify_candidates(
     processors: LogitsProcessors,
     keys: RuleKeys,
 ) -> tuple[StepTokens, Int[Array, "B"], KVCache]:
-    """Scores all chains in one pass, judges them, and keeps the cache of the one that stands.
+    """Scores all chains in one pass, evaluates them, and keeps the cache of the one that stands.
 
     Args:
         pair: whose target scores.
@@ -52,7 +52,7 @@ def verify_candidates(
         keys: consumed.
 
     Returns:
-        The judgement of the chain that stands, the drafts of each row's longest chain, and the target's cache.
+        The result of the chain that stands, the drafts of each row's longest chain, and the target's cache.
     """
     B, M, G = proposal.tokens.shape
     rows = jnp.arange(B)

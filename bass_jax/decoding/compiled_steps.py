@@ -13,7 +13,7 @@ from bass_jax.policies import Policy, find_policy
 from bass_jax.policies.protocol import policy_buckets
 from bass_jax.runtime.checks import check_choice
 from bass_jax.runtime.jit_cache import JIT_CACHE
-from bass_jax.sampling import Sampling
+from bass_jax.sampling import SamplingParams
 
 STEPS = {
     "speculate": speculate_step,
@@ -34,7 +34,7 @@ class CompiledSteps:
         seconds: that callers have waited for each compilation: bucket → seconds.
     """
 
-    def __init__(self, name: str, spec: SpecConfig, sampling: Sampling, policy: str | Policy | None = None):
+    def __init__(self, name: str, spec: SpecConfig, sampling: SamplingParams, policy: str | Policy | None = None):
         """Settles what is compiled; compiles nothing.
 
         Raises:
@@ -46,7 +46,7 @@ class CompiledSteps:
         self._step = STEPS[name]
         # The state carries the length itself, so that lengths of one bucket share an executable.
         self.spec = dataclasses.replace(spec, draft_len=spec.bucket)
-        if name == "decode":  # Whatever rule would have judged drafts, tokens come from the target's law.
+        if name == "decode":  # Whatever rule would have evaluated drafts, tokens come from the target's distribution.
             self.spec = bucket_spec(spec, 0)
         if self.spec.acceptance in ("token", "multi_draft") and sampling.is_greedy:
             self.spec = dataclasses.replace(self.spec, acceptance="greedy")
@@ -76,7 +76,9 @@ class CompiledSteps:
 
 
 def bucket_spec(spec: SpecConfig, bucket: int) -> SpecConfig:
-    """What a step of `bucket` runs with; without drafts all rules but greedy are a draw from the target's law."""
+    """What a step of `bucket` runs with; without drafts all rules but greedy are a draw from the target's
+    distribution.
+    """
     if bucket:
         return dataclasses.replace(spec, draft_len=bucket)
     rule = "greedy" if spec.acceptance == "greedy" else "token"

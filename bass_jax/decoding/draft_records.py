@@ -13,7 +13,7 @@ from bass_jax.typing import Array, Float
 def record_drafts(
     proposal: Proposal, logits: Float[Array, "B T V"], sampling_arrays: SamplingArrays, keys: RuleKeys
 ) -> DraftRecord:
-    """Looks the drafts up in both laws.
+    """Looks the drafts up in both distributions.
 
     Args:
         proposal: drafts ``[B, G]``.

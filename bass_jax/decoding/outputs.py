@@ -38,15 +38,16 @@ class Generation:
     Attributes:
         tokens: per row ``[num]`` int32, a stop token included.
         texts: per row, without special tokens and cut before a stop string; None without a tokenizer.
-        logprobs: per row ``[num]`` float32, of each token under the target's raw law.
+        logprobs: per row ``[num]`` float32, of each token under the target's raw distribution.
         token_logprobs: per row the fields of `bass_jax.decoding.state.TokenLogprobs`, ``[num]`` and ``[num, n]``:
-            log-probabilities under the distribution that the tokens were drawn from, and the alternatives; None without `SpecConfig.num_logprobs`.
+            log-probabilities under the distribution that the tokens were drawn from, and the alternatives; None without
+            `SpecConfig.num_logprobs`.
         finish_reasons: per row ``"stop"``, ``"length"``, ``"not_finite"`` or ``"no_token"``.
         summary: acceptance, block efficiency and counts.
         latency: per-token latency, seconds.
         timings: wall time.
         infos: one per step, on the host.
-        is_lossless: the tokens follow the target's law exactly; False after a lossy acceptance rule.
+        is_lossless: the tokens follow the target's distribution exactly; False after a lossy acceptance rule.
     """
 
     tokens: list[np.ndarray]

@@ -64,10 +64,10 @@ def load_pair(
         path: of a pair (a directory whose ``manifest.json`` names target and draft), or of anything
             `bass_jax.checkpoint.load_model` takes, which then is a target without a draft.
         drafter: ``"model"`` (the pair's own draft), ``"hidden"`` (the pair's draft that reads the target's hidden
-            states), ``"ngram"`` (prompt lookup), ``"store"`` (the pair's n-gram store), ``"combined"`` (lookup with the
-            store and the draft that the pair has, see `bass_jax.drafters.ensemble_drafter`), ``"combined_hidden"``
-            (the same with the hidden-state draft), a path of another draft or ``.safetensors`` store, or a `Drafter`.
-            Default the pair's draft where it has one, else ``"ngram"``.
+            states), ``"ngram"`` (prompt lookup), ``"store"`` (the pair's retrieval datastore), ``"combined"`` (lookup
+            with the store and the draft that the pair has, see `bass_jax.drafters.ensemble_drafter`),
+            ``"combined_hidden"`` (the same with the hidden-state draft), a path of another draft or ``.safetensors``
+            store, or a `Drafter`. Default the pair's draft where it has one, else ``"ngram"``.
         dtype: of parameters and activations; default as stored.
         quantize: of the target: ``"int8"`` or ``"int8_activations"``, as in `ModelConfig`; default as stored.
         cache_dtype: of the target's cache: ``"int8"``, or None for `dtype`.
@@ -120,7 +120,7 @@ def load_pair(
 
 
 def load_datastore(path: str | Path, target: Model, tokenizer: Any = None) -> RetrievalDrafter:
-    """Loads an n-gram store for a target; see `bass_jax.checkpoint.read_datastore` for errors."""
+    """Loads a retrieval datastore for a target; see `bass_jax.checkpoint.read_datastore` for errors."""
     from bass_jax.checkpoint import read_datastore
 
     arrays, about = read_datastore(path, vocab_size=target.config.vocab_size, tokenizer=tokenizer)
@@ -149,7 +149,7 @@ def _find_drafter(
         return network
     if name == "store":
         if store is None:
-            raise ValueError(f"drafter='store': {path} has no n-gram store; bass-jax build-store writes one")
+            raise ValueError(f"drafter='store': {path} has no retrieval datastore; bass-jax build-datastore writes one")
         return load_datastore(store, target, tokenizer)
     if name in ("combined", "combined_hidden"):
         return ensemble_drafter(network, None if store is None else load_datastore(store, target, tokenizer))

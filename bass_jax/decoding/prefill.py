@@ -15,10 +15,10 @@ from bass_jax.drafters import reads_hidden_states
 from bass_jax.models import kv_cache as kv
 from bass_jax.models.kv_cache import KVCache
 from bass_jax.models.mesh import mesh_of, place_whole, replicate
-from bass_jax.models.prefill_cache import extend_cache, extend_with_features
+from bass_jax.models.prefill_cache import extend_cache, extend_with_hidden_states
 from bass_jax.runtime.checks import check_integer, check_kind, check_per_row, check_sequence, check_tokens
 from bass_jax.runtime.jit_cache import JIT_CACHE
-from bass_jax.sampling import Sampling
+from bass_jax.sampling import SamplingParams
 from bass_jax.sampling.keys import check_key, row_keys, seed_keys
 from bass_jax.typing import Array, Key
 
@@ -30,7 +30,7 @@ def prefill(
     *,
     key: Key[Array, ""] | None = None,
     seeds: Sequence[int] | None = None,
-    sampling: Sampling | None = None,
+    sampling: SamplingParams | None = None,
     max_new_tokens: int | Sequence[int] = 128,
     num_samples: int = 1,
     stop_tokens: Sequence[int] | None = None,
@@ -48,7 +48,7 @@ def prefill(
         seeds: a seed per row instead: what a row draws then depends on its own seed alone.
         sampling: per row or one for all; default greedy.
         max_new_tokens: limit on emitted tokens, per row or one for all.
-        num_samples: rows per prompt; rows of a prompt are neighbours.
+        num_samples: rows per prompt; rows of a prompt are neighbors.
         stop_tokens: a row ends with the first of these that it emits; default those of the pair's tokenizer.
 
     Returns:
@@ -81,7 +81,7 @@ def lay_out_prompts(
     *,
     key: Key[Array, ""] | None = None,
     seeds: Sequence[int] | None = None,
-    sampling: Sampling | None = None,
+    sampling: SamplingParams | None = None,
     max_new_tokens: int | Sequence[int] = 128,
     num_samples: int = 1,
     stop_tokens: Sequence[int] | None = None,
@@ -93,8 +93,8 @@ def lay_out_prompts(
     """
     check_kind("pair", pair, Pair)
     check_kind("spec", spec, SpecConfig)
-    check_kind("sampling", sampling, Sampling | None)
-    sampling = sampling or Sampling()
+    check_kind("sampling", sampling, SamplingParams | None)
+    sampling = sampling or SamplingParams()
     check_greedy(find_rule(spec.acceptance), sampling)
     rows = check_prompts(pair, prompts, num_samples)
     num_rows = len(rows) * num_samples
@@ -149,7 +149,7 @@ def lay_out_prompts(
         "keys": keys,
         "num_steps": np.zeros(len(source), np.int32),
         "draft_lens": np.full(len(source), spec.draft_len, np.int32),
-        "controls": sampling_arrays,
+        "sampling_arrays": sampling_arrays,
         "stop_tokens": np.tile(stops, (len(source), 1)),
         "target_cache": None,
         "drafter": None,
@@ -189,8 +189,8 @@ def _fill_caches(pair: Pair, tokens: Array, lengths: Array) -> tuple[KVCache, An
     cache = pair.target.init_cache(tokens.shape[0], tokens.shape[1])
     drafter: Any = pair.drafter
     if reads_hidden_states(drafter):
-        cache, features = extend_with_features(pair.target, tokens, lengths - 1, cache)
-        return replicate((cache, drafter.init(tokens, lengths, features)))
+        cache, hidden_states = extend_with_hidden_states(pair.target, tokens, lengths - 1, cache)
+        return replicate((cache, drafter.init(tokens, lengths, hidden_states)))
     return replicate((extend_cache(pair.target, tokens, lengths - 1, cache), drafter.init(tokens, lengths)))
 
 

@@ -52,17 +52,22 @@ class SpecState(NamedTuple):
 class DraftRecord(NamedTuple):
     """What decided over the drafts of a step; slots past ``num_drafted`` mean nothing."""
 
-    target_logprobs: Array  # [B, G] float32, of the draft under the target's law as warped; -inf at probability 0
-    draft_logprobs: Array  # [B, G] float32, under the law that it was drawn from; 0 if the drafter is deterministic
+    target_logprobs: (
+        Array  # [B, G] float32, of the draft under the target's distribution as warped; -inf at probability 0
+    )
+    draft_logprobs: (
+        Array  # [B, G] float32, under the distribution that it was drawn from; 0 if the drafter is deterministic
+    )
     accept_draws: Array  # [B, G] float32, the uniform draws of rules that draw
-    confidence: Array | None  # [B, G] float32, the draft's likeliest probability there; None: not known
+    confidence: Array | None  # [B, G] float32, the draft's most probable probability there; None: not known
 
 
 class TokenLogprobs(NamedTuple):
-    """Emitted tokens under the law that they were drawn from, and the n most probable tokens of both laws.
+    """Emitted tokens under the distribution that they were drawn from, and the n most probable tokens of both
+    distributions.
 
-    The warped law is that after adjustments, temperature, top-k, top-p and min-p; tokens of probability 0 have a
-    log-probability of -inf.
+    The warped distribution is that after adjustments, temperature, top-k, top-p and min-p; tokens of probability 0 have
+    a log-probability of -inf.
     """
 
     warped_logprobs: Array  # [B, T] float32, of the emitted tokens
@@ -80,7 +85,7 @@ class StepInfo(NamedTuple):
     num_emitted: Array  # [B] int32
     num_accepted: Array  # [B] int32, drafts that the rule accepted, before a stop cuts the row
     num_drafted: Array  # [B] int32
-    logprobs: Array  # [B, T] float32, of emitted tokens under the target's raw law; 0 past them
+    logprobs: Array  # [B, T] float32, of emitted tokens under the target's raw distribution; 0 past them
     finish: Array  # [B] int32, `FinishReason` after the step
     drafts: DraftRecord | None = None  # of each draft, where ``SpecConfig.record_drafts`` asks for it
     token_logprobs: TokenLogprobs | None = None  # with `SpecConfig.num_logprobs`; means nothing past the emitted tokens

@@ -82,13 +82,13 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
 
 
 def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
-    """Regular decoding: every running row emits one token, drawn from the target's law.
+    """Regular decoding: every running row emits one token, drawn from the target's distribution.
 
     Same signature, caches and info as `speculate_step`; the drafter is not asked, and catches up when it is.
     The noise is that of the row's absolute position. With a rule that needs no noise (``"greedy"``) the token is
-    the most probable one, and no law is computed.
+    the most probable one, and no distribution is computed.
     """
-    # Without drafts the token rule is a draw from the target's law.
+    # Without drafts the token rule is a draw from the target's distribution.
     rule = GREEDY if find_rule(spec.acceptance).noise == "none" else TOKEN
     proposal = _no_drafts(state)
     inputs, num_inputs = last_tokens(state)[:, None], (~state.done).astype(jnp.int32)
@@ -142,7 +142,8 @@ def _propose(
     shape = keys.shape if spec.num_candidates == 1 else (keys.shape[0], spec.num_candidates, keys.shape[1])
     check_proposal(pair.drafter, proposal, shape, pair.target.config.vocab_size)
     # A drafter's word is not taken for it: more drafts than wanted would overrun the row's limit, an id outside the
-    # vocabulary (-1 as a placeholder) would be read as another token's, and from a law that is none nothing was drawn.
+    # vocabulary (-1 as a placeholder) would be read as another token's, and from a distribution that is none nothing
+    # was drawn.
     is_draft = (proposal.tokens >= 0) & (proposal.tokens < pair.target.config.vocab_size)
     if proposal.probs is not None:
         is_draft &= jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=-1)[..., 0] > 0
@@ -153,15 +154,15 @@ def _propose(
 def _verify(pair: Pair, state: SpecState, inputs: Int[Array, "B T"], num_inputs: Int[Array, "B"]):
     """Scores `inputs`, which follow the cached prefix; those past `num_inputs` write nothing.
 
-    Returns the logits, the target's cache, and the drafter's state, which has seen the features if it reads them.
+    Returns the logits, the target's cache, and the drafter's state, which has seen the hidden states if it reads them.
     """
     positions = input_positions(state.lengths, inputs.shape[1], num_inputs, state.target_cache.capacity)
     if not reads_hidden_states(pair.drafter):
         logits, cache = pair.target.forward(inputs, positions, state.target_cache)
         return logits, cache, state.drafter
     drafter: Any = pair.drafter
-    features, cache = pair.target.features(inputs, positions, state.target_cache)
-    return pair.target.logits(features), cache, drafter.observe(state.drafter, features, positions)
+    hidden_states, cache = pair.target.hidden_states(inputs, positions, state.target_cache)
+    return pair.target.logits(hidden_states), cache, drafter.observe(state.drafter, hidden_states, positions)
 
 
 def _processors(state: SpecState, spec: SpecConfig) -> LogitsProcessors:
@@ -177,7 +178,8 @@ def _commit(state: SpecState, step_tokens: StepTokens, num_drafted: Int[Array, "
     is_stop = (tokens[..., None] == state.stop_tokens[:, None]).any(axis=-1)
     until_stop = jnp.where(is_stop, slots + 1, tokens.shape[1] + 1).min(axis=1)
     num_due = jnp.minimum(jnp.minimum(num_accepted + 1, until_stop), state.limits - state.lengths)
-    # A law that does not exist ends the row where it is drawn from: the tokens before it stand, as in regular decoding.
+    # A distribution that does not exist ends the row where it is drawn from: the tokens before it stand, as in regular
+    # decoding.
     is_broken = step_tokens.num_drawable < num_due
     num_emitted = jnp.where(is_active, jnp.minimum(num_due, step_tokens.num_drawable), 0).astype(jnp.int32)
     is_emitted = slots < num_emitted[:, None]

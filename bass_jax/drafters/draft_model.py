@@ -24,19 +24,20 @@ class ModelDrafterState(NamedTuple):
 
     cache: KVCache | PagedCache
     num_cached: Array  # [B] int32, leading tokens whose keys and values the cache holds
-    hidden: Array | None = None  # [B, C, E], the target's features, behind them those foretold; None: not read
-    num_known: Array | None = None  # [B] int32, leading tokens whose features are the target's: all but the last
+    hidden: Array | None = None  # [B, C, E], the target's hidden states, behind them those predicted; None: not read
+    num_known: Array | None = None  # [B] int32, leading tokens whose hidden states are the target's: all but the last
 
 
 type Draft = tuple[Array, Array | None, Array | None]
-"""Of every row: the token ``[B]``, the law that it was drawn from ``[B, V]``, and how sure its draft was ``[B]``; the
+"""Of every row: the token ``[B]``, the distribution that it was drawn from ``[B, V]``, and how sure its draft was
+``[B]``; the
 last two None where nobody asks."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelDrafter:
-    """Drafts autoregressively from `model`, sampling from its own law under the row's own controls.
+    """Drafts autoregressively from `model`, sampling from its own distribution under the row's own controls.
 
     A round starts with a pass of two tokens: after a full acceptance the last draft was never fed back, so
     two committed tokens are missing from the cache, otherwise one. After steps without drafting more are
@@ -44,13 +45,14 @@ class ModelDrafter:
 
     A model with a `ModelConfig.hidden_width` reads at every token what the target made of the token before, and behind
     drafts what it takes for that, its own or another's. Drafts that were accepted are therefore read again, with the
-    true features.
+    true hidden states.
 
     Attributes:
         model: the draft; with `output_ids` it proposes those tokens alone, and every other token has
-            probability 0 in its law. Its vocabulary may be padded to another size than the target's.
-        vocab_size: V of the target, the width of the law.
-        min_confidence: a row ends before the first draft whose law gives no token this much; traced. None drafts on.
+            probability 0 in its distribution. Its vocabulary may be padded to another size than the target's.
+        vocab_size: V of the target, the width of the distribution.
+        min_confidence: a row ends before the first draft whose distribution gives no token this much; traced. None
+            drafts on.
     """
 
     model: Model
@@ -59,28 +61,28 @@ class ModelDrafter:
 
     @property
     def reads_hidden_states(self) -> bool:
-        """Whether the step hands the target's features to `init` and `observe`."""
+        """Whether the step hands the target's hidden states to `init` and `observe`."""
         return self.model.config.hidden_width is not None
 
-    def init(self, tokens: Array, lengths: Array, features: Array | None = None) -> ModelDrafterState:
+    def init(self, tokens: Array, lengths: Array, hidden_states: Array | None = None) -> ModelDrafterState:
         """Prefills all but the last token of each row."""
         cache = self.model.init_cache(tokens.shape[0], tokens.shape[1])
-        before = None if features is None else jnp.pad(features, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        before = None if hidden_states is None else jnp.pad(hidden_states, ((0, 0), (1, 0), (0, 0)))[:, :-1]
         cache = extend_cache(self.model, tokens, lengths - 1, cache, before)
-        return ModelDrafterState(cache, lengths - 1, features, None if features is None else lengths - 1)
+        return ModelDrafterState(cache, lengths - 1, hidden_states, None if hidden_states is None else lengths - 1)
 
-    def observe(self, state: ModelDrafterState, features: Array, positions: Array) -> ModelDrafterState:
-        """Keeps the features of a target pass; what was read with foretold ones is void."""
+    def observe(self, state: ModelDrafterState, hidden_states: Array, positions: Array) -> ModelDrafterState:
+        """Keeps the hidden states of a target pass; what was read with predicted ones is void."""
         assert state.hidden is not None and state.num_known is not None
         rows = jnp.arange(positions.shape[0])[:, None]
-        hidden = state.hidden.at[rows, positions].set(features.astype(state.hidden.dtype), mode="drop")
+        hidden = state.hidden.at[rows, positions].set(hidden_states.astype(state.hidden.dtype), mode="drop")
         num_seen = jnp.where(positions < hidden.shape[1], positions + 1, 0).max(axis=1).astype(jnp.int32)
         num_known = jnp.where(num_seen > 0, num_seen, state.num_known)
         return state._replace(hidden=hidden, num_cached=_num_true(state), num_known=num_known)
 
     def read(self, state: ModelDrafterState, tokens: Array, positions: Array) -> ModelDrafterState:
         """Reads a piece of the prompts in one pass."""
-        _, cache = self.model.features(tokens, positions, state.cache)
+        _, cache = self.model.hidden_states(tokens, positions, state.cache)
         num_read = (positions < cache.capacity).sum(axis=1, dtype=jnp.int32)
         return ModelDrafterState(cache, state.num_cached + num_read)
 
@@ -89,13 +91,13 @@ class ModelDrafter:
     ) -> tuple[Proposal, ModelDrafterState]:
         """Runs as many passes as the row that wants most drafts; other rows write nothing in the rest.
 
-        With ``context.min_confidence`` a row ends before its first draft whose law gives no token that much. The law
-        comes before the draft, so this drops no draft for what it is.
+        With ``context.min_confidence`` a row ends before its first draft whose distribution gives no token that much.
+        The distribution comes before the draft, so this drops no draft for what it is.
         """
-        features, state = self._start(state, context, draft_len)
-        first = self._choose(features, context, context.tokens, 0, context.keys[:, 0], is_sampled)
+        hidden_states, state = self._start(state, context, draft_len)
+        first = self._choose(hidden_states, context, context.tokens, 0, context.keys[:, 0], is_sampled)
         proposal, cache = self._continue(
-            first, features, context.num_wanted, state.cache, context, context.keys, draft_len
+            first, hidden_states, context.num_wanted, state.cache, context, context.keys, draft_len
         )
         num_fed = jnp.where(context.num_wanted > 0, jnp.maximum(proposal.num_drafted, 1) - 1, 0)
         return proposal, state._replace(cache=cache, num_cached=state.num_cached + num_fed)
@@ -103,13 +105,14 @@ class ModelDrafter:
     def propose_many(
         self, state: ModelDrafterState, context: DraftContext, draft_len: int, num_candidates: int, *, is_sampled: bool
     ) -> tuple[Proposal, ModelDrafterState]:
-        """Draws M first tokens without replacement and continues each; no more chains than a row's law has tokens.
+        """Draws M first tokens without replacement and continues each; no more chains than a row's distribution has
+        tokens.
 
         The chains take turns in the cache, so that accepted drafts are read again in the next round.
         """
-        features, state = self._start(state, context, draft_len)
+        hidden_states, state = self._start(state, context, draft_len)
         cache = state.cache
-        logits = self._logits(features, context, context.tokens, 0)
+        logits = self._logits(hidden_states, context, context.tokens, 0)
         rows = jnp.arange(context.lengths.shape[0])
         distribution = token_distribution(logits, context.sampling_arrays).probs[:, 0] if is_sampled else None
         confidence = _confidence(logits, self._least(context))
@@ -127,7 +130,7 @@ class ModelDrafter:
             scores = scores.at[rows, first].set(-jnp.inf)
             num_wanted = jnp.where(is_possible, context.num_wanted, 0)
             draft = (first, probs, confidence)
-            candidate, cache = self._continue(draft, features, num_wanted, cache, context, keys, draft_len)
+            candidate, cache = self._continue(draft, hidden_states, num_wanted, cache, context, keys, draft_len)
             candidates.append(candidate)
         proposal = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *candidates)
         return proposal, state._replace(cache=cache)
@@ -140,7 +143,7 @@ class ModelDrafter:
     def _start(
         self, state: ModelDrafterState, context: DraftContext, draft_len: int
     ) -> tuple[Float[Array, "B 1 D"], ModelDrafterState]:
-        """Reads the tokens that the cache lacks; returns the draft's own features after the last."""
+        """Reads the tokens that the cache lacks; returns the draft's own hidden states after the last."""
         # Of a step before: the last draft and the bonus token, or all that was accepted.
         num_slots = draft_len + 1 if self.reads_hidden_states else 2
         state = self._catch_up(state, context, num_slots)
@@ -148,11 +151,11 @@ class ModelDrafter:
         positions = state.num_cached[:, None] + jnp.arange(num_slots)
         is_drafting = context.num_wanted > 0
         is_missing = (positions < context.lengths[:, None]) & is_drafting[:, None]
-        features, cache = self._read(state, context, positions, is_missing)
+        hidden_states, cache = self._read(state, context, positions, is_missing)
         last = jnp.clip(context.lengths - 1 - state.num_cached, 0, num_slots - 1)
-        features = features[rows, last][:, None]
+        hidden_states = hidden_states[rows, last][:, None]
         state = state._replace(cache=cache, num_cached=jnp.where(is_drafting, context.lengths, state.num_cached))
-        return features, self._predict(state, features, is_drafting)
+        return hidden_states, self._predict(state, hidden_states, is_drafting)
 
     def _read(
         self, state: ModelDrafterState, context: DraftContext, positions: Int[Array, "B T"], is_missing: Array
@@ -165,25 +168,25 @@ class ModelDrafter:
             hidden = state.hidden[rows, jnp.clip(positions - 1, 0, state.hidden.shape[1] - 1)]
             hidden = jnp.where((positions > 0)[..., None], hidden, 0)
         positions = jnp.where(is_missing, positions, state.cache.capacity)
-        return self.model.features(tokens, positions, state.cache, hidden)
+        return self.model.hidden_states(tokens, positions, state.cache, hidden)
 
     def _continue(
         self,
         first: Draft,
-        features: Float[Array, "B 1 D"],
+        hidden_states: Float[Array, "B 1 D"],
         num_wanted: Int[Array, "B"],
         cache: KVCache | PagedCache,
         context: DraftContext,
         keys: Key[Array, "B G"],
         draft_len: int,
     ) -> tuple[Proposal, KVCache | PagedCache]:
-        """Drafts on after the first draft, which was drawn from `features`."""
+        """Drafts on after the first draft, which was drawn from `hidden states`."""
         num_rows = num_wanted.shape[0]
         rows = jnp.arange(num_rows)[:, None]
         columns = context.lengths[:, None] + jnp.arange(draft_len)
         is_sampled = first[1] is not None
         least = self._least(context)
-        # Token, law and confidence of every draft; the last two only where they are wanted.
+        # Token, distribution and confidence of every draft; the last two only where they are wanted.
         drafted = jax.tree.map(
             lambda leaf: jnp.zeros((num_rows, draft_len, *leaf.shape[1:]), leaf.dtype).at[:, 0].set(leaf), first
         )
@@ -192,19 +195,19 @@ class ModelDrafter:
             step, num_drafted, drafted, hidden, cache = carry
             position = jnp.where(step < num_drafted, context.lengths - 1 + step, cache.capacity)[:, None]
             token = jax.lax.dynamic_index_in_dim(drafted[0], step - 1, axis=1)
-            features, cache = self.model.features(token, position, cache, hidden)
+            hidden_states, cache = self.model.hidden_states(token, position, cache, hidden)
             tokens = context.tokens
             if not context.processors.is_identity:
                 tokens = tokens.at[rows, columns].set(drafted[0], mode="drop")
-            draft = self._choose(features, context, tokens, step, keys[:, step], is_sampled)
+            draft = self._choose(hidden_states, context, tokens, step, keys[:, step], is_sampled)
             drafted = jax.tree.map(
                 lambda all_, one: jax.lax.dynamic_update_index_in_dim(all_, one, step, axis=1), drafted, draft
             )
             num_drafted = _until_unsure(num_drafted, step, draft[2], least)
-            return step + 1, num_drafted, drafted, self._next_hidden(features), cache
+            return step + 1, num_drafted, drafted, self._next_hidden(hidden_states), cache
 
         num_drafted = _until_unsure(num_wanted, 0, first[2], least)
-        start = (jnp.int32(1), num_drafted, drafted, self._next_hidden(features), cache)
+        start = (jnp.int32(1), num_drafted, drafted, self._next_hidden(hidden_states), cache)
         _, num_drafted, (tokens, distributions, confidences), _, cache = jax.lax.while_loop(
             lambda carry: carry[0] < carry[1].max(), extend, start
         )
@@ -218,28 +221,29 @@ class ModelDrafter:
         return least if context.min_confidence is None else jnp.maximum(least, context.min_confidence)
 
     def _predict(
-        self, state: ModelDrafterState, features: Float[Array, "B 1 D"], is_read: Bool[Array, "B"]
+        self, state: ModelDrafterState, hidden_states: Float[Array, "B 1 D"], is_read: Bool[Array, "B"]
     ) -> ModelDrafterState:
-        """Keeps what the draft takes for the target's features at the last token read, where they are not known."""
+        """Keeps what the draft takes for the target's hidden states at the last token read, where they are not known."""
         if state.hidden is None or state.num_known is None:
             return state
         last = state.num_cached - 1
         columns = jnp.where(is_read & (last >= state.num_known), last, state.hidden.shape[1])
-        predicted = self.model.next_hidden(features)[:, 0].astype(state.hidden.dtype)
+        predicted = self.model.next_hidden(hidden_states)[:, 0].astype(state.hidden.dtype)
         rows = jnp.arange(columns.shape[0])
         return state._replace(hidden=state.hidden.at[rows, columns].set(predicted, mode="drop"))
 
-    def _next_hidden(self, features: Float[Array, "B 1 D"]) -> Float[Array, "B 1 E"] | None:
-        """What a draft that reads the target's features takes for them where the target has not been."""
-        return self.model.next_hidden(features) if self.reads_hidden_states else None
+    def _next_hidden(self, hidden_states: Float[Array, "B 1 D"]) -> Float[Array, "B 1 E"] | None:
+        """What a draft that reads the target's hidden states takes for them where the target has not been."""
+        return self.model.next_hidden(hidden_states) if self.reads_hidden_states else None
 
     def _choose(
-        self, features: Array, context: DraftContext, tokens: Array, step, keys: Key[Array, "B"], is_sampled: bool
+        self, hidden_states: Array, context: DraftContext, tokens: Array, step, keys: Key[Array, "B"], is_sampled: bool
     ) -> Draft:
-        """Draws one draft per row from features ``[B, 1, D]``."""
-        # What the draft can propose is few tokens: their law is made before it is spread over the target's vocabulary.
+        """Draws one draft per row from hidden states ``[B, 1, D]``."""
+        # What the draft can propose is few tokens: their distribution is made before it is spread over the target's
+        # vocabulary.
         is_narrow = context.processors.is_identity
-        logits = self._own_logits(features) if is_narrow else self._logits(features, context, tokens, step)
+        logits = self._own_logits(hidden_states) if is_narrow else self._logits(hidden_states, context, tokens, step)
         confidence = _confidence(logits, self._least(context))
         if not is_sampled:
             column = argmax(logits[:, 0])
@@ -250,15 +254,15 @@ class ModelDrafter:
             probs = self._spread(probs, 0.0)
         return draw(probs, gumbel(keys, self.vocab_size)), probs, confidence
 
-    def _own_logits(self, features: Array) -> Array:
+    def _own_logits(self, hidden_states: Array) -> Array:
         """Over the tokens that the draft can propose, ``[B, 1, O]``."""
-        logits = self.model.logits(features)
+        logits = self.model.logits(hidden_states)
         # Vocabularies padded to different sizes: what the target lacks is not proposed.
         return logits[..., : self.vocab_size] if self.model.output_ids is None else logits
 
-    def _logits(self, features: Array, context: DraftContext, tokens: Array, step) -> Array:
+    def _logits(self, hidden_states: Array, context: DraftContext, tokens: Array, step) -> Array:
         """Adjusted, over the target's vocabulary, ``[B, 1, V]``: -inf for what cannot be proposed."""
-        logits = self._spread(self._own_logits(features), -jnp.inf)
+        logits = self._spread(self._own_logits(hidden_states), -jnp.inf)
         return context.processors(logits, tokens, context.lengths + step)
 
     def _spread(self, values: Array, missing: float) -> Array:
@@ -271,7 +275,8 @@ class ModelDrafter:
         return jnp.pad(values, widths, constant_values=missing) if padding else values
 
     def _next_first(self, distribution: Array, scores: Array, keys: Key[Array, "B"], context: DraftContext):
-        """Draws a first token from what is left of `law` ``[B, V]``; returns it, its law and whether there is one.
+        """Draws a first token from what is left of `distribution` ``[B, V]``; returns it, its distribution and
+        whether there is one.
 
         At temperature 0 nothing is left after one token; the next best by `scores` follows, which is not drawn at all.
         """
@@ -287,7 +292,7 @@ class ModelDrafter:
     def _catch_up(self, state: ModelDrafterState, context: DraftContext, num_slots: int) -> ModelDrafterState:
         """Reads tokens until one pass of `num_slots` can read what is missing from every drafting row.
 
-        Behind a token whose features are not known the draft reads one token a pass: it has to foretell them.
+        Behind a token whose hidden states are not known the draft reads one token a pass: it has to predict them.
         """
 
         def num_behind(state):
@@ -302,8 +307,8 @@ class ModelDrafter:
                 num_read = jnp.minimum(num_read, jnp.maximum(state.num_known - state.num_cached, 0) + 1)
             slots = jnp.arange(CATCH_UP_CHUNK)
             positions = state.num_cached[:, None] + slots
-            features, cache = self._read(state, context, positions, slots < num_read[:, None])
-            last = features[jnp.arange(num_read.shape[0]), jnp.maximum(num_read, 1) - 1][:, None]
+            hidden_states, cache = self._read(state, context, positions, slots < num_read[:, None])
+            last = hidden_states[jnp.arange(num_read.shape[0]), jnp.maximum(num_read, 1) - 1][:, None]
             state = state._replace(cache=cache, num_cached=state.num_cached + num_read)
             return self._predict(state, last, num_read > 0)
 
@@ -311,7 +316,9 @@ class ModelDrafter:
 
 
 def _num_true(state: ModelDrafterState) -> Int[Array, "B"]:
-    """Leading tokens that the cache holds as they will stay: those that were read with the target's own features."""
+    """Leading tokens that the cache holds as they will stay: those that were read with the target's own hidden
+    states.
+    """
     return state.num_cached if state.num_known is None else jnp.minimum(state.num_cached, state.num_known + 1)
 
 
@@ -321,14 +328,16 @@ def _candidate_keys(keys: Key[Array, "B G"], candidate: int) -> Key[Array, "B G"
 
 
 def _confidence(logits: Array, least: Array | None) -> Array | None:
-    """The likeliest token's probability, ``[B]``, of the raw law: at temperature 0 the warped one is always sure."""
+    """The most probable token's probability, ``[B]``, of the raw distribution: at temperature 0 the warped one is
+    always sure.
+    """
     if least is None:
         return None
     return jax.nn.softmax(logits[:, 0].astype(jnp.float32)).max(axis=-1)
 
 
 def _until_unsure(num_drafted: Array, step: Array | int, confidence: Array | None, least: Array | None) -> Array:
-    """Cuts rows at draft `step` where its law is too flat."""
+    """Cuts rows at draft `step` where its distribution is too flat."""
     if confidence is None or least is None:
         return num_drafted
     return jnp.where(confidence < least, jnp.minimum(num_drafted, step), num_drafted)

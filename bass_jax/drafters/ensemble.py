@@ -1,4 +1,4 @@
-"""Several drafters as one: each draft is proposed by the one of them that is surest."""
+"""Several drafters as one: each draft is proposed by the one of them that is most confident."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -40,17 +40,17 @@ class _Slot(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EnsembleDrafter:
-    """Asks `parts` in order for every draft, and takes the surest; of equals the first.
+    """Asks `parts` in order for every draft, and takes the most confident; of equals the first.
 
     How sure a part is, is its confidence times the trust that it is given; one that does not say counts as sure. A
     part is asked where none before it was worth `enough`. One that no row asks is not run, and a network catches up
     when it is needed again. A part sees the drafts before its own as if they were committed, so it needs to know
     nothing of the others; what it keeps of drafts that are rejected later is void like that of its own. Whose turn it
-    is depends on the tokens before a draft alone, never on what was drawn. The law of a draft is therefore its own
-    part's: one token for a deterministic part, a network's law for a network.
+    is depends on the tokens before a draft alone, never on what was drawn. The distribution of a draft is therefore its
+    own part's: one token for a deterministic part, a network's distribution for a network.
 
     Attributes:
-        parts: drafters of one vocabulary. One that reads the target's features has to foretell them behind a draft.
+        parts: drafters of one vocabulary. One that reads the target's hidden states has to predict them behind a draft.
         trust: of each part, 0 to 1; traced. None trusts all alike.
         enough: what ends the asking; traced.
     """
@@ -74,21 +74,21 @@ class EnsembleDrafter:
         """Whether any part does."""
         return any(reads_hidden_states(part) for part in self.parts)
 
-    def init(self, tokens: Array, lengths: Array, features: Array | None = None) -> tuple[Any, ...]:
+    def init(self, tokens: Array, lengths: Array, hidden_states: Array | None = None) -> tuple[Any, ...]:
         """Every part's state."""
         states = []
         for part in self.parts:
             reader: Any = part
             is_reader = reads_hidden_states(part)
-            states.append(reader.init(tokens, lengths, features) if is_reader else part.init(tokens, lengths))
+            states.append(reader.init(tokens, lengths, hidden_states) if is_reader else part.init(tokens, lengths))
         return tuple(states)
 
-    def observe(self, state: tuple[Any, ...], features: Array, positions: Array) -> tuple[Any, ...]:
-        """Hands the target's features to the parts that read them."""
+    def observe(self, state: tuple[Any, ...], hidden_states: Array, positions: Array) -> tuple[Any, ...]:
+        """Hands the target's hidden states to the parts that read them."""
         states = []
         for part, own in zip(self.parts, state, strict=True):
             reader: Any = part
-            states.append(reader.observe(own, features, positions) if reads_hidden_states(part) else own)
+            states.append(reader.observe(own, hidden_states, positions) if reads_hidden_states(part) else own)
         return tuple(states)
 
     def propose(
@@ -152,12 +152,12 @@ class EnsembleDrafter:
 def ensemble_drafter(network: ModelDrafter | None, store: RetrievalDrafter | None = None) -> EnsembleDrafter:
     """Combines prompt lookup with what there is.
 
-    A match of `LONGEST_MATCH` tokens first; else the surest of a shorter match, the network and the store. How much
-    their words are worth was measured on the target's answers: docs/drafters.md.
+    A match of `LONGEST_MATCH` tokens first; else the most confident of a shorter match, the network and the store. How
+    much their words are worth was measured on the target's answers: docs/drafters.md.
 
     Args:
-        network: a draft that reads tokens alone, or the target's features; None for none.
-        store: an n-gram store, or None.
+        network: a draft that reads tokens alone, or the target's hidden states; None for none.
+        store: a retrieval datastore, or None.
     """
     lookup = NgramDrafter(LONGEST_MATCH, 1)
     parts: list[tuple[Drafter, float]] = [(lookup, LOOKUP_SCALE)]
@@ -197,12 +197,12 @@ def _most_confident(
     probs = None
     if new.probs is not None or old.probs is not None:
         vocab_size = next(one.probs.shape[-1] for one in (new, old) if one.probs is not None)
-        new_law, old_law = (
+        new_distribution, old_distribution = (
             # Drafts that could be no others.
             jax.nn.one_hot(one.tokens, vocab_size, dtype=jnp.float32) if one.probs is None else one.probs
             for one in (new, old)
         )
-        probs = jnp.where(is_new[:, None, None], new_law, old_law)
+        probs = jnp.where(is_new[:, None, None], new_distribution, old_distribution)
     most_confident = Proposal(
         jnp.where(is_new[:, None], new.tokens, old.tokens),
         jnp.where(is_new, new.num_drafted, old.num_drafted),

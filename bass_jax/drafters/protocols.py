@@ -16,9 +16,11 @@ class DraftContext(NamedTuple):
     tokens: Array  # [B, C] int32, committed tokens; what lies past a row's length means nothing
     lengths: Array  # [B] int32, committed tokens of each row, at least 1
     num_wanted: Array  # [B] int32, drafts that a row can use, 0 to G; 0 for finished rows
-    sampling_arrays: SamplingArrays  # per row; a drafter that samples draws from its own law so warped
+    sampling_arrays: SamplingArrays  # per row; a drafter that samples draws from its own distribution so warped
     keys: Array  # [B, G] key, draft i is drawn with the Gumbel noise of keys[:, i]; consumed
-    processors: LogitsProcessors  # what is done to logits before the law; a drafter that has logits does it to its own
+    processors: (
+        LogitsProcessors  # what is done to logits before the distribution; a drafter that has logits does it to its own
+    )
     min_confidence: Array | None = None  # [B] float32, stop before the first draft that is less sure; None: never
 
 
@@ -27,21 +29,21 @@ class Proposal(NamedTuple):
 
     tokens: Array  # [B, G] int32
     num_drafted: Array  # [B] int32, at most num_wanted
-    probs: Array | None  # [B, G, V] float32, the very law each draft was drawn from; None: deterministic
-    confidence: Array | None = None  # [B, G] float32, of the likeliest token at each draft; None: not known
+    probs: Array | None  # [B, G, V] float32, the very distribution each draft was drawn from; None: deterministic
+    confidence: Array | None = None  # [B, G] float32, of the most probable token at each draft; None: not known
 
 
 @runtime_checkable
 class Drafter(Protocol):
     """Proposes tokens; a frozen pytree, so that it passes through `jax.jit` as an argument.
 
-    Whatever it proposes, a lossless rule keeps the target's law, provided that ``probs`` is the law that the
-    drafts were drawn from, or None if they do not depend on ``context.keys``; and that ``num_drafted`` depends on no
-    draft that it leaves out (stopping after a draft is sound, and so is stopping at a law that is too flat; dropping a
-    draft for what it turned out to be is not).
+    Whatever it proposes, a lossless rule keeps the target's distribution, provided that ``probs`` is the distribution
+    that the drafts were drawn from, or None if they do not depend on ``context.keys``; and that ``num_drafted`` depends
+    on no draft that it leaves out (stopping after a draft is sound, and so is stopping at a distribution that is too
+    flat; dropping a draft for what it turned out to be is not).
 
-    To draw draft i is ``draw(law, gumbel(context.keys[:, i], V))`` from `bass_jax.sampling`: rules of shared noise
-    then meet the drafter's choice with their own as often as can be.
+    To draw draft i is ``draw(distribution, gumbel(context.keys[:, i], V))`` from `bass_jax.sampling`: rules of shared
+    noise then meet the drafter's choice with their own as often as can be.
     """
 
     def init(self, tokens: Array, lengths: Array) -> Any:
@@ -63,14 +65,14 @@ class Drafter(Protocol):
             state: from `init` or the last `commit`.
             context: the rows as they stand.
             draft_len: G.
-            is_sampled: static; the rule reads the draft's law. If False, propose the most probable tokens
+            is_sampled: static; the rule reads the draft's distribution. If False, propose the most probable tokens
                 and return ``probs=None``.
         """
         ...
 
     # A drafter may also have `propose_many(state, context, draft_len, num_candidates, *, is_sampled)`, for
     # `SpecConfig.num_candidates` above 1: a proposal with M after B in every field. First tokens of a row's chains
-    # differ; `probs` of a first draft is the law that it was drawn from given the chains before its own.
+    # differ; `probs` of a first draft is the distribution that it was drawn from given the chains before its own.
 
     # And `read(state, tokens, positions)`, for an engine that reads prompts in pieces between steps: takes the next
     # tokens of each row, ``[B, T]``, at ``positions``, those at or past the capacity being padding; the state is that
@@ -81,10 +83,10 @@ class Drafter(Protocol):
         ...
 
     # A drafter may read the target's final hidden states. It then has a true `reads_hidden_states`; its `init` takes
-    # ``features`` ``[B, C, D]`` behind the lengths, of all committed tokens but the last; and after every pass of the
-    # target, drafts or none, `observe(state, features, positions)` hands it those of the pass, ``[B, T, D]`` at
-    # positions ``[B, T]``, before `commit` says how many of them stand. A position of C or more means nothing. In a
-    # combination such a drafter is asked behind drafts too, its own and others', whose features nobody knows yet.
+    # ``hidden states`` ``[B, C, D]`` behind the lengths, of all committed tokens but the last; and after every pass of
+    # the target, drafts or none, `observe(state, hidden states, positions)` hands it those of the pass, ``[B, T, D]``
+    # at positions ``[B, T]``, before `commit` says how many of them stand. A position of C or more means nothing. In a
+    # combination such a drafter is asked behind drafts too, its own and others', whose hidden states nobody knows yet.
 
 
 def check_proposal(drafter: Drafter, proposal: Any, shape: Sequence[int], vocab_size: int) -> None:

@@ -1,4 +1,4 @@
-"""An n-gram store: proposes what the target said most often after the last n tokens, whatever the prompt."""
+"""An retrieval datastore: proposes what the target said most often after the last n tokens, whatever the prompt."""
 
 import dataclasses
 from typing import Any

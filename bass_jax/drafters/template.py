@@ -1,6 +1,6 @@
 """A drafter to copy: it repeats the last token.
 
-Rarely right, never wrong: a lossless rule keeps the target's law whatever is proposed. The protocol tests
+Rarely right, never wrong: a lossless rule keeps the target's distribution whatever is proposed. The protocol tests
 run over every drafter named in `tests/drafters/test_protocol.py`, this one included.
 """
 

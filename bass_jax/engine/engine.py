@@ -25,13 +25,13 @@ from bass_jax.engine.slots import check_sampling
 from bass_jax.models.mesh import mesh_of
 from bass_jax.policies import Policy, find_policy, fixed
 from bass_jax.runtime.checks import check_callable, check_flag, check_integer, check_kind, check_tokens
-from bass_jax.sampling import Sampling
+from bass_jax.sampling import SamplingParams
 
 
 class Engine:
     """Continuous batching with speculation on this device.
 
-    A synchronous core, `advance`, takes one step of all running rows; whoever waits for a ticket calls it. Tickets may
+    A synchronous core, `advance`, takes one step of all running rows; whoever waits for a handle calls it. Tickets may
     be awaited under asyncio too: steps then run in a thread of the engine's own, one at a time.
 
     ```python
@@ -41,13 +41,14 @@ class Engine:
     ```
 
     What a request is given does not depend on who is served beside it: greedy tokens are regular decoding's, the
-    shared-noise rule's are regular sampling's, and sampled text follows the target's law, seeded by the request alone.
+    shared-noise rule's are regular sampling's, and sampled text follows the target's distribution, seeded by the
+    request alone.
 
     Attributes:
         config: sizes.
         loop: queue, slots and counts.
         executor: the device's side.
-        is_lossless: the tokens follow the target's law exactly; False with a lossy rule.
+        is_lossless: the tokens follow the target's distribution exactly; False with a lossy rule.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Engine:
             is_processed: requests may bring bias, bans, penalties and minimum lengths; costs an array ``[B, V]``.
             num_stop_tokens: most stop tokens of a request.
             warm_up: compiles every step and move before the first request; False compiles what is first wanted.
-            clock: of the tickets' times.
+            clock: of the handles' times.
             on_step: called after every step, on the host.
 
         Raises:
@@ -129,7 +130,7 @@ class Engine:
         prompt: str | Sequence[int] | np.ndarray,
         *,
         max_new_tokens: int = 128,
-        sampling: Sampling | None = None,
+        sampling: SamplingParams | None = None,
         seed: int = 0,
         stop_tokens: Sequence[int] | None = None,
         stop_strings: Sequence[str] = (),
@@ -150,7 +151,7 @@ class Engine:
                 ``"error"`` and `RequestHandle.error`, and no other is touched.
 
         Returns:
-            The ticket: iterate, ``async for``, ``await`` or `RequestHandle.result` it.
+            The handle: iterate, ``async for``, ``await`` or `RequestHandle.result` it.
 
         Raises:
             ValueError: if the request could never run: too long for the context, the capacity or the token budget, a
@@ -164,9 +165,9 @@ class Engine:
             ids = self.pair.tokenizer.encode_batch([prompt])[0]
         (row,) = check_prompts(self.pair, [ids])
         target = self.pair.target.config
-        check_kind("sampling", sampling, Sampling | None)
+        check_kind("sampling", sampling, SamplingParams | None)
         self.config.check(len(row), max_new_tokens, target.context)
-        sampling = sampling or Sampling()
+        sampling = sampling or SamplingParams()
         check_sampling(sampling, self.spec, self._is_adjusted, target.vocab_size)
         seed = check_integer("seed", seed, 0, 2**32 - 1)
         priority = check_integer("priority", priority)

@@ -24,7 +24,7 @@ from bass_jax.policies import Policy
 from bass_jax.policies.protocol import bucket_of
 from bass_jax.runtime.checks import check_callable, check_flag, check_integer, check_kind, check_sequence, check_texts
 from bass_jax.runtime.jit_cache import JIT_CACHE
-from bass_jax.sampling import Sampling
+from bass_jax.sampling import SamplingParams
 from bass_jax.typing import Array, Key
 
 type Prompts = Sequence[str] | Sequence[Sequence[int] | np.ndarray]
@@ -36,7 +36,7 @@ def generate(
     prompts: Prompts,
     spec: SpecConfig | None = None,
     *,
-    sampling: Sampling | None = None,
+    sampling: SamplingParams | None = None,
     max_new_tokens: int | Sequence[int] = 128,
     num_samples: int = 1,
     key: Key[Array, ""] | None = None,
@@ -67,7 +67,8 @@ def generate(
             `bass_jax.decoding.baselines.synchronized_step`; or ``"exhaustive"``, see
             `bass_jax.decoding.baselines.exhaustive_step`.
         policy: chooses draft lengths step by step, in place of ``spec.draft_len``: a `bass_jax.policies.Policy`, the
-            name of one, or ``"module:name"``. The tokens are the same, or have the same law, under all of them.
+            name of one, or ``"module:name"``. The tokens are the same, or have the same distribution, under all of
+            them.
         warm_up: compiles all draft-length buckets of `policy` before the first step, rather than when they are
             first wanted.
         trace: records what decided over each draft, as one run.
@@ -122,7 +123,7 @@ def compile_ahead(
     prompts: Prompts,
     spec: SpecConfig | None = None,
     *,
-    sampling: Sampling | None = None,
+    sampling: SamplingParams | None = None,
     step: str = "speculate",
     policy: str | Policy | None = None,
     **options: Any,
@@ -144,7 +145,7 @@ def compile_ahead(
     Raises:
         ValueError: as `generate`.
     """
-    spec, sampling = spec or SpecConfig(), sampling or Sampling()
+    spec, sampling = spec or SpecConfig(), sampling or SamplingParams()
     steps = CompiledSteps(step, spec, sampling, policy)
     layout = lay_out_prompts(pair, _token_ids(pair, prompts), spec, sampling=sampling, **options)
     if (state := begin_reading(pair, layout)) is not None:
@@ -155,7 +156,7 @@ def check_run(pair: Any, spec: Any, sampling: Any, warm_up: Any) -> None:
     """Raises a `ValueError` for what is of another type than `generate` asks for."""
     check_kind("pair", pair, Pair)
     check_kind("spec", spec, SpecConfig | None)
-    check_kind("sampling", sampling, Sampling | None)
+    check_kind("sampling", sampling, SamplingParams | None)
     check_flag("warm_up", warm_up)
 
 
@@ -185,7 +186,7 @@ class Run:
         prompts: Prompts,
         spec: SpecConfig | None = None,
         *,
-        sampling: Sampling | None = None,
+        sampling: SamplingParams | None = None,
         max_new_tokens: int | Sequence[int] = 128,
         num_samples: int = 1,
         key: Key[Array, ""] | None = None,
@@ -199,7 +200,7 @@ class Run:
         """Reads the prompts and compiles the steps; arguments and errors are those of `generate`."""
         check_run(pair, spec, sampling, warm_up)
         self.pair, self.step_name = pair, step
-        spec, sampling = spec or SpecConfig(), sampling or Sampling()
+        spec, sampling = spec or SpecConfig(), sampling or SamplingParams()
         self.is_greedy = sampling.is_greedy
         self._steps = CompiledSteps(step, spec, sampling, policy)
         self.spec = self._steps.spec

@@ -1,4 +1,4 @@
-"""A request, and the ticket on which its answer grows."""
+"""A request, and the handle on which its answer grows."""
 
 import asyncio
 import dataclasses
@@ -11,7 +11,7 @@ import numpy as np
 
 from bass_jax.decoding.state import FinishReason, TokenLogprobs
 from bass_jax.decoding.stop_strings import StopStrings
-from bass_jax.sampling import Sampling
+from bass_jax.sampling import SamplingParams
 
 CANCELLED, FAILED = "cancelled", "error"
 """Reasons to finish that no single batch knows; the others are `FinishReason`'s names."""
@@ -32,7 +32,7 @@ class Request:
 
     prompt: np.ndarray
     max_new_tokens: int
-    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    sampling: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     seed: int = 0
     stop_tokens: tuple[int, ...] = ()
     priority: int = 0
@@ -47,7 +47,7 @@ class RequestEvent(NamedTuple):
     """What a request was given by one step."""
 
     tokens: np.ndarray  # [num] int32
-    logprobs: np.ndarray  # [num] float32, under the target's raw law
+    logprobs: np.ndarray  # [num] float32, under the target's raw distribution
     text: str  # whole characters only; "" without a tokenizer
     finish_reason: str | None  # None while it goes on
     token_logprobs: TokenLogprobs | None = None  # with `SpecConfig.num_logprobs`
@@ -84,7 +84,7 @@ class Times:
 
 @runtime_checkable
 class Driver(Protocol):
-    """What makes tickets grow: an engine."""
+    """What makes handles grow: an engine."""
 
     def advance(self) -> bool:
         """Takes one step; False when there was nothing to do."""
@@ -99,7 +99,7 @@ class RequestHandle:
     """One request in flight.
 
     Iterating it, with ``for`` or ``async for``, yields its `Event` s as they come and drives the engine meanwhile: all
-    requests advance while anybody waits for any of them. ``await ticket`` and `result` wait for the whole answer.
+    requests advance while anybody waits for any of them. ``await handle`` and `result` wait for the whole answer.
     Leaving an ``async for`` early, or cancelling its task, cancels the request.
 
     Attributes:

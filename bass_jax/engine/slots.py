@@ -15,7 +15,7 @@ from bass_jax.decoding.state import FinishReason, SpecState
 from bass_jax.engine.request import Request
 from bass_jax.models.kv_cache import KVCache, PagedCache, gather_rows, is_paged, paged, pages_of, with_pages
 from bass_jax.policies import Plan, Policy
-from bass_jax.sampling import Sampling, SamplingArrays
+from bass_jax.sampling import SamplingArrays, SamplingParams
 from bass_jax.sampling.keys import seed_keys
 from bass_jax.sampling.params import Penalties, ProcessorArrays
 from bass_jax.typing import Array, Int
@@ -153,7 +153,7 @@ def read_chunk(
     capacity = staging.target_cache.capacity
     slots = jnp.arange(tokens.shape[1])
     positions = jnp.where(slots < num, start + slots, capacity)[None]
-    target_cache = pair.target.features(tokens, positions, staging.target_cache)[1]
+    target_cache = pair.target.hidden_states(tokens, positions, staging.target_cache)[1]
     drafter: Any = pair.drafter
     state = drafter.read(staging.drafter, tokens, positions) if reads_in_chunks(pair) else None
     staging = Staging(target_cache, state)
@@ -227,7 +227,7 @@ def has_rows(policy: Policy) -> Any:
     return jax.tree.map(lambda one, other: one.shape != other.shape, few, many)
 
 
-def check_sampling(sampling: Sampling, spec: SpecConfig, is_processed: bool, vocab_size: int) -> None:
+def check_sampling(sampling: SamplingParams, spec: SpecConfig, is_processed: bool, vocab_size: int) -> None:
     """Refuses settings that rows of this layout cannot have.
 
     Raises:

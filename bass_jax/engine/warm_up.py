@@ -9,7 +9,7 @@ from bass_jax.config import SpecConfig
 from bass_jax.decoding.pair import Pair
 from bass_jax.engine.generate import Run
 from bass_jax.runtime.jit_cache import JIT_CACHE
-from bass_jax.sampling import Sampling
+from bass_jax.sampling import SamplingParams
 
 
 class WarmUp(NamedTuple):
@@ -28,7 +28,7 @@ def warm_up(
     *,
     batches: Sequence[int] = (1, 8),
     capacities: Sequence[int] = (256,),
-    sampling: Sampling | None = None,
+    sampling: SamplingParams | None = None,
     steps: Sequence[str] = ("speculate", "decode"),
 ) -> Iterator[WarmUp]:
     """Compiles prefill and steps of every batch and capacity; see `bass_jax.runtime.xla_flags.use_compilation_cache`.

@@ -37,7 +37,7 @@ class BatchDecoder:
         problems: all of them.
         prompts: token ids of each.
         stop_strings: that end an answer.
-        device: its peak, for the utilisation.
+        device: its peak, for the utilization.
     """
 
     config: ExperimentConfig

@@ -1,4 +1,4 @@
-"""What became of drafts, token by token: for looking at, in colours, and for asking where drafts fail."""
+"""What became of drafts, token by token: for looking at, in colors, and for asking where drafts fail."""
 
 import html
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ class Span(NamedTuple):
 
 
 class DraftOutcomes(NamedTuple):
-    """Every draft that was judged: those after a rejection in the same step were not."""
+    """Every draft that was evaluated: those after a rejection in the same step were not."""
 
     position: np.ndarray  # [n] int, in its step, from 0
     is_accepted: np.ndarray  # [n] bool
-    target_probs: np.ndarray  # [n] float, of the draft under the target's law
-    draft_probs: np.ndarray  # [n] float, under the law it was drawn from; 1 for a deterministic drafter
-    confidence: np.ndarray | None  # [n] float, of the drafter's likeliest token there; None: not known
+    target_probs: np.ndarray  # [n] float, of the draft under the target's distribution
+    draft_probs: np.ndarray  # [n] float, under the distribution it was drawn from; 1 for a deterministic drafter
+    confidence: np.ndarray | None  # [n] float, of the drafter's most probable token there; None: not known
 
 
 def accepted_spans(infos: Sequence[StepInfo], row: int, tokenizer: Any) -> list[Span]:

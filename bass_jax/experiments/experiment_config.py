@@ -9,7 +9,7 @@ from bass_jax.acceptance import find_rule
 from bass_jax.acceptance.base import check_greedy
 from bass_jax.policies import find_policy
 from bass_jax.runtime.yaml_config import forbid_extra, parse_yaml, read_yaml
-from bass_jax.sampling import Sampling
+from bass_jax.sampling import SamplingParams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class TaskConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
-    """How tokens are drawn; see `bass_jax.Sampling`."""
+    """How tokens are drawn; see `bass_jax.SamplingParams`."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -78,9 +78,9 @@ class SamplingConfig:
     def __post_init__(self):
         self.sampling()
 
-    def sampling(self) -> Sampling:
+    def sampling(self) -> SamplingParams:
         """As `generate` takes it."""
-        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+        return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ class MethodConfig:
         acceptance: rule; ``"synthetic(0.8)"`` forces acceptance, for speed studies.
         draft: another drafter than the pair's, named like that; for random weights a preset.
         attention: ``"ragged"``, ``"pad"``, ``"split"`` or ``"xla"``; default the models' own.
-        quantize: of the target, instead of the pair's; a target of its own then, whose law is another.
+        quantize: of the target, instead of the pair's; a target of its own then, whose distribution is another.
         num_samples: of each problem; default the experiment's.
     """
 
@@ -171,7 +171,7 @@ class ExperimentConfig:
         seeds: each draws answers of its own.
         repeats: each seed's answers are decoded so often, for the spread of the times.
         trace: also record what decided over every draft, for ``bass-jax simulate``.
-        device: whose peak the utilisation is a share of: ``"h200"``, ``"a100"``; default measured, except on a GPU of
+        device: whose peak the utilization is a share of: ``"h200"``, ``"a100"``; default measured, except on a GPU of
             these names.
     """
 

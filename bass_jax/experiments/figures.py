@@ -90,7 +90,7 @@ def draw_latency(result: RunResult) -> str:
 
 
 def plot_utilization(result: RunResult) -> str:
-    """The three utilisations of every way, as bars."""
+    """The three utilizations of every way, as bars."""
     names = {"useful": "emitted tokens", "verified": "verified positions", "verified_and_draft": "and the draft's"}
     return _draw_bars(result, names, 100.0, "share of the device's peak FLOP/s, %")
 

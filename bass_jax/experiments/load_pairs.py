@@ -12,7 +12,7 @@ from bass_jax.models import Model, preset, random_model
 
 
 class Pairs:
-    """Loads each pair once; those of one quantisation share the target's weights."""
+    """Loads each pair once; those of one quantization share the target's weights."""
 
     def __init__(self, config: PairConfig):
         """Loads the run's own pair.

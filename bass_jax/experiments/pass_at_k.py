@@ -46,7 +46,7 @@ def mean_pass_at_k(answers: Answers, k: int) -> float:
 
 
 def pass_first(answers: Answers, budget: float = math.inf) -> float:
-    """Returns the mean value of each problem's likeliest answer, by mean log-probability per token.
+    """Returns the mean value of each problem's most probable answer, by mean log-probability per token.
 
     Answers that had not ended inside the budget do not count; a problem without any counts 0.
 

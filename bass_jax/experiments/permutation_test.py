@@ -13,7 +13,7 @@ class TwoSampleTest(NamedTuple):
 
     num_samples: tuple[int, int]
     means: tuple[float, float]  # over problems
-    p_value: float  # probability of a difference at least this large if both have the same law
+    p_value: float  # probability of a difference at least this large if both have the same distribution
 
 
 def permutation_test(
@@ -23,11 +23,11 @@ def permutation_test(
     num_permutations: int = NUM_PERMUTATIONS,
     seed: int = 0,
 ) -> TwoSampleTest:
-    """Tests whether the values of both have the same law, problem by problem.
+    """Tests whether the values of both have the same distribution, problem by problem.
 
     Under the null hypothesis the samples of a problem are exchangeable between the two, so shuffling them inside each
-    problem gives the law of the difference of the means, whatever the law of the values. Two-sided; the observed
-    arrangement counts as one of the permutations, so the p-value is never 0.
+    problem gives the distribution of the difference of the means, whatever the distribution of the values. Two-sided;
+    the observed arrangement counts as one of the permutations, so the p-value is never 0.
 
     Args:
         first: values per problem.

@@ -239,7 +239,7 @@ def _exactness_table(result: RunResult, command: str) -> Section:
         for name, test in tests.items()
     )  # fmt: skip
     text = (
-        "Do the samples have regular decoding's law? Permutation tests within problems, two-sided; a small p says no. "
+        "Do the samples have regular decoding's distribution? Permutation tests within problems, two-sided; a small p says no. "
         "With several tests, one in twenty falls below 0.05 by chance."
     )
     header = ("", "of", "samples", "mean", "regular decoding's mean", "p")

@@ -98,7 +98,7 @@ def analyse(run: RunRecords) -> RunResult:
         label = config.baseline_of(variant)
         if label is None or label == variant.label or not {label, variant.label} <= variants.keys():
             continue
-        # A rule that is lossy, or another target, has another law by design.
+        # A rule that is lossy, or another target, has another distribution by design.
         is_comparable = find_rule(variant.method.acceptance).lossless and variant.method.quantize is None
         if not is_comparable:
             continue
@@ -130,7 +130,8 @@ def count_identical(
 def compare_distributions(
     first: RunRecords, first_label: str, second: RunRecords, second_label: str
 ) -> dict[str, TwoSampleTest]:
-    """Tests whether two sets of samples have the same law: their length, their mean log-probability and their score.
+    """Tests whether two sets of samples have the same distribution: their length, their mean log-probability and
+    their score.
 
     Repeats draw the same samples again and count once. Under a time budget nothing is tested: the long answers are
     missing then, the more the slower a way is.

@@ -36,7 +36,7 @@ def run_experiment(
     """Decodes what is still missing, batch by batch, and returns the run directory.
 
     Call it again after a kill: a batch that was written is not decoded again, one that was not starts anew. With
-    `jax.distributed` initialised, every process decodes its share into files of its own in the same directory.
+    `jax.distributed` initialized, every process decodes its share into files of its own in the same directory.
 
     Args:
         config: of the experiment.
@@ -79,7 +79,7 @@ def run_experiment(
 
 
 def _device(config: ExperimentConfig, dtype: str) -> Device:
-    """Whose peak the utilisation is a share of."""
+    """Whose peak the utilization is a share of."""
     if config.device is not None:
         return DEVICES[config.device]
     kind = jax.devices()[0].device_kind.lower()

@@ -47,7 +47,7 @@ class ProgramResult(NamedTuple):
 
 
 def run_program(program: str, limits: SandboxLimits | None = None) -> ProgramResult:
-    """Runs Python source in a cage of its own.
+    """Runs Python source in a sandbox of its own.
 
     The program sees an empty folder, the standard library and nothing else of this machine's files, all but the folder
     read-only; no network but a loopback that is down; no other process. It is ended with everything that it started.
@@ -102,7 +102,7 @@ def run_programs(
 
 
 def check_sandbox() -> None:
-    """Tries a cage on this machine.
+    """Tries a sandbox on this machine.
 
     Raises:
         ValueError: if programs cannot be isolated here, or an innocent one does not pass.

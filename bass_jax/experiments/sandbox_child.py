@@ -1,4 +1,4 @@
-"""The inside of a cage; run as a script by `bass_jax.experiments.sandbox`, with the standard library alone.
+"""The inside of a sandbox; run as a script by `bass_jax.experiments.sandbox`, with the standard library alone.
 
 Three processes: the guard, which makes the namespaces and keeps the time; under it the first process of a new process
 namespace, with whose end everything dies that it started; that one runs the program.

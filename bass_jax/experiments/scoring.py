@@ -34,7 +34,8 @@ def score_run(
 
     Args:
         directory: of the run.
-        allow_code_execution: programs that the model wrote may be run, in a cage; see `bass_jax.experiments.sandbox`.
+        allow_code_execution: programs that the model wrote may be run, in a sandbox; see
+            `bass_jax.experiments.sandbox`.
         limits: of each program.
         on_progress: called after each sample.
 

@@ -1,4 +1,4 @@
-"""From batch records to latency, throughput, acceptance and utilisation."""
+"""From batch records to latency, throughput, acceptance and utilization."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,6 +1,6 @@
 """One decoder for every family, in Flax Linen.
 
-Every tensor is declared once, with its shape, its initialiser and its logical axes. Two layouts are
+Every tensor is declared once, with its shape, its initializer and its logical axes. Two layouts are
 chosen for speed and for sharding alike:
 
 * ``qkv [D, K, R + 2, H]``: the R query heads of a key-value head, then its key, then its value. One
@@ -138,7 +138,7 @@ class Decoder(nn.Module):
             return everywhere, everywhere
         return everywhere, rotary.angles(positions, rotary.window_frequencies(config))
 
-    def features(
+    def hidden_states(
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
@@ -173,18 +173,18 @@ class Decoder(nn.Module):
         cache = with_layers(cache, keys, values)
         return (x, cache) if num_candidates == 1 else (x, cache, KVCache(*new))
 
-    def next_hidden(self, features: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
+    def next_hidden(self, hidden_states: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
         """Foretells the target's hidden state at these tokens, which it has not read yet."""
-        return product(features, self.hidden_output, rounds_to=self.config.product_dtype)
+        return product(hidden_states, self.hidden_output, rounds_to=self.config.product_dtype)
 
-    def logits(self, features: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
+    def logits(self, hidden_states: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
         """Scores the vocabulary, float32; on a mesh every device gets all scores."""
         config = self.config
         if config.has_output_projection:
-            features = product(features, self.output_projection, rounds_to=config.product_dtype)
+            hidden_states = product(hidden_states, self.output_projection, rounds_to=config.product_dtype)
         head = self.embedding if config.is_tied else self.head
         # Inputs are never rounded to INT8 here, where an error would be one of the logits themselves.
-        scores = multiply(features, head, dtype=jnp.float32, rounds_to=config.product_dtype)
+        scores = multiply(hidden_states, head, dtype=jnp.float32, rounds_to=config.product_dtype)
         if config.has_head_bias:
             scores += self.head_bias.astype(jnp.float32)
         if config.logit_softcap is not None:
@@ -193,8 +193,8 @@ class Decoder(nn.Module):
 
     def __call__(self, tokens, positions, cache):
         """Returns logits ``[B, T, O]`` float32 and the cache with the new tokens in it."""
-        features, *caches = self.features(tokens, positions, cache)
-        return self.logits(features), *caches
+        hidden_states, *caches = self.hidden_states(tokens, positions, cache)
+        return self.logits(hidden_states), *caches
 
 
 @functools.cache

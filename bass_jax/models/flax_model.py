@@ -74,11 +74,11 @@ class Model:
         """
         B, M, T = tokens.shape
         flat = tokens.reshape(B, M * T), positions.reshape(B, M * T)
-        features, cache, new = _apply(self.config, self.params, *flat, cache, M, method="features")
+        hidden_states, cache, new = _apply(self.config, self.params, *flat, cache, M, method="hidden_states")
         new = jax.tree.map(lambda leaf: leaf.reshape(B, M, T, *leaf.shape[2:]), new)
-        return self.logits(features).reshape(B, M, T, -1), cache, new
+        return self.logits(hidden_states).reshape(B, M, T, -1), cache, new
 
-    def features(
+    def hidden_states(
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
@@ -87,17 +87,17 @@ class Model:
     ) -> tuple[Float[Array, "B T D"], KVCache | PagedCache]:
         """`forward` without the head: what a prefill needs, or a pass of which few positions are scored.
 
-        `hidden` is for drafts with a `ModelConfig.hidden_width`: the target's features at the token before each.
+        `hidden` is for drafts with a `ModelConfig.hidden_width`: the target's hidden states at the token before each.
         """
-        return _apply(self.config, self.params, tokens, positions, cache, 1, hidden, method="features")
+        return _apply(self.config, self.params, tokens, positions, cache, 1, hidden, method="hidden_states")
 
-    def next_hidden(self, features: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
-        """What a draft with a `ModelConfig.hidden_width` takes for the target's features at these tokens."""
-        return _apply(self.config, self.params, features, method="next_hidden")
+    def next_hidden(self, hidden_states: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
+        """What a draft with a `ModelConfig.hidden_width` takes for the target's hidden states at these tokens."""
+        return _apply(self.config, self.params, hidden_states, method="next_hidden")
 
-    def logits(self, features: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
+    def logits(self, hidden_states: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
         """Scores the vocabulary, float32."""
-        return _apply(self.config, self.params, features, method="logits")
+        return _apply(self.config, self.params, hidden_states, method="logits")
 
 
 def forward(config: ModelConfig, params: Params, tokens, positions, cache) -> Any:

@@ -92,7 +92,7 @@ def with_layers(cache: KVCache | PagedCache | None, keys: tuple, values: tuple) 
 def allocate(num_layers: int, batch: int, num_kv_heads: int, capacity: int, head_dim: int, dtype: jnp.dtype) -> KVCache:
     """Makes a zeroed cache.
 
-    Zeroed and not uninitialised: a masked probability of 0 times an uninitialised NaN is NaN.
+    Zeroed and not uninitialized: a masked probability of 0 times an uninitialized NaN is NaN.
     """
     shape = (batch, num_kv_heads, capacity, head_dim)
 

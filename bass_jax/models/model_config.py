@@ -76,10 +76,10 @@ class ModelConfig:
         output_vocab_size: O; the head scores only this many tokens, named by `Model.output_ids`.
             None means all V. A draft uses it because its head costs more than its body.
         hidden_width: a draft reads its target's final hidden state at the token before, of this width, beside the
-            embedding, and foretells the next one. None means that it reads tokens alone.
+            embedding, and predicts the next one. None means that it reads tokens alone.
         norm: ``"rms"``, or ``"layer"`` with a mean and biases.
         norm_offset: added to the learned scale of RMS norms (Gemma's 1).
-        block: ``"pre_norm"``; ``"post_norm"`` normalises each sum (OPT 350M); ``"sandwich"`` normalises before
+        block: ``"pre_norm"``; ``"post_norm"`` normalizes each sum (OPT 350M); ``"sandwich"`` normalizes before
             and after each part (Gemma 2 and 3); ``"parallel"`` adds attention and mlp of one input (GPT-NeoX, CodeGen).
         has_parallel_mlp_norm: in a parallel block, the mlp has a norm of its own.
         has_final_norm: a norm after the last layer.

@@ -1,4 +1,4 @@
-"""Normalisation of the residual stream, and of the heads of queries and keys."""
+"""Normalization of the residual stream, and of the heads of queries and keys."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from bass_jax.typing import Array, Float
 
 
 class Normed(NamedTuple):
-    """A normalised input of projections, whose factor per token may be applied after them."""
+    """A normalized input of projections, whose factor per token may be applied after them."""
 
     values: Array  # [B, T, D]
     factor: Array | None  # [B, T] float32: the input is `values * factor[..., None]`; None for 1
@@ -61,14 +61,14 @@ def declare_norm(module: nn.Module, name: str, size: int | None = None) -> tuple
 
 
 def apply_norm(config: ModelConfig, x: Float[Array, "... D"], learned: tuple) -> Float[Array, "... D"]:
-    """Normalises with what `declare_norm` declared."""
+    """Normalizes with what `declare_norm` declared."""
     if len(learned) == 1:
         return rms_norm(x, learned[0], config.norm_eps, config.norm_offset)
     return layer_norm(x, learned[0], learned[1], config.norm_eps)
 
 
 def norm_for_projections(config: ModelConfig, x: Float[Array, "B T D"], learned: tuple) -> Normed:
-    """Normalises with what `declare_norm` declared, leaving an RMS norm's division to `project`.
+    """Normalizes with what `declare_norm` declared, leaving an RMS norm's division to `project`.
 
     A row of a product may be scaled before or after it. After it, the sum of squares is no step between two products:
     on a GPU it joins the residual's addition in one kernel.
@@ -79,7 +79,7 @@ def norm_for_projections(config: ModelConfig, x: Float[Array, "B T D"], learned:
 
 
 def project(x: Normed, weight: Weight, *, rounds_to: str | None = None) -> Float[Array, "B T ..."]:
-    """Returns the product of a normalised input and a weight, in the input's dtype, accumulated in float32.
+    """Returns the product of a normalized input and a weight, in the input's dtype, accumulated in float32.
 
     `rounds_to` is that of `bass_jax.models.weights.multiply`.
     """

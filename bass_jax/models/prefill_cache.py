@@ -30,24 +30,24 @@ def extend_cache(
         cache: empty, with a capacity of at least ``num_tokens.max()``.
         hidden: ``[B, C, E]``, of a draft that reads hidden states: the target's at the token before each.
     """
-    return _extend(model, tokens, num_tokens, cache, hidden, keeps_features=False)[0]
+    return _extend(model, tokens, num_tokens, cache, hidden, keeps_hidden_states=False)[0]
 
 
-def extend_with_features(
+def extend_with_hidden_states(
     model: Model, tokens: Int[Array, "B C"], num_tokens: Int[Array, "B"], cache: KVCache
 ) -> tuple[KVCache, Float[Array, "B C D"]]:
-    """`extend_cache` that also returns the features at those tokens; what lies past them means nothing."""
-    return _extend(model, tokens, num_tokens, cache, None, keeps_features=True)
+    """`extend_cache` that also returns the hidden states at those tokens; what lies past them means nothing."""
+    return _extend(model, tokens, num_tokens, cache, None, keeps_hidden_states=True)
 
 
-def _extend(model: Model, tokens, num_tokens, cache: KVCache, hidden, keeps_features: bool) -> tuple[KVCache, Any]:
+def _extend(model: Model, tokens, num_tokens, cache: KVCache, hidden, keeps_hidden_states: bool) -> tuple[KVCache, Any]:
     num_rows, capacity = tokens.shape
     size = min(CHUNK, capacity)
     padding = ((0, 0), (0, -capacity % size))
     tokens = jnp.pad(tokens, padding)
     hidden = None if hidden is None else jnp.pad(hidden, (*padding, (0, 0)))
     shape = (num_rows, tokens.shape[1], model.config.width)
-    kept = jnp.zeros(shape, model.config.dtype) if keeps_features else None
+    kept = jnp.zeros(shape, model.config.dtype) if keeps_hidden_states else None
 
     def read(index, carry):
         cache, kept = carry
@@ -56,9 +56,9 @@ def _extend(model: Model, tokens, num_tokens, cache: KVCache, hidden, keeps_feat
             lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index * size, size, axis=1), (tokens, hidden)
         )
         positions = jnp.where(positions < num_tokens[:, None], positions, cache.capacity)
-        features, cache = model.features(chunk, positions, cache, own)
+        hidden_states, cache = model.hidden_states(chunk, positions, cache, own)
         if kept is not None:
-            kept = jax.lax.dynamic_update_slice_in_dim(kept, features, index * size, axis=1)
+            kept = jax.lax.dynamic_update_slice_in_dim(kept, hidden_states, index * size, axis=1)
         return cache, kept
 
     num_chunks = -(-num_tokens.max() // size)

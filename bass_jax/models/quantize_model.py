@@ -1,4 +1,4 @@
-"""Quantises a model that is in memory."""
+"""Quantizes a model that is in memory."""
 
 import dataclasses
 from typing import Any
@@ -21,7 +21,7 @@ def quantize_model(model: Model, quantize: str = "int8", *, cache_dtype: str | N
         cache_dtype: ``"int8"`` for a cache of INT8; default the model's.
 
     Raises:
-        ValueError: if `model` is quantised already.
+        ValueError: if `model` is quantized already.
     """
     check_kind("model", model, Model)
     check_choice("quantize", quantize, ("int8", "int8_activations"))

@@ -15,7 +15,7 @@ from kernels_pallas.targets import current_target
 
 NUM_CONTRACTED = {"qkv": 1, "out": 3, "gate_up": 1, "up": 1, "down": 1, "head": 1, "embedding": 1}
 """Leading axes of each weight that a product sums over; the others are its output channels. These are the weights that
-are quantised: every matrix of a layer, and the head. (The embedding is one where it is the head too.)"""
+are quantized: every matrix of a layer, and the head. (The embedding is one where it is the head too.)"""
 
 _LEVELS = 127
 _MAX_PARTS = 4
@@ -131,7 +131,7 @@ def product(
 def _rounded_product(rows: Float[Array, "M D"], matrix: Float[Array, "D C"]) -> Float[Array, "M C"]:
     """Sums products of inputs rounded to bfloat16 in float32; so does the gradient by `rows`.
 
-    The gradient by `matrix` is that of an exact product: it is what an optimiser adds up, and a CPU with AVX-512 BF16,
+    The gradient by `matrix` is that of an exact product: it is what an optimizer adds up, and a CPU with AVX-512 BF16,
     which computes the other two 1.4 to 2 times as fast as in float32, gains nothing here.
     """
     return jnp.dot(_rounded(rows), _rounded(matrix), preferred_element_type=jnp.float32)

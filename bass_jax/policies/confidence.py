@@ -12,10 +12,10 @@ from bass_jax.policies.protocol import Plan, PolicyStats, register_policy
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Confidence:
-    """Drafts up to `max_len`, and ends a row before a draft whose likeliest token has less than `threshold`.
+    """Drafts up to `max_len`, and ends a row before a draft whose most probable token has less than `threshold`.
 
-    The drafter looks at the law before it draws, so no draft is dropped for what it is, and a lossless rule keeps the
-    target's law. Drafters that know no confidence draft `max_len`.
+    The drafter looks at the distribution before it draws, so no draft is dropped for what it is, and a lossless rule
+    keeps the target's distribution. Drafters that know no confidence draft `max_len`.
 
     Attributes:
         threshold: probability, 0 to 1.

@@ -18,7 +18,7 @@ from bass_jax.typing import Array
 class GoodputState(NamedTuple):
     """What was seen, forgetting the old. An outcome is 1 if all drafts of a step stood, or there were none; else 0."""
 
-    reached: Array  # [2, P] float32, how often the draft at each position was judged, by the outcome before it
+    reached: Array  # [2, P] float32, how often the draft at each position was evaluated, by the outcome before it
     stood: Array  # [2, P] float32, how often it was accepted
     outcome: Array  # [B] int32, 0 or 1, of the row's last step
     row_expected: Array  # [B] float32, drafts of the row that should have been accepted
@@ -38,15 +38,15 @@ class Goodput:
     estimate away from the prior, scaled by how the other positions compare with theirs.
 
     A batch lasts as long as its slowest row. So what counts is the expected maximum, over the rows, of the steps to the
-    row's token limit: normal, with the variance of the counts and of the row's own acceptance, which is learnt too.
+    row's token limit: normal, with the variance of the counts and of the row's own acceptance, which is learned too.
     Where rows are replaced as they end (``objective="rate"``) it is the tokens per second of all.
 
     Acceptance can only be estimated from steps that draft. So `exploration_share` of the time may go to exploration
-    steps, which draft where it does not pay. Half of it, counted from the time that the batch would take without drafts, is lent at the start, and half is
-    saved up. A probe takes the best length and reads all the drafter has to catch up with. Its price is what it puts
-    the batch's end off by: tokens of rows that are not the slowest pay for nothing. Once reading the committed tokens
-    alone takes a drafter more than is saved meanwhile, there are no more probes. What catching up costs is spread over
-    the steps that are still to come.
+    steps, which draft where it does not pay. Half of it, counted from the time that the batch would take without
+    drafts, is lent at the start, and half is saved up. A probe takes the best length and reads all the drafter has to
+    catch up with. Its price is what it puts the batch's end off by: tokens of rows that are not the slowest pay for
+    nothing. Once reading the committed tokens alone takes a drafter more than is saved meanwhile, there are no more
+    probes. What catching up costs is spread over the steps that are still to come.
 
     Attributes:
         cost: of the pair on this device.
@@ -109,7 +109,7 @@ class Goodput:
         # pay, never less than nothing.
         regular = jnp.where(drafts, -jnp.inf, steady).max()
         exploration = cautious * (steady + catch_up)[best] - without / num_steps[best]
-        # What is learnt first serves longest: half of what may be spent is lent at the start, half is saved up.
+        # What is learned first serves longest: half of what may be spent is lent at the start, half is saved up.
         lent = jnp.where(jnp.isfinite(without), without, 0.0)
         saved = jnp.where(does_pay, 0.0, jnp.maximum(regular, 0.0))
         budget = state.budget + self.exploration_share / 2 * jnp.where(stats.is_active.any(), saved, lent)

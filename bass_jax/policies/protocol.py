@@ -43,8 +43,8 @@ class Policy(Protocol):
     """Chooses draft lengths; a frozen pytree of two pure functions over a state of its own.
 
     The same code runs under `jax.jit` beside the host's loop, inside the device's loop and in the simulator. A
-    lossless rule keeps the target's law under every policy, because a length depends on what was committed before
-    and never on the drafts that it is the length of.
+    lossless rule keeps the target's distribution under every policy, because a length depends on what was committed
+    before and never on the drafts that it is the length of.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""The mode of a law: the place of its largest score."""
+"""The mode of a distribution: the place of its largest score."""
 
 import jax.numpy as jnp
 

@@ -6,12 +6,12 @@ distribution that is sampled from and that enters the acceptance ratio, for the 
 
 from bass_jax.sampling.distribution import TokenDistribution, draw, token_distribution
 from bass_jax.sampling.logits_processors import LogitsProcessors, find_processors
-from bass_jax.sampling.params import Sampling, SamplingArrays
+from bass_jax.sampling.params import SamplingArrays, SamplingParams
 
 __all__ = [
     "LogitsProcessors",
-    "Sampling",
     "SamplingArrays",
+    "SamplingParams",
     "TokenDistribution",
     "draw",
     "find_processors",

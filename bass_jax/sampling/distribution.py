@@ -1,4 +1,4 @@
-"""The law that tokens are drawn from, made by one function for the target and for every draft.
+"""The distribution that tokens are drawn from, made by one function for the target and for every draft.
 
 What is sampled and what enters an acceptance ratio are the same array, so they cannot disagree: other
 decoders sampled after top-p and returned the logits from before it, or sampled in bfloat16 and accepted
@@ -33,10 +33,12 @@ def token_distribution(logits: Float[Array, "B T V"], sampling_arrays: SamplingA
 
     Args:
         logits: ``[B, T, V]``.
-        sampling_arrays: per row; `bass_jax.sampling.logits_processors.LogitsProcessors` has processed the logits before.
+        sampling_arrays: per row; `bass_jax.sampling.logits_processors.LogitsProcessors` has processed the logits
+            before.
 
     Returns:
-        A `TokenDistribution` over ``[B, T]``. A row whose logits hold NaN has an undefined law: see `is_finite`.
+        A `TokenDistribution` over ``[B, T]``. A row whose logits hold NaN has an undefined distribution: see
+        `is_finite`.
     """
     logits = logits.astype(jnp.float32)
     argmax = cpu_workarounds.argmax(logits)
@@ -77,7 +79,7 @@ def log_normalizer(logits: Float[Array, "... V"]) -> Float[Array, "..."]:
     """Returns log-sum-exp; NaN where the logits hold NaN or +inf, or nothing but -inf.
 
     These are looked for one by one: in a fused step on a CPU (jax 0.12.0.1) the log-sum-exp of NaN came out finite
-    about once in a hundred runs, and a token was emitted from no law.
+    about once in a hundred runs, and a token was emitted from no distribution.
     """
     logits = logits.astype(jnp.float32)
     largest = logits.max(axis=-1)

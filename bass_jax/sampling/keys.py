@@ -1,6 +1,6 @@
 """Random numbers belong to a row: its own key, a counter, a role.
 
-A row's noise never depends on its neighbours, its slot or the batch. Rejection rules count the row's
+A row's noise never depends on its neighbors, its slot or the batch. Rejection rules count the row's
 steps, because what they draw depends on later drafts and must not be met again in the next step; regular
 decoding counts absolute positions, so that another way of reaching a position meets the same noise.
 """

@@ -1,7 +1,7 @@
-"""What is done to logits before they become a law: bias, penalties, bans, and functions of the user's own.
+"""What is done to logits before they become a distribution: bias, penalties, bans, and functions of the user's own.
 
 All of it depends on the tokens before a position, so inside a step it is done position by position: a penalty that
-stood still over the window would give the target another law than the one that regular decoding draws from.
+stood still over the window would give the target another distribution than the one that regular decoding draws from.
 """
 
 import dataclasses

@@ -34,7 +34,7 @@ class ProcessorArrays(NamedTuple):
 
 
 class SamplingArrays(NamedTuple):
-    """What the law is made with, one value per row."""
+    """What the distribution is made with, one value per row."""
 
     temperature: Array | np.ndarray  # [B] float32, 0 = greedy
     top_k: Array | np.ndarray  # [B] int32, 0 = off
@@ -44,8 +44,8 @@ class SamplingArrays(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn from the target's law.
+class SamplingParams:
+    """How tokens are drawn from the target's distribution.
 
     Each setting is one value for all rows or a sequence with one per row. The logits first meet `logit_bias`, bans,
     penalties and the minimum length, then temperature, top-k, top-p and min-p. Names that `transformers` has mean

@@ -1,4 +1,4 @@
-"""The law of every continuation of a prompt, enumerated over a small vocabulary in float64.
+"""The distribution of every continuation of a prompt, enumerated over a small vocabulary in float64.
 
 Written for plainness and apart from the decoder's own functions, to hold those against.
 """
@@ -29,7 +29,7 @@ def continuation_distribution(
     Args:
         target: the model.
         prompt: token ids.
-        setting: fields of `bass_jax.Sampling`, one value each.
+        setting: fields of `bass_jax.SamplingParams`, one value each.
         num_tokens: length of the sequences, at least 2.
         stop_tokens: what follows one of these is written as 0 in every place.
         logits_processors: as in `bass_jax.SpecConfig`.
@@ -53,7 +53,8 @@ def continuation_distribution(
 
 
 def reference_distribution(logits: np.ndarray, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
-    """The law of `logits` ``[..., V]`` in float64 by sorting, to hold `bass_jax.sampling.token_distribution` against.
+    """The distribution of `logits` ``[..., V]`` in float64 by sorting, to hold `bass_jax.sampling.token_distribution`
+    against.
 
     Sets that tie at a threshold are kept whole.
     """

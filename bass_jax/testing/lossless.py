@@ -1,4 +1,6 @@
-"""Whether a drafter and a rule keep the target's law: enumerated over a small vocabulary, drawn from the step."""
+"""Whether a drafter and a rule keep the target's distribution: enumerated over a small vocabulary, drawn from the
+step.
+"""
 
 import dataclasses
 import functools
@@ -23,13 +25,13 @@ from bass_jax.models import Model, abstract_params
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.policies import Policy
 from bass_jax.runtime.checks import check_integer, check_kind, check_number
-from bass_jax.sampling import Sampling, find_processors
+from bass_jax.sampling import SamplingParams, find_processors
 from bass_jax.sampling.keys import row_keys
 from bass_jax.testing.enumeration import CAPACITY, continuation_distribution
 from bass_jax.typing import Array
 
 NUM_TOKENS = 4
-"""Length of the continuations whose joint law is compared."""
+"""Length of the continuations whose joint distribution is compared."""
 
 PROMPTS = ((4,), (0, 3, 1), (2, 0, 1, 1, 3, 4))
 """Ragged, one of a single token."""
@@ -44,23 +46,23 @@ SETTINGS: tuple[Mapping[str, Any], ...] = (
     {"temperature": 1.0, "logit_bias": {0: 1.2, 3: -0.8}, "banned_tokens": (1,)},
     {"temperature": 0.8, "allowed_tokens": (0, 2, 3), "repetition_penalty": 1.5, "top_p": 0.95},
 )
-"""Fields of `bass_jax.Sampling`; rows of all of them share the batch."""
+"""Fields of `bass_jax.SamplingParams`; rows of all of them share the batch."""
 
 MAX_CELLS = 20_000
 NUM_ROWS = 4096
-_OFF = {field.name: field.default for field in dataclasses.fields(Sampling)} | {"temperature": 1.0}
+_OFF = {field.name: field.default for field in dataclasses.fields(SamplingParams)} | {"temperature": 1.0}
 
 
 @dataclasses.dataclass(frozen=True)
 class LosslessReport:
-    """How the drawn continuations agree with the enumerated law.
+    """How the drawn continuations agree with the enumerated distribution.
 
     Attributes:
         rule: name of the acceptance rule.
         claims_lossless: what the rule says of itself.
         p_value: of the chi-square statistic: probability that an exact decoder looks at least this wrong; 0 if
             something of probability 0 was drawn.
-        total_variation: between drawn frequencies and the law, mean over prompts and settings.
+        total_variation: between drawn frequencies and the distribution, mean over prompts and settings.
         expected_variation: the total variation that so many samples of an exact decoder show.
         tokens_per_step: mean emitted tokens per target pass.
         num_samples: continuations drawn.
@@ -82,7 +84,7 @@ class LosslessReport:
         return self.p_value >= self.significance
 
     def __str__(self) -> str:
-        result = "keeps the target's law" if self.is_lossless else "does NOT keep the target's law"
+        result = "keeps the target's distribution" if self.is_lossless else "does NOT keep the target's distribution"
         label = "lossless" if self.claims_lossless else "lossy by design"
         return (
             f"{self.rule} ({label}): {result}: p = {self.p_value:.2g} over {self.num_samples} samples, "
@@ -108,7 +110,8 @@ def verify_lossless(
     step: Callable = speculate_step,
     policy: Policy | None = None,
 ) -> LosslessReport:
-    """Compares the joint law of the first four tokens, of ragged rows under several settings, with the target's.
+    """Compares the joint distribution of the first four tokens, of ragged rows under several settings, with the
+    target's.
 
     Every other row wants a draft length of its own, drawn anew for every step, 0 included. A minute on a CPU.
 
@@ -117,13 +120,13 @@ def verify_lossless(
         rule: name of a registered rule, or ``"module:attribute"``.
         target: a model with few tokens; default `tiny_target`.
         draft_len: largest number of drafts per step.
-        num_candidates: M, of rules that judge several chains.
-        settings: fields of `Sampling` per group of rows.
+        num_candidates: M, of rules that evaluate several chains.
+        settings: fields of `SamplingParams` per group of rows.
         prompts: token ids per group of rows.
         stop_tokens: rows end with these.
         logits_processors: as in `SpecConfig`.
         num_samples: continuations in all, rounded up to whole batches.
-        significance: of the verdict; a sound decoder is called unsound this often.
+        significance: of the result; a sound decoder is called unsound this often.
         seed: of the noise.
         step: the step that is verified.
         policy: chooses the draft lengths, up to `draft_len`, instead.
@@ -165,7 +168,7 @@ def verify_lossless(
 
 
 def tiny_target(vocab_size: int = 5, seed: int = 1) -> Model:
-    """Makes a random decoder of one layer whose laws are uneven and depend on the whole prefix."""
+    """Makes a random decoder of one layer whose distributions are uneven and depend on the whole prefix."""
     config = ModelConfig(vocab_size, 8, 1, 1, 1, 8, 16, context=CAPACITY)
     random = np.random.default_rng(seed)
 
@@ -214,7 +217,7 @@ def _draw(
     per_group = min(-(-num_samples // len(groups)), NUM_ROWS // len(groups))
     rows = [prompt for prompt, _ in groups for _ in range(per_group)]
     per_row = {name: [setting[name] for _, setting in groups for _ in range(per_group)] for name in _OFF}
-    sampling = Sampling(**per_row)
+    sampling = SamplingParams(**per_row)
     state = prefill(pair, rows, spec, sampling=sampling, max_new_tokens=NUM_TOKENS + 6, stop_tokens=stop_tokens)
     num_rows = len(state.lengths)
     lengths = np.random.default_rng(seed).integers(0, spec.draft_len + 1, (NUM_TOKENS, num_rows)).astype(np.int32)

@@ -1,4 +1,4 @@
-"""How much of a draft's law its target accepts, where answers are sampled."""
+"""How much of a draft's distribution its target accepts, where answers are sampled."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ def measure_acceptance(draft: Model, target: Model, rollouts: Sequence[Rollout])
     """Returns the mean of ``sum_x min(p(x), q(x))`` over the positions of sampled answers.
 
     That is the probability that the rule of Leviathan et al. (2023) accepts a draft there; p and q are the target's and
-    the draft's whole laws at the temperature that an answer was sampled at, given what precedes.
+    the draft's whole distributions at the temperature that an answer was sampled at, given what precedes.
 
     Args:
         draft: see above.
@@ -43,7 +43,7 @@ def measure_acceptance(draft: Model, target: Model, rollouts: Sequence[Rollout])
 def _kept(
     draft: Model, target: Model, batch: Batch, ids: Int[Array, "O"], temperature: Float[Array, ""]
 ) -> Float[Array, "M"]:
-    """Of each response position, the mass that both laws share."""
+    """Of each response position, the mass that both distributions share."""
     p, q = (
         jax.nn.softmax(scored_logits(model.config, model.params, batch) / temperature, axis=-1)
         for model in (target, draft)

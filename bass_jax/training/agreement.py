@@ -64,7 +64,7 @@ def measure_agreement(draft: Model, rollouts: Sequence[Rollout], draft_len: int)
     that of drafting step by step.
 
     Raises:
-        ValueError: if there is no rollout, one was sampled, or features are missing that the draft reads.
+        ValueError: if there is no rollout, one was sampled, or hidden states are missing that the draft reads.
     """
     if any(rollout.temperature > 0 for rollout in rollouts) or not rollouts:
         raise ValueError("rollouts: expected greedy ones, at least one")
@@ -83,7 +83,7 @@ def agreement_of(matches: Sequence[Bool[np.ndarray, "_"]], draft_len: int) -> Ag
 
 
 def teacher_forced(draft: Model, rollouts: Sequence[Rollout]) -> Iterator[Bool[np.ndarray, "n"]]:
-    """Yields, per rollout, where the draft's likeliest token is the response's, given what precedes it."""
+    """Yields, per rollout, where the draft's most probable token is the response's, given what precedes it."""
     ids = proposed_ids(draft)
     for rollout, batch in zip(rollouts, single_batches(rollouts, draft), strict=True):
         predicted = jax.device_get(_predict(draft.config, draft.params, batch))

@@ -19,28 +19,29 @@ _EVALUATED_GRAIN = 128
 
 
 class Batch(NamedTuple):
-    """What one optimiser step reads. M response tokens, k tokens of the law.
+    """What one optimizer step reads. M response tokens, k tokens of the distribution.
 
     Attributes:
         tokens: ``[B, T]`` int32: prompt and response, without the last token.
         lengths: ``[B]`` int32: real tokens of each row; 0 for a row that is not used.
         selected: ``[M]`` int32: place in ``[B * T]`` whose output predicts the response token.
         weights: ``[M]`` float32: 1, or 0 for padding.
-        law_columns: ``[M, k]`` int32: output columns of the target's likeliest tokens, -1 outside.
-        law_probs: ``[M, k]`` float32: their probabilities, renormalised over those inside; all 0 if none is.
-        labels: ``[M]`` int32: output column of the target's likeliest token, -1 outside.
-        law_mass: ``[M]`` float32: probability of the law inside, before it is renormalised.
-        hidden: ``[B, T, E]`` float16: the target's features at every token; None for drafts that read tokens alone.
+        distribution_columns: ``[M, k]`` int32: output columns of the target's most probable tokens, -1 outside.
+        distribution_probs: ``[M, k]`` float32: their probabilities, renormalized over those inside; all 0 if none is.
+        labels: ``[M]`` int32: output column of the target's most probable token, -1 outside.
+        distribution_mass: ``[M]`` float32: probability of the distribution inside, before it is renormalized.
+        hidden: ``[B, T, E]`` float16: the target's hidden states at every token; None for drafts that read tokens
+            alone.
     """
 
     tokens: Int[np.ndarray, "B T"]
     lengths: Int[np.ndarray, "B"]
     selected: Int[np.ndarray, "M"]
     weights: Float[np.ndarray, "M"]
-    law_columns: Int[np.ndarray, "M k"]
-    law_probs: Float[np.ndarray, "M k"]
+    distribution_columns: Int[np.ndarray, "M k"]
+    distribution_probs: Float[np.ndarray, "M k"]
     labels: Int[np.ndarray, "M"]
-    law_mass: Float[np.ndarray, "M"]
+    distribution_mass: Float[np.ndarray, "M"]
     hidden: Float[np.ndarray, "B T E"] | None = None
 
 
@@ -65,7 +66,7 @@ def epoch_batches(
         seed: of the order.
         skip: leave out this many batches, without making them.
         row_grain: rows of a batch are padded to a multiple of this.
-        reads_hidden: the draft reads the target's features, which every rollout has.
+        reads_hidden: the draft reads the target's hidden states, which every rollout has.
     """
     most = _rows_of_buckets(rollouts, batch_tokens, length_grain)
     groups = _groups(rollouts, most, batch_tokens, length_grain, seed)
@@ -119,11 +120,11 @@ def make_batch(
     reads_hidden: bool = False,
 ) -> Batch:
     """Lays rollouts out, padded to ``[num_rows, length]`` and `batch_tokens` response tokens."""
-    batch, top = num_rows, rows[0].law_ids.shape[1]
+    batch, top = num_rows, rows[0].distribution_ids.shape[1]
     tokens, lengths = np.zeros((batch, length), np.int32), np.zeros(batch, np.int32)
     selected, weights = np.zeros(batch_tokens, np.int32), np.zeros(batch_tokens, np.float32)
-    law_ids = np.zeros((batch_tokens, top), np.int32)
-    law_logprobs = np.full((batch_tokens, top), -np.inf, np.float32)
+    distribution_ids = np.zeros((batch_tokens, top), np.int32)
+    distribution_logprobs = np.full((batch_tokens, top), -np.inf, np.float32)
     filled = 0
     for index, row in enumerate(rows):
         sequence = np.concatenate([row.prompt, row.response[:-1]])
@@ -132,14 +133,24 @@ def make_batch(
         span = slice(filled, filled + count)
         selected[span] = index * length + len(row.prompt) - 1 + np.arange(count)
         weights[span] = 1
-        law_ids[span], law_logprobs[span] = row.law_ids, row.law_logprobs
+        distribution_ids[span], distribution_logprobs[span] = row.distribution_ids, row.distribution_logprobs
         filled += count
-    law_columns = columns[law_ids]
-    law_probs = np.where(law_columns >= 0, np.exp(law_logprobs), 0).astype(np.float32)
-    law_mass = law_probs.sum(axis=1)
-    law_probs /= np.maximum(law_mass[:, None], 1e-9)
+    distribution_columns = columns[distribution_ids]
+    distribution_probs = np.where(distribution_columns >= 0, np.exp(distribution_logprobs), 0).astype(np.float32)
+    distribution_mass = distribution_probs.sum(axis=1)
+    distribution_probs /= np.maximum(distribution_mass[:, None], 1e-9)
     hidden = _hidden(rows, num_rows, length) if reads_hidden else None
-    return Batch(tokens, lengths, selected, weights, law_columns, law_probs, law_columns[:, 0], law_mass, hidden)
+    return Batch(
+        tokens,
+        lengths,
+        selected,
+        weights,
+        distribution_columns,
+        distribution_probs,
+        distribution_columns[:, 0],
+        distribution_mass,
+        hidden,
+    )
 
 
 def single_batches(rollouts: Sequence[Rollout], draft: Model) -> Iterator[Batch]:
@@ -153,11 +164,11 @@ def single_batches(rollouts: Sequence[Rollout], draft: Model) -> Iterator[Batch]
 
 
 def _hidden(rows: Sequence[Rollout], num_rows: int, length: int) -> Float[np.ndarray, "B T E"]:
-    """Lays the target's features out."""
-    kept = [row.features for row in rows if row.features is not None]
+    """Lays the target's hidden states out."""
+    kept = [row.hidden_states for row in rows if row.hidden_states is not None]
     if len(kept) < len(rows):
-        raise ValueError("rollouts without the target's features: write the corpus with rollout.keep_features")
+        raise ValueError("rollouts without the target's hidden states: write the corpus with rollout.keep_features")
     hidden = np.zeros((num_rows, length, kept[0].shape[1]), np.float16)
-    for index, features in enumerate(kept):
-        hidden[index, : len(features)] = features
+    for index, hidden_states in enumerate(kept):
+        hidden[index, : len(hidden_states)] = hidden_states
     return hidden

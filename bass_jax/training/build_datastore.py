@@ -1,4 +1,4 @@
-"""Counts a target's outputs into an n-gram store."""
+"""Counts a target's outputs into a retrieval datastore."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -96,10 +96,10 @@ def _foreseen(arrays: DatastoreArrays, row: Rollout, lengths: dict[str, int]) ->
 def build_datastore(
     rollouts: Iterable[Rollout], *, max_ngram: int = 4, min_ngram: int = 1, max_entries: int = 1_600_000
 ) -> DatastoreArrays:
-    """Keeps, for every context of `min_ngram` to `max_ngram` tokens, what the target held likeliest most often.
+    """Keeps, for every context of `min_ngram` to `max_ngram` tokens, what the target held most probable most often.
 
-    Counted are the target's likeliest tokens, which for sampled answers are not always those that it wrote. A longer
-    context that says what the shorter one says is left out: looking it up backs off to the same draft.
+    Counted are the target's most probable tokens, which for sampled answers are not always those that it wrote. A
+    longer context that says what the shorter one says is left out: looking it up backs off to the same draft.
 
     Args:
         rollouts: of the target.
@@ -169,7 +169,7 @@ def foresee(
 
 
 def _observations(rollouts: Sequence[Rollout], size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of every response position: the tokens before it ``[m, size]``, how many there are, the likeliest token."""
+    """Of every response position: the tokens before it ``[m, size]``, how many there are, the most probable token."""
     if not rollouts:
         raise ValueError("rollouts: there is nothing to count")
     windows, num_known = [], []
@@ -178,7 +178,11 @@ def _observations(rollouts: Sequence[Rollout], size: int) -> tuple[np.ndarray, n
         positions = np.arange(len(rollout.prompt), len(sequence))
         windows.append(_windows(sequence, positions, size))
         num_known.append(positions)
-    return np.concatenate(windows), np.concatenate(num_known), np.concatenate([row.law_ids[:, 0] for row in rollouts])
+    return (
+        np.concatenate(windows),
+        np.concatenate(num_known),
+        np.concatenate([row.distribution_ids[:, 0] for row in rollouts]),
+    )
 
 
 def _windows(sequence: np.ndarray, positions: np.ndarray, size: int) -> np.ndarray:
@@ -188,7 +192,7 @@ def _windows(sequence: np.ndarray, positions: np.ndarray, size: int) -> np.ndarr
 
 
 def _count(hashes: np.ndarray, tokens: np.ndarray) -> tuple[_Contexts, np.ndarray]:
-    """The likeliest token of every distinct hash; also a place in `hashes` where each occurs."""
+    """The most probable token of every distinct hash; also a place in `hashes` where each occurs."""
     pairs, first, num_seen = np.unique(
         hashes.astype(np.uint64) << np.uint64(32) | tokens.astype(np.uint64), return_index=True, return_counts=True
     )

@@ -19,7 +19,7 @@ _META = "corpus.json"
 class Corpus:
     """A directory of shards ``shard_00000.npz`` and a description of how they were made.
 
-    Where the target's features were kept, ``features_00000.npy`` lies beside a shard, and is read memory-mapped.
+    Where the target's hidden states were kept, ``features_00000.npy`` lies beside a shard, and is read memory-mapped.
 
     Attributes:
         directory: of the corpus.
@@ -70,14 +70,14 @@ class Corpus:
         Returns:
             The number of response tokens in it.
         """
-        kept = [rollout.features for rollout in rollouts if rollout.features is not None]
+        kept = [rollout.hidden_states for rollout in rollouts if rollout.hidden_states is not None]
         if len(kept) == len(rollouts):
             buffer = io.BytesIO()
             np.save(buffer, np.concatenate(kept))
             # First, so that a shard never lacks what was kept for it.
             write_whole(self.directory / _features_name(number), buffer.getvalue())
         buffer = io.BytesIO()
-        ids = np.concatenate([rollout.law_ids for rollout in rollouts])
+        ids = np.concatenate([rollout.distribution_ids for rollout in rollouts])
         responses = np.concatenate([rollout.response for rollout in rollouts])
         np.savez(
             buffer,
@@ -85,8 +85,10 @@ class Corpus:
             prompt_lengths=np.array([len(rollout.prompt) for rollout in rollouts], np.int32),
             responses=_narrow(responses),
             response_lengths=np.array([len(rollout.response) for rollout in rollouts], np.int32),
-            law_ids=_narrow(ids),
-            law_logprobs=np.concatenate([rollout.law_logprobs for rollout in rollouts]).astype(np.float16),
+            distribution_ids=_narrow(ids),
+            distribution_logprobs=np.concatenate([rollout.distribution_logprobs for rollout in rollouts]).astype(
+                np.float16
+            ),
             temperatures=np.array([rollout.temperature for rollout in rollouts], np.float32),
             sources=np.array(list(sources)),
         )
@@ -114,29 +116,38 @@ class Corpus:
                 shard = {name: file[name] for name in file.files}
             prompt_ends = np.cumsum(shard["prompt_lengths"])
             response_ends = np.cumsum(shard["response_lengths"])
-            ids = shard["law_ids"].astype(np.int32)
-            logprobs = shard["law_logprobs"].astype(np.float32)
+            ids = shard["distribution_ids"].astype(np.int32)
+            logprobs = shard["distribution_logprobs"].astype(np.float32)
             prompts = np.split(shard["prompts"].astype(np.int32), prompt_ends[:-1])
             responses = np.split(shard["responses"].astype(np.int32), response_ends[:-1])
             distributions = zip(np.split(ids, response_ends[:-1]), np.split(logprobs, response_ends[:-1]), strict=True)
-            features = self._features(number, shard["prompt_lengths"] + shard["response_lengths"] - 1)
+            hidden_states = self._features(number, shard["prompt_lengths"] + shard["response_lengths"] - 1)
             return [
-                (Rollout(prompt, response, *distribution, temperature=float(temperature), features=kept), str(source))
+                (
+                    Rollout(prompt, response, *distribution, temperature=float(temperature), hidden_states=kept),
+                    str(source),
+                )
                 for prompt, response, distribution, temperature, kept, source in zip(
-                    prompts, responses, distributions, shard["temperatures"], features, shard["sources"], strict=True
+                    prompts,
+                    responses,
+                    distributions,
+                    shard["temperatures"],
+                    hidden_states,
+                    shard["sources"],
+                    strict=True,
                 )
             ]
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise ValueError(f"{path}: not a readable shard: {error}") from None
 
     def _features(self, number: int, lengths: np.ndarray) -> list[np.ndarray | None]:
-        """Views of the shard's features, one per row; nothing is read before it is looked at."""
+        """Views of the shard's hidden states, one per row; nothing is read before it is looked at."""
         path = self.directory / _features_name(number)
         if not path.exists():
             return [None] * len(lengths)
         kept = np.load(path, mmap_mode="r")
         if len(kept) != lengths.sum():
-            raise ValueError(f"{path} has features of {len(kept)} tokens, its shard {lengths.sum()}")
+            raise ValueError(f"{path} has hidden states of {len(kept)} tokens, its shard {lengths.sum()}")
         return list(np.split(kept, np.cumsum(lengths)[:-1]))
 
 

@@ -20,7 +20,7 @@ class RolloutConfig:
         max_new_tokens: per prompt.
         batch: prompts decoded together.
         temperatures: temperature to its share of the prompts; 0 is greedy.
-        top: tokens of the target's law kept per position.
+        top: tokens of the target's distribution kept per position.
         dtype: of the target while it writes. bfloat16 is twice as fast on a CPU with AVX-512 BF16 and
             ten times slower on one without.
         keep_features: also store the target's final hidden states, which a hidden-state draft is trained on:
@@ -33,7 +33,7 @@ class RolloutConfig:
     temperatures: Mapping[float, float] = dataclasses.field(default_factory=lambda: {0.0: 1.0})
     top: int = 16
     dtype: Literal["float32", "bfloat16"] = "float32"
-    keep_features: bool = False
+    keep_hidden_states: bool = False
 
     def __post_init__(self):
         for name in ("num_tokens", "max_new_tokens", "batch", "top"):
@@ -87,20 +87,21 @@ type Schedule = float | int | tuple[tuple[float | int, float | int], ...]
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
-    """What is minimised, per response token: a mixture whose weights may change with the steps.
+    """What is minimized, per response token: a mixture whose weights may change with the steps.
 
-    The target's law is known at its likeliest tokens; for the reverse divergence and the total variation all others
-    together are one more token.
+    The target's distribution is known at its most probable tokens; for the reverse divergence and the total variation
+    all others together are one more token.
 
     Attributes:
-        soft_weight: of the cross-entropy to the target's top law, renormalised over the output vocabulary: the forward
-            KL divergence and a constant.
-        hard_weight: of the cross-entropy to the target's likeliest token.
-        reverse_weight: of the KL divergence from the draft's law to the target's.
-        total_variation_weight: of the distance between the laws: the share of drafts that is rejected at temperature 1.
-        hidden_weight: of a hidden-state draft's error in foretelling the target's hidden state, relative to its size.
+        soft_weight: of the cross-entropy to the target's top distribution, renormalized over the output vocabulary: the
+            forward KL divergence and a constant.
+        hard_weight: of the cross-entropy to the target's most probable token.
+        reverse_weight: of the KL divergence from the draft's distribution to the target's.
+        total_variation_weight: of the distance between the distributions: the share of drafts that is rejected at
+            temperature 1.
+        hidden_weight: of a hidden-state draft's error in predicting the target's hidden state, relative to its size.
         unroll: drafts in a row that a hidden-state draft is trained for, in as many passes: the first reads the
-            target's states; in the last, ``unroll - 1`` of every ``2 unroll`` positions read what it foretold itself.
+            target's states; in the last, ``unroll - 1`` of every ``2 unroll`` positions read what it predicted itself.
     """
 
     soft_weight: Schedule = 0.7
@@ -136,7 +137,7 @@ def _points(weight: Schedule) -> tuple[tuple[float | int, float | int], ...]:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimiser, with a linear warm-up and a decay.
+    """The optimizer, with a linear warm-up and a decay.
 
     Attributes:
         kind: ``"adamw"``, or ``"muon"``: orthogonalised momentum on the layers' matrices, AdamW elsewhere.
@@ -173,7 +174,7 @@ class TrainingConfig:
     """Length and shape of the training.
 
     Attributes:
-        num_steps: optimiser steps.
+        num_steps: optimizer steps.
         batch_tokens: response tokens per step, at most.
         length_grain: sequences are padded to multiples of this; each length has an executable of its own.
         log_every: steps between two lines of metrics.
@@ -185,7 +186,7 @@ class TrainingConfig:
         on_policy_share: share of the batches whose answers the draft writes itself, for the target to score.
         data_shards: devices that a batch is split over.
         param_shards: devices that heads, mlp and vocabulary are split over, for each of those.
-        dtype: of the passes; parameters, their gradient's mean and the optimiser's state are float32.
+        dtype: of the passes; parameters, their gradient's mean and the optimizer's state are float32.
         product_dtype: what products with weights round their inputs to in float32 passes, and in their gradients by
             activations; gradients by weights are those of exact products (see `ModelConfig`).
     """
@@ -232,7 +233,7 @@ class DistillConfig:
         prompts: the data recipe.
         rollout: how the corpus is written.
         draft: shape of the draft.
-        loss: what is minimised.
+        loss: what is minimized.
         optimizer: how.
         training: for how long.
         seed: of everything that is drawn.

@@ -52,7 +52,7 @@ def write_held_out(config: DistillConfig, model: Model, tokenizer: Tokenizer) ->
                 max_new_tokens=config.rollout.max_new_tokens,
                 stop_ids=tokenizer.stop_ids,
                 top=config.rollout.top,
-                keep_features=config.rollout.keep_features or config.draft.reads_hidden,
+                keep_hidden_states=config.rollout.keep_hidden_states or config.draft.reads_hidden,
             )
             corpus.write(number, rollouts, [prompts[index].source for index in chosen])
             number += 1

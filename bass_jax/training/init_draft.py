@@ -71,7 +71,7 @@ def init_draft(shape: DraftConfig, target: Model, output_ids: Int[np.ndarray, "O
     The projection starts as the principal directions of the proposed tokens' embeddings, scaled to a
     root mean square of 1; the head starts as the projected embeddings themselves, small. With `target_layers` all that
     the draft and the target have in common starts as the target's.
-    A hidden-state draft starts with the target's own way of scoring what it foretells.
+    A hidden-state draft starts with the target's own way of scoring what it predicts.
 
     Args:
         shape: of the draft.
@@ -101,9 +101,9 @@ def init_draft(shape: DraftConfig, target: Model, output_ids: Int[np.ndarray, "O
 
 
 def _hidden_params(target: Model, directions: Float[np.ndarray, "E D"], projected: Float[np.ndarray, "D O"]) -> Params:
-    """Where a hidden-state draft starts: it reads and foretells in the same directions, and scores as its target does.
+    """Where a hidden-state draft starts: it reads and predicts in the same directions, and scores as its target does.
 
-    A foretold hidden state that is right then has the target's logits, but for what the directions leave out.
+    A predicted hidden state that is right then has the target's logits, but for what the directions leave out.
     """
     found = {"hidden_projection": directions, "hidden_output": directions.T, "head": projected}
     if (scale := target.params.get("final_norm")) is not None:
@@ -115,7 +115,7 @@ def _hidden_params(target: Model, directions: Float[np.ndarray, "E D"], projecte
 def with_hidden(draft: Model, target: ModelConfig) -> Model:
     """Lets a draft that reads tokens alone read its target's hidden states too.
 
-    What reads and foretells them starts at zero: the draft says what it said before, and learns from there.
+    What reads and predicts them starts at zero: the draft says what it said before, and learns from there.
     """
     config = dataclasses.replace(draft.config, hidden_width=target.width)
     params = dict(init_params(config, jax.random.key(0))) | dict(draft.params)

@@ -1,4 +1,4 @@
-"""What a draft minimises."""
+"""What a draft minimizes."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from bass_jax.training.distill_config import LossConfig
 from bass_jax.typing import Array, Bool, Float, Int, Params
 
 _LEAST = 1e-6
-"""Probability that a law is taken to leave to what it does not name, at least: the divergences stay finite."""
+"""Probability that a distribution is taken to leave to what it does not name, at least: the divergences stay finite."""
 
 
 class LossWeights(NamedTuple):
@@ -30,12 +30,13 @@ class LossParts(NamedTuple):
     """Means over the batch's response tokens.
 
     Attributes:
-        soft: cross-entropy to the target's law, in nats.
-        hard: cross-entropy to its likeliest token, in nats.
-        reverse: KL divergence from the draft's law to the target's, in nats; all tokens but the law's are one.
-        total_variation: between the laws; all tokens but the law's are one.
-        hidden: squared error of the foretold hidden state over the mean square of the true one; 0 without.
-        agreement: share of the positions where both models' likeliest token is the same.
+        soft: cross-entropy to the target's distribution, in nats.
+        hard: cross-entropy to its most probable token, in nats.
+        reverse: KL divergence from the draft's distribution to the target's, in nats; all tokens but the distribution's
+            are one.
+        total_variation: between the distributions; all tokens but the distribution's are one.
+        hidden: squared error of the predicted hidden state over the mean square of the true one; 0 without.
+        agreement: share of the positions where both models' most probable token is the same.
         num_tokens: response tokens.
     """
 
@@ -60,7 +61,7 @@ def scored_features(
 
     A hidden-state draft runs `unroll` times. First it reads the target's hidden state everywhere, as before a first
     draft. In the last pass the positions take turns: of every ``2 unroll`` the last ``unroll - 1`` read what the draft
-    foretold there, as before its later drafts; all that lies further back is true then, so most is true here too.
+    predicted there, as before its later drafts; all that lies further back is true then, so most is true here too.
 
     Returns:
         Features of the first pass, and of the last where it is another; and the target's hidden state at the same
@@ -72,7 +73,7 @@ def scored_features(
     module, variables, tokens = decoder(config), {"params": params}, jnp.asarray(batch.tokens)
 
     def body(hidden):
-        return module.apply(variables, tokens, positions, None, 1, hidden, method="features")[0]  # type: ignore
+        return module.apply(variables, tokens, positions, None, 1, hidden, method="hidden_states")[0]  # type: ignore
 
     if config.hidden_width is None:
         passes, truth = [body(None)], None
@@ -86,23 +87,23 @@ def scored_features(
             passes = [passes[0], body(read)]
     is_real = jnp.asarray(batch.weights) > 0
     selected = jnp.asarray(batch.selected)
-    rows = tuple(_take_rows(features.reshape(-1, config.width), selected, is_real) for features in passes)
+    rows = tuple(_take_rows(hidden_states.reshape(-1, config.width), selected, is_real) for hidden_states in passes)
     return rows, None if truth is None else truth.reshape(-1, truth.shape[-1])[batch.selected]
 
 
 def scored_logits(config: ModelConfig, params: Params, batch: Batch) -> Float[Array, "M O"]:
     """Scores the response positions; a hidden-state draft reads the target's hidden states everywhere."""
-    (features,), _ = scored_features(config, params, batch)
-    return decoder(config).apply({"params": params}, features[None], method="logits")[0]  # type: ignore
+    (hidden_states,), _ = scored_features(config, params, batch)
+    return decoder(config).apply({"params": params}, hidden_states[None], method="logits")[0]  # type: ignore
 
 
 def distillation_loss(
     config: ModelConfig, params: Params, batch: Batch, weights: LossWeights, unroll: int = 1
 ) -> tuple[Float[Array, ""], LossParts]:
-    """Mixes distances between the draft's law and what is known of the target's.
+    """Mixes distances between the draft's distribution and what is known of the target's.
 
-    The soft part renormalises the target's law over the draft's output vocabulary; a position with nothing inside
-    weighs 0. A hidden-state draft's first pass and its last weigh the same.
+    The soft part renormalizes the target's distribution over the draft's output vocabulary; a position with nothing
+    inside weighs 0. A hidden-state draft's first pass and its last weigh the same.
 
     Args:
         config: of the draft.
@@ -115,37 +116,41 @@ def distillation_loss(
         ``(loss, parts)``: the loss per response token.
     """
     passes, truth = scored_features(config, params, batch, unroll)
-    each = [_loss_parts(config, params, batch, features, truth) for features in passes]
+    each = [_loss_parts(config, params, batch, hidden_states, truth) for hidden_states in passes]
     parts: LossParts = jax.tree.map(lambda *values: sum(values) / len(values), *each)
     loss = sum(weight * getattr(parts, name) for name, weight in weights._asdict().items())
     return jnp.asarray(loss), parts
 
 
 def _loss_parts(
-    config: ModelConfig, params: Params, batch: Batch, features: Float[Array, "M D"], truth: Float[Array, "M E"] | None
+    config: ModelConfig,
+    params: Params,
+    batch: Batch,
+    hidden_states: Float[Array, "M D"],
+    truth: Float[Array, "M E"] | None,
 ) -> LossParts:
-    """Scores the features of one pass."""
+    """Scores the hidden states of one pass."""
     module, variables = decoder(config), {"params": params}
-    logits: Array = module.apply(variables, features[None], method="logits")[0]  # type: ignore
-    # The likeliest score rather than its place: XLA searches for the latter on a CPU element by element.
+    logits: Array = module.apply(variables, hidden_states[None], method="logits")[0]  # type: ignore
+    # The most probable score rather than its place: XLA searches for the latter on a CPU element by element.
     most_probable = jax.lax.stop_gradient(logits.max(axis=-1))
     count = jnp.maximum(batch.weights.sum(), 1)
 
     def mean(values: Float[Array, "M"]) -> Float[Array, ""]:
         return (batch.weights * values).sum() / count
 
-    chosen = jnp.take_along_axis(logits, jnp.maximum(batch.law_columns, 0), axis=1)
+    chosen = jnp.take_along_axis(logits, jnp.maximum(batch.distribution_columns, 0), axis=1)
     inside = chosen - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    # The first of the law's columns is the likeliest token's.
+    # The first of the distribution's columns is the most probable token's.
     is_inside = batch.labels >= 0
     reverse, total_variation = _distances(batch, inside)
     hidden = jnp.zeros(())
     if truth is not None:
-        predicted: Array = module.apply(variables, features[None], method="next_hidden")[0]  # type: ignore
+        predicted: Array = module.apply(variables, hidden_states[None], method="next_hidden")[0]  # type: ignore
         error, size = (jnp.square(x.astype(jnp.float32)).mean(axis=-1) for x in (predicted - truth, truth))
         hidden = mean(error / jnp.maximum(size, 1e-6))
     return LossParts(
-        soft=mean(-(jnp.asarray(batch.law_probs) * inside).sum(axis=1)),
+        soft=mean(-(jnp.asarray(batch.distribution_probs) * inside).sum(axis=1)),
         hard=mean(jnp.where(is_inside, -inside[:, 0], 0.0)),
         reverse=mean(reverse),
         total_variation=mean(total_variation),
@@ -156,9 +161,11 @@ def _loss_parts(
 
 
 def _distances(batch: Batch, inside: Float[Array, "M k"]) -> tuple[Float[Array, "M"], Float[Array, "M"]]:
-    """Reverse KL divergence and total variation, per position, with one token for all that the law does not name."""
-    is_known = batch.law_columns >= 0
-    target = jnp.asarray(batch.law_probs) * batch.law_mass[:, None]
+    """Reverse KL divergence and total variation, per position, with one token for all that the distribution does not
+    name.
+    """
+    is_known = batch.distribution_columns >= 0
+    target = jnp.asarray(batch.distribution_probs) * batch.distribution_mass[:, None]
     draft = jnp.where(is_known, jnp.exp(inside), 0.0)
     target_rest, draft_rest = (jnp.maximum(1 - distribution.sum(axis=1), _LEAST) for distribution in (target, draft))
     known = jnp.where(is_known, draft * (inside - jnp.log(jnp.maximum(target, _LEAST))), 0.0)

@@ -9,7 +9,7 @@ import numpy as np
 from bass_jax.models import Model
 from bass_jax.training.batches import Batch, make_batch
 from bass_jax.training.distill_config import DistillConfig
-from bass_jax.training.rollout import Rollout, roll_out, top_law
+from bass_jax.training.rollout import Rollout, roll_out, top_distribution
 from bass_jax.training.training_checkpoints import Place
 from bass_jax.typing import Array, Int
 
@@ -73,12 +73,12 @@ class OnPolicy:
 
 
 def score(target: Model, rollouts: list[Rollout], top: int, length: int) -> list[Rollout]:
-    """Gives answers, whoever wrote them, the law that the target has at each of their tokens.
+    """Gives answers, whoever wrote them, the distribution that the target has at each of their tokens.
 
     Args:
         target: that scores.
-        rollouts: whose laws are replaced.
-        top: tokens of the law.
+        rollouts: whose distributions are replaced.
+        top: tokens of the distribution.
         length: sequences are padded to this.
     """
     num_rows = len(rollouts)
@@ -86,18 +86,18 @@ def score(target: Model, rollouts: list[Rollout], top: int, length: int) -> list
     for index, row in enumerate(rollouts):
         sequence = np.concatenate([row.prompt, row.response[:-1]])
         tokens[index, : len(sequence)], lengths[index] = sequence, len(sequence)
-    features = _features(target, tokens, lengths)
+    hidden_states = _features(target, tokens, lengths)
     scored = []
     for index, row in enumerate(rollouts):
         first = len(row.prompt) - 1
-        kept = np.zeros((-(-len(row.response) // _CHUNK) * _CHUNK, features.shape[-1]), np.float32)
-        kept[: len(row.response)] = features[index, first : first + len(row.response)]
+        kept = np.zeros((-(-len(row.response) // _CHUNK) * _CHUNK, hidden_states.shape[-1]), np.float32)
+        kept[: len(row.response)] = hidden_states[index, first : first + len(row.response)]
         distributions = [
             jax.device_get(_distribution(target, kept[start : start + _CHUNK], top))
             for start in range(0, len(kept), _CHUNK)
         ]
         ids, logprobs = (np.concatenate(parts)[: len(row.response)] for parts in zip(*distributions, strict=True))
-        scored.append(row._replace(law_ids=ids, law_logprobs=logprobs))
+        scored.append(row._replace(distribution_ids=ids, distribution_logprobs=logprobs))
     return scored
 
 
@@ -117,9 +117,9 @@ def _features(target: Model, tokens, lengths) -> Array:
     columns = jnp.arange(tokens.shape[1])
     positions = jnp.where(columns < lengths[:, None], columns, tokens.shape[1])
     cache = target.init_cache(*tokens.shape)
-    return target.features(tokens, positions, cache)[0].astype(jnp.float32)
+    return target.hidden_states(tokens, positions, cache)[0].astype(jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _distribution(target: Model, features, top: int) -> tuple[Array, Array]:
-    return top_law(target.logits(features[None].astype(target.config.dtype))[0], top)
+def _distribution(target: Model, hidden_states, top: int) -> tuple[Array, Array]:
+    return top_distribution(target.logits(hidden_states[None].astype(target.config.dtype))[0], top)

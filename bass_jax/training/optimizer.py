@@ -1,4 +1,4 @@
-"""Builds the optimiser of a distillation."""
+"""Builds the optimizer of a distillation."""
 
 import jax
 import optax

@@ -115,7 +115,7 @@ class SelfAskedSource:
         name: see `JsonlSource`, as `share`, `repeats` and `limit`.
         num: messages to draw; those that are cut off, or said before, are dropped.
         temperature: of the draws.
-        top: they are drawn among so many of the likeliest tokens.
+        top: they are drawn among so many of the most probable tokens.
         max_new_tokens: a longer message is cut off.
         templates: around ``{prompt}``, the message.
         share: weight.

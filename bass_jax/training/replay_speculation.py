@@ -11,7 +11,7 @@ import numpy as np
 from bass_jax.acceptance.greedy import leading_run
 from bass_jax.decoding.positions import input_positions
 from bass_jax.drafters import DraftContext, Drafter, reads_hidden_states
-from bass_jax.sampling import LogitsProcessors, Sampling
+from bass_jax.sampling import LogitsProcessors, SamplingParams
 from bass_jax.training.rollout import Rollout
 from bass_jax.typing import Array
 
@@ -49,17 +49,19 @@ def speculate_on(drafter: Drafter, rollouts: Sequence[Rollout], draft_len: int, 
 
     Args:
         drafter: of any kind.
-        rollouts: greedy; with the target's features if the drafter reads them.
+        rollouts: greedy; with the target's hidden states if the drafter reads them.
         draft_len: G, at most.
         batch: rows at a time.
 
     Raises:
-        ValueError: if there is no rollout, one was sampled, or features are missing.
+        ValueError: if there is no rollout, one was sampled, or hidden states are missing.
     """
     if any(rollout.temperature > 0 for rollout in rollouts) or not rollouts:
         raise ValueError("rollouts: expected greedy ones, at least one")
-    if reads_hidden_states(drafter) and any(rollout.features is None for rollout in rollouts):
-        raise ValueError("rollouts: the drafter reads the target's features; write them with rollout.keep_features")
+    if reads_hidden_states(drafter) and any(rollout.hidden_states is None for rollout in rollouts):
+        raise ValueError(
+            "rollouts: the drafter reads the target's hidden states; write them with rollout.keep_features"
+        )
     total = np.zeros(4, np.int64)
     ordered = sorted(rollouts, key=lambda rollout: len(rollout.prompt) + len(rollout.response))
     for start in range(0, len(ordered), batch):
@@ -68,35 +70,35 @@ def speculate_on(drafter: Drafter, rollouts: Sequence[Rollout], draft_len: int, 
 
 
 def _lay_out(rows: Sequence[Rollout], num_rows: int, drafter: Drafter) -> tuple:
-    """Tokens, prompt lengths, ends and features of a batch; rows that are missing end where they begin."""
+    """Tokens, prompt lengths, ends and hidden states of a batch; rows that are missing end where they begin."""
     longest = max(len(row.prompt) + len(row.response) for row in rows)
     capacity = -(-longest // _GRAIN) * _GRAIN
     tokens = np.zeros((num_rows, capacity), np.int32)
     lengths, ends = np.ones(num_rows, np.int32), np.ones(num_rows, np.int32)
-    features = None
+    hidden_states = None
     if reads_hidden_states(drafter):
-        assert rows[0].features is not None
-        features = np.zeros((num_rows, capacity, rows[0].features.shape[1]), np.float32)
+        assert rows[0].hidden_states is not None
+        hidden_states = np.zeros((num_rows, capacity, rows[0].hidden_states.shape[1]), np.float32)
     for index, row in enumerate(rows):
         sequence = np.concatenate([row.prompt, row.response])
         tokens[index, : len(sequence)] = sequence
         lengths[index], ends[index] = len(row.prompt), len(sequence)
-        if features is not None and row.features is not None:
-            features[index, : len(row.features)] = row.features
-    return tokens, lengths, ends, features
+        if hidden_states is not None and row.hidden_states is not None:
+            hidden_states[index, : len(row.hidden_states)] = row.hidden_states
+    return tokens, lengths, ends, hidden_states
 
 
 @functools.partial(jax.jit, static_argnums=5)
-def _run(drafter, tokens, lengths, ends, features, draft_len: int) -> Array:
+def _run(drafter, tokens, lengths, ends, hidden_states, draft_len: int) -> Array:
     """Returns tokens, passes, drafts and accepted drafts of all rows."""
     num_rows, capacity = tokens.shape
     rows, slots = jnp.arange(num_rows)[:, None], jnp.arange(draft_len)
-    if features is None:
+    if hidden_states is None:
         state = drafter.init(tokens, lengths)
     else:  # The rest is seen as the target would see it.
         is_seen = jnp.arange(capacity) < lengths[:, None] - 1
-        state = drafter.init(tokens, lengths, jnp.where(is_seen[..., None], features, 0))
-    sampling_arrays = Sampling().sampling_arrays(num_rows, 1)
+        state = drafter.init(tokens, lengths, jnp.where(is_seen[..., None], hidden_states, 0))
+    sampling_arrays = SamplingParams().sampling_arrays(num_rows, 1)
     processors = LogitsProcessors(None, lengths, jnp.full((num_rows, 1), -1))
     keys = jnp.broadcast_to(jax.random.key(0), (num_rows, draft_len))
 
@@ -110,10 +112,10 @@ def _run(drafter, tokens, lengths, ends, features, draft_len: int) -> Array:
         num_drafted = jnp.minimum(proposal.num_drafted, num_wanted)
         num_accepted = leading_run(proposal.tokens == truth, num_drafted)
         num_emitted = jnp.where(is_active, num_accepted + 1, 0)
-        if features is not None:
+        if hidden_states is not None:
             num_inputs = jnp.where(is_active, num_drafted + 1, 0)
             positions = input_positions(lengths, draft_len + 1, num_inputs, capacity)
-            state = drafter.observe(state, features[rows, jnp.minimum(positions, capacity - 1)], positions)
+            state = drafter.observe(state, hidden_states[rows, jnp.minimum(positions, capacity - 1)], positions)
         lengths = lengths + num_emitted
         counted = jnp.stack([num_emitted.sum(), is_active.sum(), num_drafted.sum(), num_accepted.sum()])
         return lengths, drafter.commit(state, lengths), counts + counted.astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Batched regular decoding of many prompts, with the law that every token came from.
+"""Batched regular decoding of many prompts, with the distribution that every token came from.
 
 Rows of a wave start together and keep one cache, which grows with them and is compacted as they finish:
 attention over unused slots is what a large batch on a CPU would spend its time on.
@@ -28,23 +28,25 @@ class Rollout(NamedTuple):
     Attributes:
         prompt: ``[p]`` int32.
         response: ``[n]`` int32, the stop token included.
-        law_ids: ``[n, top]`` int32, most likely first: the law that each response token was drawn from.
-        law_logprobs: ``[n, top]`` float32, natural logarithms, at temperature 1.
+        distribution_ids: ``[n, top]`` int32, most likely first: the distribution that each response token was drawn
+            from.
+        distribution_logprobs: ``[n, top]`` float32, natural logarithms, at temperature 1.
         temperature: 0 for greedy.
-        features: ``[p + n - 1, D]`` float16: the target's final hidden state at every position but the last; None where
+        hidden states: ``[p + n - 1, D]`` float16: the target's final hidden state at every position but the last; None
+        where
             they were not kept.
     """
 
     prompt: np.ndarray
     response: np.ndarray
-    law_ids: np.ndarray
-    law_logprobs: np.ndarray
+    distribution_ids: np.ndarray
+    distribution_logprobs: np.ndarray
     temperature: float
-    features: np.ndarray | None = None
+    hidden_states: np.ndarray | None = None
 
 
-def top_law(logits: Float[Array, "B V"], top: int) -> tuple[Int[Array, "B k"], Float[Array, "B k"]]:
-    """Returns ids and log-probabilities of the `top` likeliest tokens, exactly.
+def top_distribution(logits: Float[Array, "B V"], top: int) -> tuple[Int[Array, "B k"], Float[Array, "B k"]]:
+    """Returns ids and log-probabilities of the `top` most probable tokens, exactly.
 
     Taken over the best `top` blocks of the vocabulary: XLA's own top-k sorts the whole of it, which on a
     CPU costs as much as the model.
@@ -64,16 +66,18 @@ def top_law(logits: Float[Array, "B V"], top: int) -> tuple[Int[Array, "B k"], F
 
 @functools.partial(jax.jit, donate_argnums=3)
 def _extend(model: Model, tokens, positions, cache) -> tuple[Float[Array, "B T D"], Any]:
-    features, cache = model.features(tokens, positions, cache)
-    return features.astype(jnp.float16), cache
+    hidden_states, cache = model.hidden_states(tokens, positions, cache)
+    return hidden_states.astype(jnp.float16), cache
 
 
 @functools.partial(jax.jit, static_argnames="top", donate_argnums=3)
 def _step(model: Model, tokens, positions, cache, keys, temperatures, *, top: int):
-    """One token of every row: ``(tokens [B], law_ids [B, top], law_logprobs [B, top], features [B, D], cache)``."""
-    features, cache = model.features(tokens[:, None], positions[:, None], cache)
-    ids, logprobs = top_law(model.logits(features)[:, 0], top)
-    # Sampling inside the law's top costs nothing; over the whole vocabulary the noise alone would.
+    """One token of every row: ``(tokens [B], distribution_ids [B, top], distribution_logprobs [B, top], hidden states
+    [B, D], cache)``.
+    """
+    hidden_states, cache = model.hidden_states(tokens[:, None], positions[:, None], cache)
+    ids, logprobs = top_distribution(model.logits(hidden_states)[:, 0], top)
+    # Sampling inside the distribution's top costs nothing; over the whole vocabulary the noise alone would.
     noise = jax.vmap(lambda key, position: jax.random.gumbel(jax.random.fold_in(key, position), (top,)))(
         keys, positions
     )
@@ -82,7 +86,7 @@ def _step(model: Model, tokens, positions, cache, keys, temperatures, *, top: in
     if model.output_ids is not None:
         ids = jnp.take(model.output_ids, ids)
     tokens = jnp.take_along_axis(ids, drawn[:, None], axis=1)[:, 0]
-    return tokens, ids, logprobs, features[:, 0].astype(jnp.float16), cache
+    return tokens, ids, logprobs, hidden_states[:, 0].astype(jnp.float16), cache
 
 
 def roll_out(
@@ -94,19 +98,19 @@ def roll_out(
     max_new_tokens: int,
     stop_ids: Sequence[int],
     top: int,
-    keep_features: bool = False,
+    keep_hidden_states: bool = False,
 ) -> list[Rollout]:
     """Decodes one wave of prompts together.
 
     Args:
         model: the target.
         prompts: each ``[p]`` int32, ``p >= 1``; of similar length, for a small cache.
-        temperatures: one per prompt; 0 is greedy, others sample among the `top` likeliest.
-        key: of the wave; row `i` uses ``fold_in(key, i)``, so its neighbours do not matter.
+        temperatures: one per prompt; 0 is greedy, others sample among the `top` most probable.
+        key: of the wave; row `i` uses ``fold_in(key, i)``, so its neighbors do not matter.
         max_new_tokens: per row.
         stop_ids: tokens that end a row.
-        top: tokens of the law that are kept.
-        keep_features: also return the target's final hidden states, which a draft may read.
+        top: tokens of the distribution that are kept.
+        keep_hidden_states: also return the target's final hidden states, which a draft may read.
 
     Returns:
         A rollout per prompt, in order.
@@ -126,9 +130,9 @@ def roll_out(
         cache = _grown(cache, _rounded(int(lengths[alive].max()) + start + count, _GRAIN))
         steps = []
         for _ in range(count):
-            last, *described, features, cache = _step(model, last, positions, cache, keys, warmth, top=top)
+            last, *described, hidden_states, cache = _step(model, last, positions, cache, keys, warmth, top=top)
             positions = positions + 1
-            steps.append((last, *described, *([features] if keep_features else [])))
+            steps.append((last, *described, *([hidden_states] if keep_hidden_states else [])))
         parts = [np.stack(part) for part in zip(*jax.device_get(steps), strict=True)]
         tokens = parts[0]
         for slot, row in enumerate(alive):
@@ -148,8 +152,8 @@ def roll_out(
     rollouts = []
     for index, (prompt, row, warm) in enumerate(zip(prompts, rows, temperatures, strict=True)):
         response, ids, logprobs, *written = map(np.concatenate, zip(*row, strict=True))
-        features = np.concatenate([*read(index), *written]) if keep_features else None
-        rollouts.append(Rollout(np.asarray(prompt, np.int32), response, ids, logprobs, warm, features))
+        hidden_states = np.concatenate([*read(index), *written]) if keep_hidden_states else None
+        rollouts.append(Rollout(np.asarray(prompt, np.int32), response, ids, logprobs, warm, hidden_states))
     return rollouts
 
 
@@ -174,7 +178,7 @@ def _prefill(model: Model, prompts, lengths) -> tuple[Callable[[int], list[np.nd
     """Fills the cache with every token but the last, which the first step reads.
 
     What all prompts begin with, a chat template's system message above all, is read once. Also returns a function that
-    gives a row's features at those tokens, in pieces.
+    gives a row's hidden states at those tokens, in pieces.
     """
     shared = _common_prefix(prompts)
     capacity = _rounded(int(lengths.max()), _GRAIN)

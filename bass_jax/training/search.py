@@ -162,8 +162,8 @@ def time_pass(draft: Model, context: int) -> float:
     @jax.jit
     def once(params, tokens, positions, cache):
         model = Model(params, draft.config, draft.output_ids)
-        features, cache = model.features(tokens, positions, cache)
-        return argmax(model.logits(features)), cache
+        hidden_states, cache = model.hidden_states(tokens, positions, cache)
+        return argmax(model.logits(hidden_states)), cache
 
     arguments = jnp.zeros((1, 1), jnp.int32), jnp.full((1, 1), context), draft.init_cache(1, 2 * context)
     jax.block_until_ready(once(draft.params, *arguments))

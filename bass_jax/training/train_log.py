@@ -21,7 +21,7 @@ class TrainProgress(NamedTuple):
     """One line of metrics.
 
     Attributes:
-        step: optimiser steps taken.
+        step: optimizer steps taken.
         epoch: passes over the corpus begun, less one.
         loss: mean since the last line, per response token.
         soft: parts of the loss, before their weights; see `bass_jax.training.loss.LossParts`.
@@ -29,7 +29,7 @@ class TrainProgress(NamedTuple):
         reverse: likewise.
         total_variation: likewise; about the share of drafts that is rejected at temperature 1.
         hidden: likewise.
-        agreement: with the target's likeliest token, on the batches trained on.
+        agreement: with the target's most probable token, on the batches trained on.
         tokens_per_second: response tokens.
         seconds: of this process.
         corpus_tokens: response tokens of this epoch's corpus.

@@ -157,7 +157,7 @@ def train_step(
     batch: Batch,
     weights: LossWeights,
 ) -> tuple[TrainState, Float[Array, ""], LossParts]:
-    """One batch through the optimiser; `state` is donated.
+    """One batch through the optimizer; `state` is donated.
 
     Parameters stay float32; the pass runs in the configuration's dtype.
     """
@@ -176,7 +176,7 @@ def _batches(
 ) -> Iterator[tuple[Place, Batch, int, bool]]:
     """Yields batches from `place` to step `last`.
 
-    With each come the place after it, the corpus' tokens, and whether it completes a step of the optimiser.
+    With each come the place after it, the corpus' tokens, and whether it completes a step of the optimizer.
     """
     options, num_batches = config.training, 0
     reads_hidden = draft.hidden_width is not None
@@ -201,14 +201,16 @@ def _batches(
 
 
 def with_features(rows):
-    """Leaves out rows whose features were not kept.
+    """Leaves out rows whose hidden states were not kept.
 
     Raises:
         ValueError: if none is left.
     """
-    kept = [row for row in rows if row.features is not None]
+    kept = [row for row in rows if row.hidden_states is not None]
     if not kept:
-        raise ValueError("draft.reads_hidden: the corpus has no features; write it with rollout.keep_features=true")
+        raise ValueError(
+            "draft.reads_hidden: the corpus has no hidden states; write it with rollout.keep_features=true"
+        )
     return kept
 
 
@@ -216,5 +218,5 @@ def _watched(rows: CorpusRows, place: Place, draft: ModelConfig):
     """Greedy answers to prompts kept apart, at most `_MAX_WATCHED`."""
     found = rows.held_out(place.shards)
     if draft.hidden_width is not None:
-        found = [row for row in found if row.features is not None]
+        found = [row for row in found if row.hidden_states is not None]
     return found[:_MAX_WATCHED]

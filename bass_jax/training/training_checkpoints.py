@@ -18,7 +18,7 @@ class Place(NamedTuple):
     """Where a training stands in its data.
 
     Attributes:
-        step: optimiser steps taken.
+        step: optimizer steps taken.
         epoch: passes over the corpus begun, less one.
         batch: batches of this epoch already used.
         shards: numbers of the shards that this epoch reads.

@@ -111,7 +111,7 @@ def write_corpus(
             max_new_tokens=config.rollout.max_new_tokens,
             stop_ids=tokenizer.stop_ids,
             top=config.rollout.top,
-            keep_features=config.rollout.keep_features,
+            keep_hidden_states=config.rollout.keep_hidden_states,
         )
         added = corpus.write(wave, rollouts, [prompt.source for prompt, _ in chosen])
         num_tokens, written = num_tokens + added, written + added
@@ -130,7 +130,7 @@ def open_corpus(config: DistillConfig, *, is_new: bool = False) -> Corpus:
         ValueError: if it was begun from another recipe.
     """
     rollout = dataclasses.asdict(config.rollout)
-    # More of the same corpus may be asked for, and features are kept beside it.
+    # More of the same corpus may be asked for, and hidden states are kept beside it.
     del rollout["num_tokens"], rollout["keep_features"]
     recipe = dataclasses.asdict(config.prompts)
     del recipe["data_dir"], recipe["held_out"]

@@ -9,7 +9,7 @@ over the batches. **Speculation** (with `--speculation`, at batch 1, where `tran
 tokens of greedy answers to the prompts of `--file`, tokens per second; ours with the pair's draft, or `--draft`. Peers
 and ours take turns, `--rounds` times; ratios are taken round by round. Each peer runs in an environment of its own, so
 that none sets another's threads or libraries. llama.cpp reads the file that `--gguf` names, which may hold other bits:
-a neighbour, not the same weights. The last line is all of it as JSON.
+a neighbor, not the same weights. The last line is all of it as JSON.
 """
 
 import argparse

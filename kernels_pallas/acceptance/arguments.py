@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.acceptance.verdict import Sampling
+from kernels_pallas.acceptance.verdict import KernelSampling
 
 IMPLEMENTATIONS = ("mosaic_gpu", "triton", "xla")
 _LOGIT_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
@@ -16,7 +16,7 @@ def check_acceptance(
     draft_probs: jax.Array | None,
     accept_keys: jax.Array,
     residual_keys: jax.Array,
-    sampling: Sampling,
+    sampling: KernelSampling,
     *,
     implementation: str | None,
 ) -> None:

@@ -20,7 +20,7 @@ NO_TOKEN = 2**31 - 1
 
 
 class PrefillChunk(NamedTuple):
-    """Neighbouring tokens of the vocabulary, as a dialect can read them."""
+    """Neighboring tokens of the vocabulary, as a dialect can read them."""
 
     start: jax.Array
     """Scalar int32: the first token that is read."""
@@ -152,7 +152,7 @@ def draw(
     *refs,
     chunk,
 ):
-    """One chunk of one sequence: the best Gumbel score under the residual law and under the target's own.
+    """One chunk of one sequence: the best Gumbel score under the residual distribution and under the target's own.
 
     `logits_ref [G + 1, V]`; the optional `draft_ref [G, V]` holds probabilities.
     """
@@ -170,11 +170,11 @@ def draw(
     residual = target - rejected
     gumbel = noise.gumbel((key_ref[0], key_ref[1]), chunk.token.astype(jnp.uint32))
 
-    for law, best_ref, token_ref in (
+    for distribution, best_ref, token_ref in (
         (residual, residual_best_ref, residual_token_ref),
         (target, target_best_ref, target_token_ref),
     ):
-        score = jnp.where(law > 0, jnp.log(jnp.where(law > 0, law, 1.0)) + gumbel, -jnp.inf)
+        score = jnp.where(law > 0, jnp.log(jnp.where(law > 0, distribution, 1.0)) + gumbel, -jnp.inf)
         best = score.max(axis=0)
         best_ref[()] = best
         token_ref[()] = jnp.where(score == best, chunk.token, NO_TOKEN).min(axis=0)

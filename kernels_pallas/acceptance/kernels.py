@@ -1,6 +1,6 @@
 """Masked acceptance as three launches that read the logits where they lie, written once for both dialects of Pallas.
 
-1. `row_statistics`: one pass over all rows of logits; maximum, mode and both normalisers per vocabulary chunk. 2.
+1. `row_statistics`: one pass over all rows of logits; maximum, mode and both normalizers per vocabulary chunk. 2.
 `row_thresholds`: top-k, top-p and min-p of the rows that have any; the others read nothing. 3. `draw_token`: per
 sequence, one pass over *one* pair of rows, target and draft, at the first rejection.
 
@@ -18,8 +18,8 @@ from jax.experimental import pallas as pl
 
 from kernels_pallas.acceptance import bodies
 from kernels_pallas.acceptance.verdict import (
-    Acceptance,
-    Sampling,
+    KernelAcceptance,
+    KernelSampling,
     TargetDistribution,
     at_position,
     conclude,
@@ -62,10 +62,10 @@ def accept_in_kernels(
     draft_probs: jax.Array | None,
     accept_keys: jax.Array,
     residual_keys: jax.Array,
-    sampling: Sampling,
+    sampling: KernelSampling,
     *,
     tiles: AcceptanceTiles,
-) -> Acceptance:
+) -> KernelAcceptance:
     """The op of `kernels_pallas.ops.masked_acceptance`, whose arguments these are, checked and in range.
 
     Args:
@@ -73,21 +73,32 @@ def accept_in_kernels(
         draft_tokens: `[B, G]` int32.
         num_drafted: `[B]` int32.
         target_logits: `[B, G + 1, V]`.
-        draft_probs: `[B, G, V]`, or None for a one-hot law.
+        draft_probs: `[B, G, V]`, or None for a one-hot distribution.
         accept_keys: `[B, 2]` uint32.
         residual_keys: `[B, 2]` uint32.
-        sampling: Warping of the target's law.
+        sampling: Warping of the target's distribution.
         tiles: Chunk sizes.
 
     Returns:
-        The verdict.
+        The result.
     """
-    law = _target_distribution(launch, target_logits, num_drafted, sampling, tiles)
-    num_accepted = count_accepted(draft_tokens, num_drafted, target_logits, draft_probs, accept_keys, law, sampling)
-    token, is_drawn = _draw_token(
-        launch, draft_tokens, num_drafted, target_logits, draft_probs, residual_keys, law, sampling, num_accepted, tiles
+    distribution = _target_distribution(launch, target_logits, num_drafted, sampling, tiles)
+    num_accepted = count_accepted(
+        draft_tokens, num_drafted, target_logits, draft_probs, accept_keys, distribution, sampling
     )
-    return conclude(draft_tokens, target_logits, law, sampling, num_accepted, token, is_drawn)
+    token, is_drawn = _draw_token(
+        launch,
+        draft_tokens,
+        num_drafted,
+        target_logits,
+        draft_probs,
+        residual_keys,
+        distribution,
+        sampling,
+        num_accepted,
+        tiles,
+    )
+    return conclude(draft_tokens, target_logits, distribution, sampling, num_accepted, token, is_drawn)
 
 
 def _target_distribution(launch, target_logits, num_drafted, sampling, tiles) -> TargetDistribution:
@@ -122,14 +133,23 @@ def _target_distribution(launch, target_logits, num_drafted, sampling, tiles) ->
 
 
 def _draw_token(
-    launch, draft_tokens, num_drafted, target_logits, draft_probs, residual_keys, law, sampling, num_accepted, tiles
+    launch,
+    draft_tokens,
+    num_drafted,
+    target_logits,
+    draft_probs,
+    residual_keys,
+    distribution,
+    sampling,
+    num_accepted,
+    tiles,
 ) -> tuple[jax.Array, jax.Array]:
-    """Launch 3: the token at `num_accepted` and whether there was a law to draw it from."""
+    """Launch 3: the token at `num_accepted` and whether there was a distribution to draw it from."""
     batch, num_positions, vocab_size = target_logits.shape
     num_slots = num_positions - 1
     is_rejected = num_accepted < num_drafted
     slot = jnp.minimum(num_accepted, max(num_slots - 1, 0))
-    # With a one-hot draft law the residual is the target's law without the rejected token.
+    # With a one-hot draft distribution the residual is the target's distribution without the rejected token.
     rejected_token = at_position(draft_tokens, slot) if num_slots else num_accepted
     of_row = (
         (sampling.temperature > 0).astype(jnp.int32),
@@ -139,7 +159,10 @@ def _draw_token(
         rejected_token,
         inverse_temperature(sampling.temperature),
         sampling.min_p,
-        *(at_position(values, num_accepted) for values in (law.peak, law.threshold, law.total)),
+        *(
+            at_position(values, num_accepted)
+            for values in (distribution.peak, distribution.threshold, distribution.total)
+        ),
         residual_keys,
         target_logits,
         *([draft_probs] if draft_probs is not None and num_slots else []),
@@ -151,7 +174,7 @@ def _draw_token(
         (jnp.float32, jnp.int32, jnp.float32, jnp.int32, jnp.int32),
         "acceptance_draw_token",
     )
-    # Rounding can leave nothing of a residual; the target's own law is then within rounding of the draft's.
+    # Rounding can leave nothing of a residual; the target's own distribution is then within rounding of the draft's.
     has_residual = residual_best.max(axis=1, keepdims=True) > -jnp.inf
     best = jnp.where(has_residual, residual_best, target_best)
     token = jnp.where(has_residual, residual_token, target_token)

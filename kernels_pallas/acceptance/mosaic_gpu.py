@@ -14,7 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.acceptance.bodies import PrefillChunk
 from kernels_pallas.acceptance.kernels import Operand, accept_in_kernels
-from kernels_pallas.acceptance.verdict import Acceptance
+from kernels_pallas.acceptance.verdict import KernelAcceptance
 from kernels_pallas.tuning import AcceptanceTiles
 
 _LANES = 128
@@ -22,7 +22,7 @@ _LANES = 128
 _LOAD_BYTES = 16
 
 
-def masked_acceptance_mosaic_gpu(*arguments, tiles: AcceptanceTiles, interpret: bool = False) -> Acceptance:
+def masked_acceptance_mosaic_gpu(*arguments, tiles: AcceptanceTiles, interpret: bool = False) -> KernelAcceptance:
     """The op of `kernels_pallas.ops.masked_acceptance`.
 
     Args:
@@ -31,7 +31,7 @@ def masked_acceptance_mosaic_gpu(*arguments, tiles: AcceptanceTiles, interpret: 
         interpret: Run in jax's interpreter.
 
     Returns:
-        The verdict.
+        The result.
 
     Raises:
         NotImplementedError: A vocabulary of fewer than 128 tokens, or whose rows do not all begin on 16 bytes (GPT-2's

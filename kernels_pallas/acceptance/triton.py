@@ -14,12 +14,12 @@ from jax.experimental.pallas import triton as plgpu
 
 from kernels_pallas.acceptance.bodies import PrefillChunk
 from kernels_pallas.acceptance.kernels import Operand, accept_in_kernels
-from kernels_pallas.acceptance.verdict import Acceptance
+from kernels_pallas.acceptance.verdict import KernelAcceptance
 from kernels_pallas.targets import silence_triton_deprecation
 from kernels_pallas.tuning import AcceptanceTiles
 
 
-def masked_acceptance_triton(*arguments, tiles: AcceptanceTiles, interpret: bool = False) -> Acceptance:
+def masked_acceptance_triton(*arguments, tiles: AcceptanceTiles, interpret: bool = False) -> KernelAcceptance:
     """The op of `kernels_pallas.ops.masked_acceptance`.
 
     Args:
@@ -28,7 +28,7 @@ def masked_acceptance_triton(*arguments, tiles: AcceptanceTiles, interpret: bool
         interpret: Run in jax's interpreter.
 
     Returns:
-        The verdict.
+        The result.
     """
     silence_triton_deprecation()
     options = {

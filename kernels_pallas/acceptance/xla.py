@@ -7,8 +7,8 @@ from jax import lax
 from kernels_pallas.acceptance import noise
 from kernels_pallas.acceptance.threshold import largest_threshold
 from kernels_pallas.acceptance.verdict import (
-    Acceptance,
-    Sampling,
+    KernelAcceptance,
+    KernelSampling,
     TargetDistribution,
     conclude,
     count_accepted,
@@ -24,23 +24,25 @@ def masked_acceptance_xla(
     draft_probs: jax.Array | None,
     accept_keys: jax.Array,
     residual_keys: jax.Array,
-    sampling: Sampling,
-) -> Acceptance:
+    sampling: KernelSampling,
+) -> KernelAcceptance:
     """The op of `kernels_pallas.ops.masked_acceptance`, whose arguments these are, checked and in range."""
-    law = _target_distribution(target_logits, sampling)
-    num_accepted = count_accepted(draft_tokens, num_drafted, target_logits, draft_probs, accept_keys, law, sampling)
+    distribution = _target_distribution(target_logits, sampling)
+    num_accepted = count_accepted(
+        draft_tokens, num_drafted, target_logits, draft_probs, accept_keys, distribution, sampling
+    )
 
     row = jnp.arange(target_logits.shape[0])
     vocab_size = target_logits.shape[2]
     token = jnp.arange(vocab_size, dtype=jnp.uint32)
     weight = kept_weight(
         target_logits[row, num_accepted].astype(jnp.float32),
-        law.peak[row, num_accepted][:, None],
-        law.threshold[row, num_accepted][:, None],
+        distribution.peak[row, num_accepted][:, None],
+        distribution.threshold[row, num_accepted][:, None],
         inverse_temperature(sampling.temperature)[:, None],
         sampling.min_p[:, None],
     )
-    target = weight / law.total[row, num_accepted][:, None]
+    target = weight / distribution.total[row, num_accepted][:, None]
     residual = target
     if draft_tokens.shape[1]:
         last = jnp.minimum(num_accepted, draft_tokens.shape[1] - 1)
@@ -49,7 +51,7 @@ def masked_acceptance_xla(
         else:
             rejected = draft_probs[row, last].astype(jnp.float32)
         residual = jnp.where((num_accepted < num_drafted)[:, None], jnp.maximum(target - rejected, 0.0), target)
-    # Rounding can leave nothing of a residual; the target's own law is then within rounding of the draft's.
+    # Rounding can leave nothing of a residual; the target's own distribution is then within rounding of the draft's.
     is_empty = ~(residual > 0).any(axis=1, keepdims=True) & ~jnp.isnan(residual).any(axis=1, keepdims=True)
     probs = jnp.where(is_empty, target, residual)
     gumbel = noise.gumbel((residual_keys[:, :1], residual_keys[:, 1:]), token[None, :])
@@ -57,7 +59,7 @@ def masked_acceptance_xla(
     return conclude(
         draft_tokens,
         target_logits,
-        law,
+        distribution,
         sampling,
         num_accepted,
         jnp.argmax(score, axis=1).astype(jnp.int32),
@@ -65,8 +67,8 @@ def masked_acceptance_xla(
     )
 
 
-def _target_distribution(target_logits: jax.Array, sampling: Sampling) -> TargetDistribution:
-    """Finds the thresholds and normalisers of `[B, G + 1]` laws from their logits `[B, G + 1, V]`."""
+def _target_distribution(target_logits: jax.Array, sampling: KernelSampling) -> TargetDistribution:
+    """Finds the thresholds and normalizers of `[B, G + 1]` distributions from their logits `[B, G + 1, V]`."""
     logits = target_logits.astype(jnp.float32)
     temperature, top_k, top_p, min_p = (setting[:, None, None] for setting in sampling)
     peak = logits.max(axis=-1, keepdims=True)

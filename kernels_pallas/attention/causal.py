@@ -1,7 +1,7 @@
 """Attention of whole sequences to themselves, with a gradient of its own: what a training runs.
 
 Rows are scored block by block against the keys that they can see at all: about half of the products are never taken.
-The backward pass computes the weights again from the scores' normaliser, as FlashAttention does (Dao et al. 2022), and
+The backward pass computes the weights again from the scores' normalizer, as FlashAttention does (Dao et al. 2022), and
 keeps none.
 """
 

@@ -40,7 +40,7 @@ def combine_splits(out: jax.Array, row_max: jax.Array, row_sum: jax.Array) -> ja
     2023; the base is 2 because the kernels use exp2). A row that saw no position comes out as zero.
 
     Args:
-        out: `[C, ...rows, H]` float32 unnormalised partial outputs of C splits.
+        out: `[C, ...rows, H]` float32 unnormalized partial outputs of C splits.
         row_max: `[C, ...rows]` float32 running maxima in base-2 units.
         row_sum: `[C, ...rows]` float32 running sums.
 

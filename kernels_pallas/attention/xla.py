@@ -26,7 +26,7 @@ def ragged_attention_xla(
     """The op of `kernels_pallas.ops.ragged_attention` as two batched matrix products and a masked softmax.
 
     Neither cache is transposed: both products contract `[B, K, S, H]` where it lies, with the query heads of
-    a kv head packed as rows. V is masked as well as the scores, because `0 * NaN` from uninitialised cache is
+    a kv head packed as rows. V is masked as well as the scores, because `0 * NaN` from uninitialized cache is
     NaN, unless the caller vouches for its cache: on a CPU the masked copy of V costs several times the
     product itself.
 

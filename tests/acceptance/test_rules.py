@@ -39,7 +39,9 @@ def target_distribution(probs) -> TokenDistribution:
 
 
 def case(seed=0, num_rows=B, *, is_shared=False):
-    """Rows that share one draft law and one target law per position, and differ in noise and draft number."""
+    """Rows that share one draft distribution and one target distribution per position, and differ in noise and draft
+    number.
+    """
     keys = row_keys(jax.random.key(seed), jnp.arange(num_rows, dtype=jnp.uint32))
     draft_probs = jnp.broadcast_to(distributions(1, G), (num_rows, G, V))
     target = target_distribution(jnp.broadcast_to(distributions(2, G + 1), (num_rows, G + 1, V)))
@@ -96,7 +98,7 @@ def test_rows_are_judged_by_themselves(name):
 
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_temperature_0_is_exact_match(name):
-    """One-hot laws: a draft stands if and only if it is the target's token, and the target's token follows."""
+    """One-hot distributions: a draft stands if and only if it is the target's token, and the target's token follows."""
     drafts, num_drafted, _, target, keys = case()
     one_hot = target_distribution(jax.nn.one_hot(target.argmax, V))
     result = run(RULES[name], drafts, num_drafted, None, one_hot, keys)
@@ -130,7 +132,7 @@ def test_a_zero_in_the_target_is_never_emitted(name, has_probs):
 def test_a_zero_residual_falls_back_on_the_target():
     """Rounding alone can reject a draft whose residual is zero everywhere; the uniform would emit anything."""
     drafts, _, _, _, keys = case(num_rows=512)
-    # The draft's law dominates the target's in every token, which only unnormalised rounding can do.
+    # The draft's distribution dominates the target's in every token, which only unnormalized rounding can do.
     target = target_distribution(jnp.broadcast_to(jnp.asarray([0.0, 0.0, 0.0, 0.5, 0.5]), (512, G + 1, V)))
     draft_probs = jnp.broadcast_to(jnp.asarray([0.5, 0.5, 0.5, 1.0, 1.0]), (512, G, V))
     result = run(TOKEN, drafts, jnp.full(512, G, jnp.int32), draft_probs, target, keys)
@@ -149,7 +151,7 @@ def test_the_token_rule_accepts_the_overlap():
 
 
 def mean_accepted(rule, target_probs, draft_probs, num_rows=200_000) -> float:
-    """Over rows that draft the same number of tokens from laws ``[G, V]`` against ``[G + 1, V]``."""
+    """Over rows that draft the same number of tokens from distributions ``[G, V]`` against ``[G + 1, V]``."""
     num_slots, vocab_size = draft_probs.shape
     keys = row_keys(jax.random.key(5), jnp.arange(num_rows, dtype=jnp.uint32))
     start = jnp.zeros(num_rows, jnp.int32)
@@ -212,7 +214,7 @@ def test_a_lossy_rules_setting_out_of_range_is_refused(make, arguments):
 
 
 def test_lossy_rules_accept_what_is_probable_enough():
-    """By hand: law (0.6, 0.3, 0.1), entropy 0.898; its e^-entropy is 0.407."""
+    """By hand: distribution (0.6, 0.3, 0.1), entropy 0.898; its e^-entropy is 0.407."""
     probs = jnp.broadcast_to(jnp.asarray([0.6, 0.3, 0.1]), (3, 2, 3))
     keys = jax.tree.map(lambda leaf: leaf[:3, :2] if leaf.ndim == 2 else leaf[:3], case()[-1])
     arguments = jnp.arange(3, dtype=jnp.int32)[:, None], jnp.ones(3, jnp.int32), None, target_distribution(probs), keys

@@ -1,4 +1,4 @@
-"""Forced acceptance: the rates asked for, and a label that it is none of the target's law."""
+"""Forced acceptance: the rates asked for, and a label that it is none of the target's distribution."""
 
 import jax
 import jax.numpy as jnp

@@ -47,7 +47,7 @@ def record(path, pair, spec, step, **options):
 
 @pytest.fixture(scope="module")
 def replay(pair, tmp_path_factory):
-    """A greedy survey."""
+    """A greedy exhaustive run."""
     return record(tmp_path_factory.mktemp("traces") / "survey.jsonl", pair, bass.SpecConfig(8), "exhaustive")
 
 
@@ -97,9 +97,9 @@ def test_a_trace_of_a_run_tells_nearly_as_much(pair, replay, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sampled_trace_is_exact_in_law(pair, tmp_path):
+def test_a_sampled_trace_is_exact_in_distribution(pair, tmp_path):
     """Tokens per pass of another length than was recorded, against decoding with it: many rows, both sampled."""
-    sampling, prompts = bass.Sampling(temperature=1.0), [[1 + i % 9, *range(i % 5)] for i in range(64)]
+    sampling, prompts = bass.SamplingParams(temperature=1.0), [[1 + i % 9, *range(i % 5)] for i in range(64)]
     options = {"sampling": sampling, "max_new_tokens": 48}
     path = tmp_path / "trace.jsonl"
     with TraceWriter(path) as trace:
@@ -193,14 +193,14 @@ def test_a_killed_recording_goes_on(tmp_path, pair):
 
 
 def test_what_is_recorded(tmp_path, pair):
-    """Ratios of the recorded laws against the draws decide what was recorded as accepted."""
+    """Ratios of the recorded distributions against the draws decide what was recorded as accepted."""
     path = tmp_path / "trace.jsonl"
     with TraceWriter(path) as trace:
         bass.generate(
             pair,
             tiny.PROMPTS,
             bass.SpecConfig(3),
-            sampling=bass.Sampling(temperature=1.0),
+            sampling=bass.SamplingParams(temperature=1.0),
             max_new_tokens=30,
             trace=trace,
         )

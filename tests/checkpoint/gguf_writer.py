@@ -19,7 +19,7 @@ ARCHITECTURES = {
 def write_gguf(
     path: Path, model: Model, *, kind: str = "F32", architecture: str | None = None, tokens: list[str] | None = None
 ) -> None:
-    """Writes `model` with its matrices quantised as `kind`."""
+    """Writes `model` with its matrices quantized as `kind`."""
     config = model.config
     arch = ARCHITECTURES[config.family]
     writer = gguf.GGUFWriter(path, architecture or gguf.MODEL_ARCH_NAMES[arch])
@@ -90,7 +90,7 @@ def _write_rotary(writer: gguf.GGUFWriter, config) -> None:
 
 
 def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Lane i and lane i + H/2 of a head become neighbours."""
+    """Lane i and lane i + H/2 of a head become neighbors."""
     rows = weight.reshape(heads, weight.shape[0] // heads, -1)
     half = rows.shape[1] // 2
     order = [lane for pair in zip(range(half), range(half, 2 * half), strict=True) for lane in pair]

@@ -26,7 +26,7 @@ def small_config(**changes) -> ModelConfig:
 
 
 def random_model(config: ModelConfig, seed: int = 0) -> Model:
-    """A model of random parameters, drawn by NumPy: compiling its initialiser would take seconds."""
+    """A model of random parameters, drawn by NumPy: compiling its initializer would take seconds."""
     draw = np.random.default_rng(seed)
     params = {
         name: jnp.asarray(0.3 * draw.standard_normal(boxed.value.shape), config.dtype)

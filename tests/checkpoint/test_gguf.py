@@ -1,4 +1,4 @@
-"""GGUF files: every architecture and quantisation that is read, and one line for what is not."""
+"""GGUF files: every architecture and quantization that is read, and one line for what is not."""
 
 import dataclasses
 
@@ -61,7 +61,7 @@ def test_what_is_read_is_what_was_quantised(kind, error, tmp_path):
     found = load_model(tmp_path / "model.gguf")
     assert found.config == model.config
     for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(model.params), strict=True):
-        # A step of the quantisation: a share of the block's largest value, which is at most the tensor's.
+        # A step of the quantization: a share of the block's largest value, which is at most the tensor's.
         np.testing.assert_allclose(a, b, rtol=0, atol=error * float(jnp.abs(b).max()))
 
 
@@ -110,7 +110,7 @@ def write_one(path, data: np.ndarray, kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "size", "numbers_of"), [("Q4_K", 144, q4_k), ("Q6_K", 210, q6_k)])
 def test_k_quants(kind, size, numbers_of, tmp_path):
-    """No library here quantises to them, so blocks are random bytes, and the numbers come from the definition."""
+    """No library here quantizes to them, so blocks are random bytes, and the numbers come from the definition."""
     blocks = np.random.default_rng(0).integers(0, 256, (3, size), np.uint8)
     for block in blocks:
         scales = np.array([0.013, 0.21], np.float16).view(np.uint8)
@@ -123,14 +123,14 @@ def test_k_quants(kind, size, numbers_of, tmp_path):
 def test_unknown_quantisations(tmp_path):
     path = tmp_path / "model.gguf"
     write_one(path, np.zeros((3, 292), np.uint8), "Q8_K")
-    with pytest.raises(ValueError, match=r"model.gguf: tensor 'token_embd.weight': unknown quantisation Q8_K$"):
+    with pytest.raises(ValueError, match=r"model.gguf: tensor 'token_embd.weight': unknown quantization Q8_K$"):
         GgufFile(path).read("model.embed_tokens.weight")
     content = path.read_bytes()
     at = content.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 2 * 8
     assert content[at : at + 4] == (15).to_bytes(4, "little")
     path.write_bytes(content[:at] + (999).to_bytes(4, "little") + content[at + 4 :])
     with pytest.raises(
-        ValueError, match=r"model.gguf: not readable as GGUF: tensor 'token_embd.weight': unknown quantisation 999$"
+        ValueError, match=r"model.gguf: not readable as GGUF: tensor 'token_embd.weight': unknown quantization 999$"
     ):
         load_model(path)
 

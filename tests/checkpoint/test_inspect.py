@@ -1,4 +1,4 @@
-"""A checkpoint is described, and two are judged as a pair, without reading their arrays."""
+"""A checkpoint is described, and two are evaluated as a pair, without reading their arrays."""
 
 import dataclasses
 

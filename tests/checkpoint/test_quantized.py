@@ -1,4 +1,4 @@
-"""A model is quantised as it is loaded or converted, to the same numbers, and is read back."""
+"""A model is quantized as it is loaded or converted, to the same numbers, and is read back."""
 
 import dataclasses
 

@@ -89,7 +89,7 @@ def test_controls_reach_the_decoder(pair, tmp_path, capsys):
     output = tmp_path / "answers.jsonl"
     arguments = (
         *("--pair", pair, "--quiet", "--draft-len", "2", "--max-new-tokens", "8", "--output", str(output)),
-        *("--acceptance", "multi_draft", "--chains", "2", "--temperature", "1.5", "--samples", "4"),
+        *("--acceptance", "multi_draft", "--candidates", "2", "--temperature", "1.5", "--samples", "4"),
         *("--ban", "3", "--ban", "4", "--repetition-penalty", "1.2", "--frequency-penalty", "0.5"),
         *("--min-new-tokens", "8", "--logprobs", "2", "--logits-processor", "tests.cli.test_commands:banned_twice"),
     )
@@ -104,7 +104,7 @@ def test_controls_reach_the_decoder(pair, tmp_path, capsys):
 
 
 def test_seeds_do_not_depend_on_the_batch(pair, tmp_path):
-    """Broken by seeds that count within a batch, or by rows that see their neighbours."""
+    """Broken by seeds that count within a batch, or by rows that see their neighbors."""
     texts = []
     for batch in ("1", "3"):
         output = tmp_path / f"{batch}.jsonl"

@@ -25,7 +25,7 @@ def files(pair, tmp_path_factory):  # noqa: F811
     patch.undo()
     assert code == 0
     trace = ["generate", "--file", str(prompts), "--pair", pair, "--batch", "2", "--draft-len", "2", "--quiet",
-             "--max-new-tokens", "10", "--survey", "--trace", str(folder / "trace.jsonl")]  # fmt: skip
+             "--max-new-tokens", "10", "--exhaustive", "--trace", str(folder / "trace.jsonl")]  # fmt: skip
     assert main(trace) == 0
     return folder, prompts, trace
 
@@ -82,7 +82,7 @@ def test_generate_with_a_policy_and_forced_acceptance(pair, files, capsys):  # n
     [
         (["generate", "a", "--policy", "nonesuch"], "policy='nonesuch'"),
         (["generate", "a", "--policy", "goodput"], "expected a profile"),
-        (["generate", "a", "--survey"], "--survey: expected --trace"),
+        (["generate", "a", "--exhaustive"], "--exhaustive: expected --trace"),
         (["generate", "a", "--synthetic-acceptance", "high"], "expected numbers"),
         (["generate", "a", "--synthetic-acceptance", "1.5"], "expected numbers from 0 to 1"),
         (["generate", "a", "--synthetic-acceptance", "0.5", "--acceptance", "block"], "--synthetic-acceptance"),

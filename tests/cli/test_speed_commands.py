@@ -1,4 +1,4 @@
-"""Bench, warm-up and fidelity from the command line, and the start of a process."""
+"""Bench, warm-up and quantization-error from the command line, and the start of a process."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def test_fidelity_of_int8(pair, tmp_path, capsys):  # noqa: F811
     prompts, output = tmp_path / "prompts.txt", tmp_path / "fidelity.json"
     prompts.write_text("one\nthe other\n")
     options = ["--prompts", str(prompts), "--max-new-tokens", "8", "--draft-len", "2", "--output", str(output)]
-    assert main(["fidelity", pair, "--quantize", "int8", *options]) == 0
+    assert main(["quantization-error", pair, "--quantize", "int8", *options]) == 0
     record = json.loads(output.read_text())
     assert record["num_tokens"] > 16 and 0 < record["mean_kl"] < record["quantile_kl"] <= record["max_kl"]
     assert 0.5 < record["agreement"] <= 1
@@ -80,7 +80,7 @@ def test_fidelity_of_int8(pair, tmp_path, capsys):  # noqa: F811
     assert 0 < abs(record["overlaps"][0] - record["overlaps"][1]) < 0.05 < min(record["overlaps"])
     assert 0 < abs(record["efficiency_change"]) < 0.1
     assert "nats in the mean" in capsys.readouterr().out
-    assert "nothing else differs" in fails(capsys, "fidelity", pair, *options)
+    assert "nothing else differs" in fails(capsys, "quantization-error", pair, *options)
 
 
 def test_a_second_start_compiles_nothing(pair, tmp_path):  # noqa: F811

@@ -6,7 +6,7 @@ import pytest
 
 from bass_jax.cost_model import (
     expected_emitted,
-    fit_power_law,
+    fit_power_distribution,
     geometric_block_efficiency,
     synchronized_block_efficiency,
 )
@@ -36,7 +36,7 @@ def test_a_power_law_is_found_again():
     accepted = 0.9 * np.arange(1, 9) ** 0.548
     steps = np.diff(accepted, prepend=0)
     rates = steps / np.concatenate([[1.0], steps[:-1]])
-    assert fit_power_law(rates) == pytest.approx((0.9, 0.548))
+    assert fit_power_distribution(rates) == pytest.approx((0.9, 0.548))
 
 
 @pytest.mark.parametrize("rate, draft_len", [(-0.1, 3), (1.1, 3), (0.5, -1)])
@@ -44,4 +44,4 @@ def test_what_cannot_be_is_refused(rate, draft_len):
     with pytest.raises(ValueError, match="expected 0 <= rate"):
         geometric_block_efficiency(rate, draft_len)
     with pytest.raises(ValueError, match="accepted drafts"):
-        fit_power_law([0.0, 0.5])
+        fit_power_distribution([0.0, 0.5])

@@ -1,4 +1,4 @@
-"""The fused acceptance op and the rules in jnp judge alike; on a GPU the step runs the op."""
+"""The fused acceptance op and the rules in jnp evaluate alike; on a GPU the step runs the op."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from bass_jax.acceptance import GREEDY, TOKEN, RuleKeys
 from bass_jax.decoding import accept as judge_module
 from bass_jax.decoding.accept import TargetLogits, accept
 from bass_jax.drafters import Proposal
-from bass_jax.sampling import Sampling
+from bass_jax.sampling import SamplingParams
 from tests.abstract import abstract_pair, abstract_state, of_depth
 from tests.decoding.test_step_compiles_for_gpus import BATCH as STEP_BATCH
 from tests.decoding.test_step_compiles_for_gpus import CAPACITY, TARGET
@@ -24,12 +24,12 @@ def case(seed: int, is_sampled: bool):
     logits = 2 * jax.random.normal(keys[0], (BATCH, DRAFTS + 1, VOCAB))
     draft_logits = logits[:, :-1] + jax.random.normal(keys[1], (BATCH, DRAFTS, VOCAB))
     tokens = jax.random.categorical(keys[2], draft_logits).astype(jnp.int32)
-    # Some rows draft the target's own favourites, so that long runs are accepted too.
+    # Some rows draft the target's own favorites, so that long runs are accepted too.
     tokens = jnp.where(jnp.arange(BATCH)[:, None] % 2 == 0, tokens, logits[:, :-1].argmax(axis=-1).astype(jnp.int32))
     num_drafted = jax.random.randint(keys[3], (BATCH,), 0, DRAFTS + 1)
     proposal = Proposal(tokens, num_drafted, jax.nn.softmax(draft_logits) if is_sampled else None)
     row_keys = jax.random.split(keys[4], (2, BATCH))
-    sampling = Sampling(
+    sampling = SamplingParams(
         temperature=np.tile([0.0, 0.7, 1.0, 1.3], 4), top_k=np.repeat([0, 5, 40, 0], 4),
         top_p=np.tile([1.0, 0.9], 8), min_p=np.repeat([0.0, 0.05], 8),
     )  # fmt: skip
@@ -57,7 +57,7 @@ def test_op_and_rule_emit_the_same_tokens(monkeypatch, rule, is_sampled):
         )
 
 
-def test_both_end_a_row_at_the_same_broken_law(monkeypatch):
+def test_both_end_a_row_at_the_same_broken_distribution(monkeypatch):
     proposal, logits, sampling_arrays, keys = case(0, is_sampled=False)
     proposal = proposal._replace(num_drafted=jnp.full((BATCH,), DRAFTS))
     sampling_arrays = sampling_arrays._replace(temperature=jnp.zeros(BATCH))

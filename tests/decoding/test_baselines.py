@@ -26,7 +26,7 @@ def test_greedy_tokens_are_those_of_regular_decoding(pair):
 def test_rows_that_go_on_advance_alike(pair):
     spec = bass.SpecConfig(3)
     run = bass.generate(
-        pair, tiny.PROMPTS, spec, step="synchronized", sampling=bass.Sampling(temperature=1.0), max_new_tokens=40
+        pair, tiny.PROMPTS, spec, step="synchronized", sampling=bass.SamplingParams(temperature=1.0), max_new_tokens=40
     )
     for info in run.infos:
         goes_on = np.asarray(info.is_active) & (np.asarray(info.finish) == bass.FinishReason.RUNNING)
@@ -35,7 +35,7 @@ def test_rows_that_go_on_advance_alike(pair):
 
 
 def test_one_rejection_stops_everybody(pair):
-    """BASS, section 3: at acceptance 0.8, five rows in lock step make about 1.5 tokens a round."""
+    """BASS, section 3: at acceptance 0.8, five rows synchronized make about 1.5 tokens a round."""
     spec, prompts = bass.SpecConfig(4, "synthetic(0.8)"), [[1, 2, 3]] * 5
     found = {
         step: np.mean([
@@ -45,18 +45,18 @@ def test_one_rejection_stops_everybody(pair):
         ])
         for step in ("synchronized", "speculate")
     }  # fmt: skip
-    # Some 400 rounds in lock step with a standard deviation of about 0.8 tokens each: 0.04.
+    # Some 400 rounds synchronized with a standard deviation of about 0.8 tokens each: 0.04.
     assert found["synchronized"] == pytest.approx(synchronized_block_efficiency(0.8, 4, 5), abs=4 * 0.04)
     assert found["speculate"] == pytest.approx(geometric_block_efficiency(0.8, 4), abs=0.25)
     assert synchronized_block_efficiency(0.8, 4, 5) == pytest.approx(1.48, abs=0.02)
 
 
 def test_a_rule_that_looks_ahead_is_refused(pair):
-    with pytest.raises(ValueError, match=r"acceptance='block'.*lock step"):
+    with pytest.raises(ValueError, match=r"acceptance='block'.*synchronized"):
         bass.generate(
             pair,
             tiny.PROMPTS,
             bass.SpecConfig(3, "block"),
             step="synchronized",
-            sampling=bass.Sampling(temperature=1.0),
+            sampling=bass.SamplingParams(temperature=1.0),
         )

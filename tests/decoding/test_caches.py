@@ -15,7 +15,7 @@ from tests import tiny
 SPEC = bass.SpecConfig(4)
 STEP = jax.jit(bass.speculate_step, static_argnames="spec")
 DECODE = jax.jit(bass.decode_step, static_argnames="spec")
-WARM = bass.Sampling(temperature=1.0)
+WARM = bass.SamplingParams(temperature=1.0)
 
 TOLERANCE = 1e-4
 """Passes of one token and of many add up the same products in another order: about eps * sqrt(width) * |value|,
@@ -100,7 +100,7 @@ def test_caches_are_true_at_the_end(often_right):
 def test_every_draft_of_a_perfect_drafter_is_accepted(target, plan, temperature):
     """The acceptance floor: a draft cache with one wrong slot proposes something else within a few steps."""
     pair = bass.Pair(target, tiny.model_drafter(target))
-    state = start(pair, sampling=bass.Sampling(temperature=temperature))
+    state = start(pair, sampling=bass.SamplingParams(temperature=temperature))
     _, infos = advance(pair, state, PLANS[plan])
     drafted = np.stack([info.num_drafted for info in infos])
     assert drafted.sum() > 0
@@ -117,7 +117,7 @@ def test_a_row_reads_at_most_two_tokens_to_begin_drafting(often_right):
 
 
 def test_a_hidden_state_draft_keeps_true_features_and_a_true_cache(target):
-    """What it read behind its own drafts was foretold: it has to be read again with what the target made of them."""
+    """What it read behind its own drafts was predicted: it has to be read again with what the target made of them."""
     drafter = tiny.hidden_drafter(target)
     pair = bass.Pair(target, drafter)
     state, infos = advance(pair, start(pair), PLANS["mixed"])
@@ -130,15 +130,15 @@ def assert_knows_the_truth(target, model, kept, state, num_behind=4):
     """Features are those of one fresh pass of the target, and the cache is that of one pass of the draft over them."""
     positions = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
     positions = jnp.where(positions < state.lengths[:, None], positions, len(positions))
-    features, _ = jax.jit(bass.Model.features)(target, state.tokens, positions, empty_cache(target, state))
-    before = jnp.pad(features, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-    _, cache = jax.jit(bass.Model.features)(model, state.tokens, positions, empty_cache(model, state), before)
-    kept, features, cache = jax.device_get((kept, features, cache))
+    hidden_states, _ = jax.jit(bass.Model.hidden_states)(target, state.tokens, positions, empty_cache(target, state))
+    before = jnp.pad(hidden_states, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+    _, cache = jax.jit(bass.Model.hidden_states)(model, state.tokens, positions, empty_cache(model, state), before)
+    kept, hidden_states, cache = jax.device_get((kept, hidden_states, cache))
     for row in range(3):
         num, num_cached = int(state.lengths[row]) - 1, int(kept.num_cached[row])
         assert kept.num_known[row] == num
         assert num - num_behind <= num_cached <= num
-        np.testing.assert_allclose(kept.hidden[row, :num], features[row, :num], atol=TOLERANCE, rtol=TOLERANCE)
+        np.testing.assert_allclose(kept.hidden[row, :num], hidden_states[row, :num], atol=TOLERANCE, rtol=TOLERANCE)
         for found, expected in zip(jax.tree.leaves(kept.cache), jax.tree.leaves(cache), strict=True):
             found, expected = found[row, :, :num_cached], expected[row, :, :num_cached]
             np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=TOLERANCE)

@@ -75,7 +75,7 @@ def test_chains_take_fewer_steps(target, drafters, regular):
 def test_both_caches_stay_true(target, drafters):
     """Both equal a fresh prefill of the committed tokens, whichever chain stood."""
     pair, spec = bass.Pair(target, drafters["often right"]), bass.SpecConfig(3, "multi_draft", num_candidates=3)
-    sampling = bass.Sampling(temperature=1.0)
+    sampling = bass.SamplingParams(temperature=1.0)
     state = bass.prefill(pair, tiny.PROMPTS, spec, sampling=sampling, max_new_tokens=30)
     step = jax.jit(bass.speculate_step)
     for _ in range(5):
@@ -94,7 +94,7 @@ def test_both_caches_stay_true(target, drafters):
 
 
 def one_position(rule, draft_tokens, draft_probs, target_probs, num_drafted=None, seed=0):
-    """Judges M first tokens per row, ``[B, M]``, under one target law ``[V]``."""
+    """Judges M first tokens per row, ``[B, M]``, under one target distribution ``[V]``."""
     B, M = draft_tokens.shape
     probs = jnp.broadcast_to(jnp.asarray(target_probs, jnp.float32), (B, M, 2, len(target_probs)))
     keys = jax.random.split(jax.random.key(seed), (3, B))
@@ -152,7 +152,7 @@ def test_the_greedy_rule_follows_the_right_chain():
         (
             NgramDrafter(),
             {"acceptance": "token", "num_candidates": 2},
-            r"num_candidates=2: acceptance='token' judges one chain",
+            r"num_candidates=2: acceptance='token' evaluates one chain",
         ),
         (RepeatDrafter(), {"acceptance": "multi_draft", "num_candidates": 2}, "RepeatDrafter has no propose_many"),
     ],

@@ -1,9 +1,9 @@
-"""The whole sampled decoder follows the target's law.
+"""The whole sampled decoder follows the target's distribution.
 
-`verify_lossless` enumerates the joint law of the first four tokens over a vocabulary of five and compares it with
-200,000 continuations of the compiled step, over ragged prompts, every sampling control and draft lengths that change
-between steps and rows, in one batch. What breaking any of this means: users who turn speculation on get text from
-another distribution, and no accuracy test of theirs tells them.
+`verify_lossless` enumerates the joint distribution of the first four tokens over a vocabulary of five and compares it
+with 200,000 continuations of the compiled step, over ragged prompts, every sampling control and draft lengths that
+change between steps and rows, in one batch. What breaking any of this means: users who turn speculation on get text
+from another distribution, and no accuracy test of theirs tells them.
 """
 
 import jax
@@ -33,7 +33,7 @@ RULES = sorted(
     for name, rule in registered_rules().items()
     if rule.lossless and rule.noise != "none"
 )
-"""With the number of chains that they judge here."""
+"""With the number of chains that they evaluate here."""
 
 DRAFTERS = {
     "combined": tiny.ensemble_drafter(tiny.model_drafter(tiny.perturbed(tiny_target(), 0.15), VOCAB), VOCAB),
@@ -61,7 +61,7 @@ STEPS = (bass.decode_step, bass.speculate_step)
 
 
 @pytest.mark.parametrize("rule, num_candidates, drafter", mostly_slow(ALL, lambda case: case in QUICK))
-def test_every_lossless_rule_keeps_the_targets_law(rule, num_candidates, drafter):
+def test_every_lossless_rule_keeps_the_targets_distribution(rule, num_candidates, drafter):
     assert verify_lossless(DRAFTERS[drafter], rule, draft_len=3, num_candidates=num_candidates).p_value > THRESHOLD
 
 
@@ -128,16 +128,16 @@ def test_a_users_processor_keeps_it(rule, num_candidates):
 
 
 @pytest.mark.parametrize("size", mostly_slow(PADDED, lambda size: size == 3))
-def test_a_draft_with_another_vocabulary_keeps_the_targets_law(size):
-    """Broken by a law that counts what the target lacks, or by a noise vector of the draft's width."""
+def test_a_draft_with_another_vocabulary_keeps_the_targets_distribution(size):
+    """Broken by a distribution that counts what the target lacks, or by a noise vector of the draft's width."""
     assert verify_lossless(PADDED[size], "token", draft_len=3, **FEWER).p_value > THRESHOLD
 
 
-def test_regular_decoding_keeps_the_targets_law():
+def test_regular_decoding_keeps_the_targets_distribution():
     assert verify_lossless(DRAFTERS["ngram"], draft_len=0, step=bass.decode_step).p_value > THRESHOLD
 
 
-def test_a_step_of_each_kind_in_turn_keeps_the_targets_law():
+def test_a_step_of_each_kind_in_turn_keeps_the_targets_distribution():
     """Regular and speculative steps mixed: their noise and their caches must not get into each other's way."""
     assert verify_lossless(DRAFTERS["model"], step=_either_step).p_value > THRESHOLD
 

@@ -1,4 +1,6 @@
-"""Where rows end: stop tokens and limits inside an accepted run, drafts that do not exist, laws that do not exist."""
+"""Where rows end: stop tokens and limits inside an accepted run, drafts that do not exist, distributions that do not
+exist.
+"""
 
 import dataclasses
 
@@ -136,7 +138,7 @@ def test_token_0_is_a_token_like_any_other():
     assert run.summary.acceptance_rate == 1.0
 
 
-# Laws that do not exist.
+# Distributions that do not exist.
 
 
 @jax.tree_util.register_dataclass
@@ -158,9 +160,9 @@ def broken(target, first, factor=1.0):
 @pytest.mark.parametrize("first, factor", [(np.nan, 1), (np.inf, 1), (0, np.nan), (0, np.inf)])
 @pytest.mark.parametrize("step", ["speculate", "decode"])
 def test_a_row_without_a_law_ends_and_says_so(target, first, factor, step):
-    """It emits nothing from that law; its neighbours say what they say without it."""
+    """It emits nothing from that distribution; its neighbors say what they say without it."""
     pair = bass.Pair(broken(target, first, factor), bass.drafters.NgramDrafter())
-    sampling = bass.Sampling(temperature=[1.0, 1.0, 0.0], top_p=[0.9, 0.95, 1.0], top_k=[3, 0, 0])
+    sampling = bass.SamplingParams(temperature=[1.0, 1.0, 0.0], top_p=[0.9, 0.95, 1.0], top_k=[3, 0, 0])
     options = {"sampling": sampling, "max_new_tokens": 12, "step": step, "seeds": [1, 2, 3]}
     prompts = [[1, 2, 10], [3, 1, 4, 1], [5, 6, 7, 5]]
     with_it = bass.generate(pair, prompts, **options)
@@ -187,7 +189,7 @@ def test_nan_in_a_rows_cache_stays_in_the_row(target):
 
 
 def test_a_law_that_breaks_later_ends_the_row_there(target):
-    """Speculation emits what regular decoding emits before the law breaks, wherever in a step that is."""
+    """Speculation emits what regular decoding emits before the distribution breaks, wherever in a step that is."""
     pair = bass.Pair(broken(target, np.nan), tiny.model_drafter(target))
     prompts = [[token] for token in range(8)]
     regular = bass.generate(pair, prompts, step="decode", max_new_tokens=20)

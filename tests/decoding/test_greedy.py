@@ -89,7 +89,7 @@ def test_every_drafter(target, drafters, regular, drafter, draft_len):
 @pytest.mark.parametrize("drafter, draft_len", [("often right", 0), ("often right", 5), ("ngram", 1), ("table", 4)])
 @pytest.mark.parametrize("rule", [name for name in RULES if name != "greedy"])
 def test_every_lossless_rule_at_temperature_0(target, drafters, regular, drafter, rule, draft_len):
-    """Temperature 0 is a one-hot law on both sides, not a ratio of softmaxes."""
+    """Temperature 0 is a one-hot distribution on both sides, not a ratio of softmaxes."""
     pair = bass.Pair(target, drafters[drafter])
     spec = bass.SpecConfig(draft_len, rule)
     state = bass.prefill(pair, tiny.PROMPTS, spec, max_new_tokens=LIMITS)
@@ -113,7 +113,7 @@ def test_draft_lengths_may_change_between_steps_and_rows(target, drafters, regul
         np.testing.assert_array_equal(bass.output_tokens(state, row), expected)
 
 
-SAMPLED = bass.Sampling(temperature=(0.0, 0.7, 0.0))
+SAMPLED = bass.SamplingParams(temperature=(0.0, 0.7, 0.0))
 GREEDY = bass.SpecConfig(2, "greedy")
 
 
@@ -132,7 +132,7 @@ def test_the_greedy_rule_is_refused_for_sampled_rows(target, drafters):
         bass.verify_lossless(drafters["bad"], "greedy", target=tiny.model(1, vocab_size=5))
     engine = bass.Engine(pair, GREEDY, config=bass.EngineConfig(num_slots=1, capacity=64), warm_up=False)
     with pytest.raises(ValueError, match=message):
-        engine.submit([1], max_new_tokens=8, sampling=bass.Sampling(temperature=0.7))
+        engine.submit([1], max_new_tokens=8, sampling=bass.SamplingParams(temperature=0.7))
 
 
 @pytest.mark.parametrize("step", [bass.speculate_step, bass.decode_step])

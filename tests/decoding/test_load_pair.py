@@ -55,7 +55,7 @@ def test_a_drafter_by_its_path(directory):
     [
         ("model", "has no draft"), ("hidden", "has no hidden-state draft"),
         ("combined_hidden", "has no hidden-state draft"),
-        ("store", "has no n-gram store; bass-jax build-store writes one"),
+        ("store", "has no retrieval datastore; bass-jax build-datastore writes one"),
         ("nowhere", "nowhere: no such file or directory"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What is reported of the laws is what one pass over the finished text finds."""
+"""What is reported of the distributions is what one pass over the finished text finds."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def raw_logits(target, prompt, output):
 def test_both_laws_of_every_token(target, rule, num_candidates, step):
     drafter = NgramDrafter() if rule == "block" else tiny.model_drafter(tiny.perturbed(target, 0.1))
     spec = bass.SpecConfig(3, rule, num_candidates=num_candidates, num_logprobs=NUM)
-    sampling = bass.Sampling(**SETTING, logit_bias={3: 0.5})
+    sampling = bass.SamplingParams(**SETTING, logit_bias={3: 0.5})
     run = bass.generate(
         bass.Pair(target, drafter), tiny.PROMPTS, spec, sampling=sampling, max_new_tokens=[20, 7, 30], step=step
     )
@@ -61,7 +61,7 @@ def test_both_laws_of_every_token(target, rule, num_candidates, step):
 
 
 def test_a_greedy_token_was_certain(target):
-    """The warped law at temperature 0 is one-hot; the raw law is what it is."""
+    """The warped distribution at temperature 0 is one-hot; the raw distribution is what it is."""
     pair = bass.Pair(target, tiny.model_drafter(target))
     run = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(3, num_logprobs=1), max_new_tokens=12)
     for tokens, logprobs, token_logprobs in zip(run.tokens, run.logprobs, run.token_logprobs, strict=True):

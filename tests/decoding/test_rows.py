@@ -30,7 +30,7 @@ SETTINGS = (
     {"temperature": 1.0, "repetition_penalty": 1.4, "frequency_penalty": 0.3, "min_new_tokens": 9,
      "logit_bias": {2: 1.0, 7: -1.0}},
 )  # fmt: skip
-OFF = {field.name: field.default for field in dataclasses.fields(bass.Sampling)}
+OFF = {field.name: field.default for field in dataclasses.fields(bass.SamplingParams)}
 REQUESTS = [
     (seed, prompt, OFF | setting)
     for seed, (prompt, setting) in enumerate(zip([*tiny.PROMPTS, [2, 4, 6, 8, 10], [9, 9]], SETTINGS, strict=True))
@@ -49,7 +49,7 @@ def pairs():
 def serve(pair, requests, step="speculate", spec=SPEC, **options):
     """One batch of requests, each with its seed and settings."""
     rows = [setting for _, _, setting in requests]
-    sampling = bass.Sampling(**{name: [row[name] for row in rows] for name in OFF})
+    sampling = bass.SamplingParams(**{name: [row[name] for row in rows] for name in OFF})
     seeds, prompts = [seed for seed, _, _ in requests], [prompt for _, prompt, _ in requests]
     options = {"max_new_tokens": NUM_NEW} | options
     return bass.generate(pair, prompts, spec, sampling=sampling, seeds=seeds, step=step, **options).tokens
@@ -76,7 +76,7 @@ def test_batch_slot_padding_and_neighbours_do_not_matter(pairs, alone, order, ca
 
 
 def test_capacity_does_not_matter(pairs, alone):
-    """A neighbour that may grow long doubles every row's cache."""
+    """A neighbor that may grow long doubles every row's cache."""
     found = serve(pairs["model"], REQUESTS[:3], max_new_tokens=[NUM_NEW, NUM_NEW, 100])
     for row in range(2):
         np.testing.assert_array_equal(found[row], alone[CASES[0]][row])
@@ -86,7 +86,7 @@ def test_capacity_does_not_matter(pairs, alone):
 @pytest.mark.parametrize("step", ["speculate", "decode"])
 def test_samples_of_a_prompt_are_repeated_prompts(pairs, step):
     """`num_samples` reads a prompt once; its rows differ from each other and equal those of repeated prompts."""
-    options = {"sampling": bass.Sampling(temperature=1.0), "max_new_tokens": NUM_NEW, "step": step}
+    options = {"sampling": bass.SamplingParams(temperature=1.0), "max_new_tokens": NUM_NEW, "step": step}
     found = bass.generate(pairs["model"], tiny.PROMPTS, SPEC, num_samples=3, **options).tokens
     repeated = [prompt for prompt in tiny.PROMPTS for _ in range(3)]
     expected = bass.generate(pairs["model"], repeated, SPEC, **options).tokens
@@ -98,7 +98,7 @@ def test_samples_of_a_prompt_are_repeated_prompts(pairs, step):
 
 def test_a_seed_is_honoured(pairs):
     """The same seed again gives the same text, another seed another text, in one batch."""
-    prompt, sampling = tiny.PROMPTS[1], bass.Sampling(temperature=1.0)
+    prompt, sampling = tiny.PROMPTS[1], bass.SamplingParams(temperature=1.0)
     rows = bass.generate(
         pairs["model"], [prompt] * 4, SPEC, sampling=sampling, seeds=[5, 6, 5, 2**32 - 1], max_new_tokens=NUM_NEW
     ).tokens

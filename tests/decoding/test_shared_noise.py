@@ -10,7 +10,7 @@ from bass_jax.engine.generate import Run
 from tests import tiny
 
 NUM_NEW = 16
-SAMPLING = bass.Sampling(temperature=np.tile([0.2, 0.8, 1.0, 1.3], 16), top_p=np.repeat([1.0, 0.9], 32))
+SAMPLING = bass.SamplingParams(temperature=np.tile([0.2, 0.8, 1.0, 1.3], 16), top_p=np.repeat([1.0, 0.9], 32))
 PROMPTS = [[1 + i % 9, *range(i % 5)] for i in range(64)]
 SEEDS = range(100, 164)
 

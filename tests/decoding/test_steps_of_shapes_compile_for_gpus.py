@@ -64,7 +64,7 @@ def compiled(shape, batch, draft_len, device, *, layers=None, quantize=None, cac
 
 
 def results(text: str, operation: str) -> list[tuple[str, int]]:
-    """Type and number of elements of every result of an operation in optimised HLO, fusions' insides left out."""
+    """Type and number of elements of every result of an operation in optimized HLO, fusions' insides left out."""
     found = []
     for computation in re.split(r"\n(?=\S)", text):
         if computation.startswith(("%fused", "%wrapped", "%triton", "%gemm", "%region", "fused")):
@@ -80,9 +80,11 @@ def smallest_weight(pair: bass.Pair) -> int:
 
 
 def assert_step(pair, state, executable, thunks, draft_len, *, share=0.02):
-    """One graph, caches in place; temporaries a small share of the parameters, or the laws that the rule reads alone.
+    """One graph, caches in place; temporaries a small share of the parameters, or the distributions that the rule
+    reads alone.
 
-    With a vocabulary of 128,256 the laws of 16 rows, 8 drafts and 9 positions each, are 5 % of a 1B pair's parameters.
+    With a vocabulary of 128,256 the distributions of 16 rows, 8 drafts and 9 positions each, are 5 % of a 1B pair's
+    parameters.
     """
     assert is_one_graph(thunks)
     memory = executable.memory_analysis()

@@ -1,4 +1,4 @@
-"""Several drafters as one: whose turn it is, whose law it is, and what a network keeps while others draft."""
+"""Several drafters as one: whose turn it is, whose distribution it is, and what a network keeps while others draft."""
 
 import dataclasses
 
@@ -41,21 +41,23 @@ class NowAndThen(RepeatDrafter):
 def ask(drafter, asked, num_committed):
     state = init(drafter, asked.tokens, asked.lengths)
     if reads_hidden_states(drafter):
-        features = predicted(drafter.model, asked, state.hidden, num_committed)
-        state = drafter.init(asked.tokens, asked.lengths, features)
+        hidden_states = predicted(drafter.model, asked, state.hidden, num_committed)
+        state = drafter.init(asked.tokens, asked.lengths, hidden_states)
     return drafter.propose(state, asked, 1, is_sampled=True)[0]
 
 
-def predicted(model, asked, features, num_committed):
-    """The target's features as far as they are known, and what the draft takes for those behind: pass after pass."""
-    slots = jnp.arange(features.shape[1])
+def predicted(model, asked, hidden_states, num_committed):
+    """The target's hidden states as far as they are known, and what the draft takes for those behind: pass after
+    pass.
+    """
+    slots = jnp.arange(hidden_states.shape[1])
     is_known = (slots < num_committed[:, None] - 1)[..., None]
     positions = jnp.where(slots < asked.lengths[:, None], slots, len(slots))
     for _ in range(G):
-        before = jnp.pad(features, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-        own, _ = model.features(asked.tokens, positions, model.init_cache(*asked.tokens.shape), before)
-        features = jnp.where(is_known, features, model.next_hidden(own))
-    return features
+        before = jnp.pad(hidden_states, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        own, _ = model.hidden_states(asked.tokens, positions, model.init_cache(*asked.tokens.shape), before)
+        hidden_states = jnp.where(is_known, hidden_states, model.next_hidden(own))
+    return hidden_states
 
 
 @pytest.mark.parametrize("kind", ["model", "hidden"])
@@ -121,7 +123,7 @@ def test_a_networks_cache_is_true_while_others_draft(target, kind):
     network = network_of(kind, target)
     pair = bass.Pair(target, EnsembleDrafter((NgramDrafter(3, 2), network), enough=0.5))
     step = jax.jit(bass.speculate_step, static_argnames="spec")
-    state = bass.prefill(pair, tiny.PROMPTS, SPEC, sampling=bass.Sampling(1.0), max_new_tokens=60)
+    state = bass.prefill(pair, tiny.PROMPTS, SPEC, sampling=bass.SamplingParams(1.0), max_new_tokens=60)
     lags = []
     for _ in range(8):
         state, _ = step(pair, state, SPEC)

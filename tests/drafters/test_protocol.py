@@ -11,7 +11,7 @@ import scipy.stats
 
 from bass_jax.drafters import DraftContext, Drafter, NgramDrafter, reads_hidden_states
 from bass_jax.drafters.template import RepeatDrafter
-from bass_jax.sampling import LogitsProcessors, Sampling
+from bass_jax.sampling import LogitsProcessors, SamplingParams
 from bass_jax.sampling.keys import row_keys, step_draft_keys
 from tests import tiny
 from tests.tiny import VOCAB
@@ -56,7 +56,7 @@ def context(lengths=LENGTHS, wanted=WANTED, seed=0, past_the_end=0) -> DraftCont
         tokens=jnp.asarray(tokens, jnp.int32),
         lengths=jnp.asarray(lengths),
         num_wanted=jnp.asarray(wanted),
-        sampling_arrays=Sampling(temperature=[1.0, 0.0, 0.7, 1.0, 1.0][:num_rows], top_p=0.9).sampling_arrays(
+        sampling_arrays=SamplingParams(temperature=[1.0, 0.0, 0.7, 1.0, 1.0][:num_rows], top_p=0.9).sampling_arrays(
             num_rows, VOCAB
         ),
         keys=draft_keys(seed, num_rows),
@@ -65,7 +65,7 @@ def context(lengths=LENGTHS, wanted=WANTED, seed=0, past_the_end=0) -> DraftCont
 
 
 def init(drafter, tokens, lengths):
-    """With arbitrary features of every token, for those that read them."""
+    """With arbitrary hidden states of every token, for those that read them."""
     if not reads_hidden_states(drafter):
         return drafter.init(tokens, lengths)
     table = np.random.default_rng(3).normal(size=(VOCAB, tiny.config().width)).astype(np.float32)
@@ -133,7 +133,9 @@ def _assert_same(one, other, order):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_drafts_are_drawn_from_the_law_that_is_returned(drafters, name):
-    """The first draft of 20,000 rows that differ in their keys alone; a deterministic drafter returns no law."""
+    """The first draft of 20,000 rows that differ in their keys alone; a deterministic drafter returns no
+    distribution.
+    """
     num = 20_000 // 4
     counts, distribution = np.zeros(VOCAB), None
     one = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], num, axis=0), context())
@@ -159,7 +161,7 @@ def test_a_trimmed_draft_proposes_its_tokens_alone(drafters):
 @pytest.mark.parametrize("is_sampled", [True, False])
 @pytest.mark.parametrize("name", ["model", "trimmed"])
 def test_a_model_stops_before_a_draft_that_it_is_unsure_of(drafters, name, is_sampled):
-    """The same drafts as without a threshold, cut at the first law whose largest probability is below it."""
+    """The same drafts as without a threshold, cut at the first distribution whose largest probability is below it."""
     free, _ = propose(drafters[name], context()._replace(min_confidence=jnp.zeros(5)), is_sampled)
     threshold = np.float32([0.0, 0.5, np.median(free.confidence[2]), 0.999, 1.1])
     cut, state = propose(drafters[name], context()._replace(min_confidence=jnp.asarray(threshold)), is_sampled)

@@ -1,4 +1,4 @@
-"""The n-gram store: what it counts, what it leaves out, how it is looked up, and its file."""
+"""The retrieval datastore: what it counts, what it leaves out, how it is looked up, and its file."""
 
 import collections
 import dataclasses
@@ -140,10 +140,10 @@ def test_the_file_comes_back_as_written(tmp_path):
 
 def test_files_that_are_no_stores_are_named(tmp_path):
     path, arrays = tmp_path / "store.safetensors", build_datastore(answers(), **SIZES)._asdict()
-    with pytest.raises(ValueError, match="not readable as an n-gram store"):
+    with pytest.raises(ValueError, match="not readable as a retrieval datastore"):
         read_datastore(path)
     save_file(dict(arrays), path)
-    with pytest.raises(ValueError, match="not an n-gram store; bass-jax build-store writes one"):
+    with pytest.raises(ValueError, match="not a retrieval datastore; bass-jax build-datastore writes one"):
         read_datastore(path)
     write_datastore(path, arrays | {"tokens": arrays["tokens"][:-1]}, **SIZES, vocab_size=VOCAB)
     with pytest.raises(ValueError, match="of one length and not empty"):
@@ -152,5 +152,5 @@ def test_files_that_are_no_stores_are_named(tmp_path):
     with pytest.raises(ValueError, match="a store of 7 tokens, the target has 5"):
         read_datastore(path, vocab_size=5)
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ValueError, match="not readable as an n-gram store"):
+    with pytest.raises(ValueError, match="not readable as a retrieval datastore"):
         read_datastore(path)

@@ -74,9 +74,9 @@ def token_engine(pair):
 
 
 def draw_request(random) -> dict:
-    sampling = bass.Sampling()
+    sampling = bass.SamplingParams()
     if random.random() < 0.5:
-        sampling = bass.Sampling(float(random.uniform(0.3, 1.4)), top_p=float(random.choice([1.0, 0.9])))
+        sampling = bass.SamplingParams(float(random.uniform(0.3, 1.4)), top_p=float(random.choice([1.0, 0.9])))
     num_prompt = int(random.integers(1, 40))
     return {
         "prompt": random.integers(0, tiny.VOCAB, num_prompt).tolist(),
@@ -187,10 +187,10 @@ def test_adjusted_rows(pair):
     """Bias, bans, penalties and minimum lengths beside rows without any."""
     engine = bass.Engine(pair, bass.SpecConfig(3), config=bass.EngineConfig(4, 64, buckets=(4,)), is_processed=True)
     samplings = [
-        bass.Sampling(),
-        bass.Sampling(0.9, repetition_penalty=1.4, frequency_penalty=0.3),
-        bass.Sampling(banned_tokens=[3, 4], logit_bias={2: 1.5}),
-        bass.Sampling(0.7, min_new_tokens=9),
+        bass.SamplingParams(),
+        bass.SamplingParams(0.9, repetition_penalty=1.4, frequency_penalty=0.3),
+        bass.SamplingParams(banned_tokens=[3, 4], logit_bias={2: 1.5}),
+        bass.SamplingParams(0.7, min_new_tokens=9),
     ]
     requests = [
         {"prompt": [1, 2, 3, i], "sampling": sampling, "seed": i, "stop_tokens": [5, 7], "max_new_tokens": 20}
@@ -305,7 +305,7 @@ def test_requests_that_are_refused(token_engine):
         ({"prompt": [1], "max_new_tokens": 0}, "max_new_tokens=0"),
         ({"prompt": [1], "max_new_tokens": 5, "seed": -1}, "seed=-1"),
         ({"prompt": [1], "max_new_tokens": 5, "stop_tokens": range(5)}, "stop_tokens has 5"),
-        ({"prompt": [1], "max_new_tokens": 5, "sampling": bass.Sampling(min_new_tokens=3)}, "is_processed"),
+        ({"prompt": [1], "max_new_tokens": 5, "sampling": bass.SamplingParams(min_new_tokens=3)}, "is_processed"),
     ):
         with pytest.raises(ValueError, match=message):
             token_engine.submit(**request)
@@ -315,7 +315,7 @@ def test_requests_that_are_refused(token_engine):
 def test_greedy_rules_serve_greedy_requests(pair):
     engine = bass.Engine(pair, bass.SpecConfig(3, "greedy"), config=CONFIG, warm_up=False)
     with pytest.raises(ValueError, match=r"temperature=0\.5"):
-        engine.submit([1], max_new_tokens=3, sampling=bass.Sampling(0.5))
+        engine.submit([1], max_new_tokens=3, sampling=bass.SamplingParams(0.5))
 
 
 def test_a_full_queue(pair):

@@ -13,7 +13,7 @@ from tests import tiny
 from tests.letters import Letters
 
 SPEC = bass.SpecConfig(4)
-WARM = bass.Sampling(temperature=1.0, top_p=0.95)
+WARM = bass.SamplingParams(temperature=1.0, top_p=0.95)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_nothing_follows_a_stop_string(pair, step):
 
 
 def test_log_probabilities_are_the_targets_own(pair):
-    """Under the raw law, whatever the temperature; they rank the samples of a prompt."""
+    """Under the raw distribution, whatever the temperature; they rank the samples of a prompt."""
     run = bass.generate(pair, tiny.PROMPTS, SPEC, sampling=WARM, max_new_tokens=12)
     for row, prompt in enumerate(tiny.PROMPTS):
         text = jnp.asarray([[*prompt, *run.tokens[row]]], jnp.int32)
@@ -114,8 +114,8 @@ def test_one_executable_per_bucket():
 
     assert run().num_compiled == JIT_CACHE.num_compiled - before > 0
     sweeps = [
-        *({"sampling": bass.Sampling(temperature=t)} for t in (0.1, 0.7, 1.0, [0.0, 1.0, 2.0])),
-        *({"sampling": bass.Sampling(temperature=1.0, top_k=k, top_p=p, min_p=m)}
+        *({"sampling": bass.SamplingParams(temperature=t)} for t in (0.1, 0.7, 1.0, [0.0, 1.0, 2.0])),
+        *({"sampling": bass.SamplingParams(temperature=1.0, top_k=k, top_p=p, min_p=m)}
           for k, p, m in ((3, 1.0, 0.0), (0, 0.5, 0.0), (0, 1.0, 0.3), ([1, 2, 3], 0.9, 0.1))),
         *({"draft_len": g} for g in (7, 8)),
         *({"stop_tokens": stops} for stops in ((), (1,), (1, 2), (5, 6, 7))),
@@ -139,7 +139,7 @@ def test_a_jitted_step_traces_once_per_bucket(pair):
         for seed in range(3):
             state = bass.prefill(
                 pair, [[1 + seed] * (1 + seed), [2]], bass.SpecConfig(draft_len), max_new_tokens=5 + seed,
-                sampling=bass.Sampling(temperature=seed, top_k=seed), stop_tokens=[seed],
+                sampling=bass.SamplingParams(temperature=seed, top_k=seed), stop_tokens=[seed],
             )  # fmt: skip
             while not state.done.all():
                 state = state._replace(draft_lens=jnp.minimum(state.draft_lens, seed))
@@ -162,7 +162,7 @@ MISTAKES = [
     (r"prompts\[0\] has 250 tokens", {"prompts": [[1] * 250]}),
     ("max_new_tokens=0", {"max_new_tokens": 0}),
     ("max_new_tokens has 2 values: expected 1 or 3", {"max_new_tokens": [1, 2]}),
-    ("temperature has 2 values: expected 1 or 3", {"sampling": bass.Sampling(temperature=[1, 2])}),
+    ("temperature has 2 values: expected 1 or 3", {"sampling": bass.SamplingParams(temperature=[1, 2])}),
     ("num_samples=0", {"num_samples": 0}),
     ("step='regular'", {"step": "regular"}),
     ("acceptance='tokens'", {"spec": bass.SpecConfig(4, "tokens")}),

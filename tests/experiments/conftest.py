@@ -71,7 +71,7 @@ def data(tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture
 def content(pair_path, data, tmp_path) -> dict:
-    """A configuration with regular decoding, single-sequence and batched speculation, and lock step."""
+    """A configuration with regular decoding, single-sequence and batched speculation, and synchronized."""
     return {
         "output_dir": str(tmp_path / "run"),
         "pair": {"path": pair_path},

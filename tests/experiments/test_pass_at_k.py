@@ -1,4 +1,6 @@
-"""Pass@k and its kin against hand-worked cases; the permutation test against laws that are and are not the same."""
+"""Pass@k and its kin against hand-worked cases; the permutation test against distributions that are and are not the
+same.
+"""
 
 import itertools
 import math
@@ -22,9 +24,9 @@ def test_pass_at_k_is_the_share_of_subsets_that_hold_one_that_passes(num_samples
 
 
 ANSWERS = {
-    # The likeliest fails, another passes; the likeliest that has ended after one second passes.
+    # The most probable fails, another passes; the most probable that has ended after one second passes.
     "a": [Answer(0.0, -0.1, 3.0, True), Answer(1.0, -0.2, 1.0, True)],
-    # The likeliest passes, late.
+    # The most probable passes, late.
     "b": [Answer(1.0, -0.1, 2.0, True), Answer(0.0, -0.5, 0.5, True)],
     # Cut off: counts nowhere, though its text would pass.
     "c": [Answer(1.0, -0.1, 2.0, False), Answer(0.0, -math.inf, 0.1, True)],
@@ -56,7 +58,7 @@ def values(random, means, num, spread=1.0) -> dict[str, list[float]]:
     return {str(index): (mean + spread * random.normal(size=num)).tolist() for index, mean in enumerate(means)}
 
 
-def test_the_permutation_tests_p_value_is_uniform_under_the_same_law():
+def test_the_permutation_tests_p_value_is_uniform_under_the_same_distribution():
     """Problems differ a lot, ways do not: a test that ignored problems would have no power, one that cheats rejects."""
     random = np.random.default_rng(0)
     p_values = []

@@ -92,7 +92,7 @@ def test_scores_are_those_of_the_planted_answers(coded, isolation, capsys, tmp_p
 
 
 def test_laws_are_not_compared_where_a_budget_cut_answers_off(coded):
-    """Long answers are missing there: a test would find the speed, not the law."""
+    """Long answers are missing there: a test would find the speed, not the distribution."""
     coded |= {
         "task": coded["task"] | {"limit": 1},
         "methods": {name: coded["methods"][name] for name in ("regular", "batched")},

@@ -55,7 +55,7 @@ def test_single_sequences_run_one_after_another_on_one_clock(content):
 
 @pytest.mark.parametrize("task", sorted(ROWS))
 def test_greedy_samples_are_those_of_regular_decoding(content, data, task):
-    """On every task, for single sequences, ragged batches and lock step."""
+    """On every task, for single sequences, ragged batches and synchronized."""
     content |= {"task": {"name": task, "data": data[task]}, "num_samples": 1}
     content["methods"]["single"]["num_samples"] = 1
     found = tokens(run(content))

@@ -1,4 +1,4 @@
-"""Masked acceptance: every implementation against the reference, the law it draws from, and its guards."""
+"""Masked acceptance: every implementation against the reference, the distribution it draws from, and its guards."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from kernels_pallas import Sampling, masked_acceptance, reference
+from kernels_pallas import KernelSampling, masked_acceptance, reference
 from kernels_pallas.acceptance import noise
 from kernels_pallas.acceptance.triton import masked_acceptance_triton
 from kernels_pallas.arg_specs import ACCEPTANCE_SPECS, AcceptanceSpec, acceptance_arguments
@@ -41,7 +41,7 @@ def assert_same(out, expected):
 
 def plain_sampling(batch, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     values = ((temperature, jnp.float32), (top_k, jnp.int32), (top_p, jnp.float32), (min_p, jnp.float32))
-    return Sampling(*(jnp.full((batch,), value, dtype) for value, dtype in values))
+    return KernelSampling(*(jnp.full((batch,), value, dtype) for value, dtype in values))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -79,7 +79,7 @@ def test_any_shape_and_sampling(draft_len, vocab_size, seed, data):
         return jnp.asarray(data.draw(st.lists(values, min_size=batch, max_size=batch)), dtype)
 
     arguments["num_drafted"] = rows(st.integers(0, draft_len), jnp.int32)
-    arguments["sampling"] = Sampling(
+    arguments["sampling"] = KernelSampling(
         rows(st.sampled_from([0.0, 0.3, 1.0, 2.0]), jnp.float32),
         rows(st.integers(0, vocab_size + 3), jnp.int32),
         rows(st.sampled_from([0.013, 0.21, 0.77, 0.93, 1.0]), jnp.float32),
@@ -108,9 +108,9 @@ def test_uniform_is_never_zero(monkeypatch):
         assert 0.0 < value <= 1.0
 
 
-def law_arguments(batch, vocab_size, draft_len, sampling, is_deterministic=False, seed=11):
-    """The same laws in every row, drafts drawn from them, another key per row."""
-    one = make_arguments(AcceptanceSpec("law", 1, draft_len, vocab_size), seed=seed)
+def probs_arguments(batch, vocab_size, draft_len, sampling, is_deterministic=False, seed=11):
+    """The same distributions in every row, drafts drawn from them, another key per row."""
+    one = make_arguments(AcceptanceSpec("spec", 1, draft_len, vocab_size), seed=seed)
     keys = jax.random.split(jax.random.key(seed), 3)
     draft_probs = jnp.broadcast_to(one["draft_probs"], (batch, draft_len, vocab_size))
     drafts = jax.random.categorical(keys[0], jnp.log(draft_probs), axis=-1).astype(jnp.int32)
@@ -127,40 +127,40 @@ def law_arguments(batch, vocab_size, draft_len, sampling, is_deterministic=False
     }
 
 
-def law_at(arguments, position):
-    """`[V]` float64 target law of every row at `position`."""
+def probs_at(arguments, position):
+    """`[V]` float64 target distribution of every row at `position`."""
     logits = arguments["target_logits"][:1, position : position + 1]
-    law = reference.target_probs(logits, *(setting[:1] for setting in arguments["sampling"]))
-    return np.asarray(law, np.float64)[0, 0]
+    distribution = reference.target_probs(logits, *(setting[:1] for setting in arguments["sampling"]))
+    return np.asarray(distribution, np.float64)[0, 0]
 
 
 def first_token_p_value(arguments, implementation):
-    """Chi-square of each row's first emitted token against the target's warped law."""
+    """Chi-square of each row's first emitted token against the target's warped distribution."""
     out = run(arguments, implementation)
     first = jnp.where(out.num_accepted > 0, arguments["draft_tokens"][:, 0], out.next_token)
-    law = np.asarray(
+    distribution = np.asarray(
         reference.target_probs(arguments["target_logits"][:1, :1], *(s[:1] for s in arguments["sampling"]))
     )
-    law = law[0, 0].astype(np.float64)
-    counts = np.bincount(np.asarray(first), minlength=law.size)
-    assert not counts[law == 0].any()
+    distribution = distribution[0, 0].astype(np.float64)
+    counts = np.bincount(np.asarray(first), minlength=distribution.size)
+    assert not counts[distribution == 0].any()
     kept = law > 0
-    return scipy.stats.chisquare(counts[kept], law[kept] / law[kept].sum() * counts.sum()).pvalue
+    return scipy.stats.chisquare(counts[kept], distribution[kept] / distribution[kept].sum() * counts.sum()).pvalue
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("is_deterministic", [False, True])
 @pytest.mark.parametrize("setting", [{}, {"temperature": 0.8, "top_k": 6, "top_p": 0.9}, {"min_p": 0.1}])
-def test_first_token_follows_the_target_law(implementation, is_deterministic, setting):
+def test_first_token_follows_the_target_distribution(implementation, is_deterministic, setting):
     batch = 3000
-    arguments = law_arguments(batch, 8, 2, plain_sampling(batch, **setting), is_deterministic)
+    arguments = probs_arguments(batch, 8, 2, plain_sampling(batch, **setting), is_deterministic)
     assert first_token_p_value(arguments, implementation) > 1e-3
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_wrong_draft_law_is_caught(implementation):
-    """The control of the test above: drafts that did not come from the law that is given."""
-    arguments = law_arguments(3000, 8, 2, plain_sampling(3000))
+    """The control of the test above: drafts that did not come from the distribution that is given."""
+    arguments = probs_arguments(3000, 8, 2, plain_sampling(3000))
     arguments["draft_probs"] = jnp.full_like(arguments["draft_probs"], 1 / 8)
     assert first_token_p_value(arguments, implementation) < 1e-9
 
@@ -169,35 +169,37 @@ def test_wrong_draft_law_is_caught(implementation):
 def test_second_token_follows_the_target_law_given_the_first(implementation):
     """Acceptance noise of two positions is independent of each other and of the residual's."""
     batch = 3000
-    arguments = law_arguments(batch, 8, 2, plain_sampling(batch))
+    arguments = probs_arguments(batch, 8, 2, plain_sampling(batch))
     out = run(arguments, implementation)
     has_second = np.asarray(out.num_accepted) >= 1
     second = jnp.where(out.num_accepted >= 2, arguments["draft_tokens"][:, 1], out.next_token)
-    law = law_at(arguments, 1)
+    distribution = probs_at(arguments, 1)
     counts = np.bincount(np.asarray(second)[has_second], minlength=8)
     assert has_second.sum() > 500
-    assert scipy.stats.chisquare(counts, law / law.sum() * counts.sum()).pvalue > 1e-3
+    assert scipy.stats.chisquare(counts, law / distribution.sum() * counts.sum()).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_zero_residual_falls_back_on_the_target(implementation):
-    """The draft law is the target's (scaled up, as rounding may): all that is left after a rejection is nothing."""
-    arguments = law_arguments(600, 8, 1, plain_sampling(600))
+    """The draft distribution is the target's (scaled up, as rounding may): all that is left after a rejection is
+    nothing.
+    """
+    arguments = probs_arguments(600, 8, 1, plain_sampling(600))
     target = reference.target_probs(arguments["target_logits"], *arguments["sampling"])
     arguments["draft_probs"] = 4.0 * target[:, :1]
     out = run(arguments, implementation)
     rejected = np.asarray(out.num_accepted) == 0
     assert rejected.sum() > 300
     counts = np.bincount(np.asarray(out.next_token)[rejected], minlength=8)
-    law = np.asarray(target[0, 0], np.float64)
-    assert scipy.stats.chisquare(counts, law / law.sum() * counts.sum()).pvalue > 1e-3
+    distribution = np.asarray(target[0, 0], np.float64)
+    assert scipy.stats.chisquare(counts, law / distribution.sum() * counts.sum()).pvalue > 1e-3
     assert out.is_valid.all()
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_dropped_token_never_stands(implementation):
-    """Drafts outside top-k, however improbable the draft law calls them."""
-    arguments = law_arguments(64, 16, 2, plain_sampling(64, top_k=3))
+    """Drafts outside top-k, however improbable the draft distribution calls them."""
+    arguments = probs_arguments(64, 16, 2, plain_sampling(64, top_k=3))
     order = jnp.argsort(arguments["target_logits"][:, :2], axis=-1)
     arguments["draft_tokens"] = order[..., 5].astype(jnp.int32)
     arguments["draft_probs"] = jnp.full_like(arguments["draft_probs"], 1e-30)
@@ -208,7 +210,7 @@ def test_dropped_token_never_stands(implementation):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_placeholders_never_stand(implementation):
-    """Rows with fewer drafts than slots; the placeholders are the target's own favourites, or no tokens at all."""
+    """Rows with fewer drafts than slots; the placeholders are the target's own favorites, or no tokens at all."""
     arguments = make_arguments(SMALL) | {"sampling": plain_sampling(8, temperature=0.0)}
     mode = jnp.argmax(arguments["target_logits"], axis=-1).astype(jnp.int32)
     num_drafted = jnp.array([0, 1, 2, 3, 0, 1, 2, 3], jnp.int32)
@@ -222,8 +224,8 @@ def test_placeholders_never_stand(implementation):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_greedy_rows_need_no_draft_law(implementation):
-    """One-hot laws, not a softmax at a small temperature; and the draft law is not even read."""
+def test_greedy_rows_need_no_draft_distribution(implementation):
+    """One-hot distributions, not a softmax at a small temperature; and the draft distribution is not even read."""
     arguments = make_arguments(SMALL) | {"sampling": plain_sampling(8, temperature=0.0, top_k=2, top_p=0.1)}
     mode = jnp.argmax(arguments["target_logits"], axis=-1).astype(jnp.int32)
     wrong = (mode[:, :3] + 1) % SMALL.vocab_size
@@ -241,7 +243,7 @@ def test_greedy_rows_need_no_draft_law(implementation):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
 def test_bad_logits_are_a_guarded_row(implementation, temperature, bad):
-    """No index out of range, no token, no effect on the neighbours, and none past the drafts."""
+    """No index out of range, no token, no effect on the neighbors, and none past the drafts."""
     arguments = make_arguments(SMALL) | {"sampling": plain_sampling(8, temperature=temperature)}
     mode = jnp.argmax(arguments["target_logits"], axis=-1).astype(jnp.int32)
     arguments["draft_tokens"] = mode[:, :3]
@@ -272,7 +274,7 @@ def test_ties_of_the_last_kept_token_are_kept(implementation):
     """Five tokens share the second place of top-k = 2: all six stay. -inf logits are no tokens."""
     logits = jnp.array([3.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, -jnp.inf])
     batch = 2000
-    arguments = law_arguments(batch, 8, 0, plain_sampling(batch, top_k=2))
+    arguments = probs_arguments(batch, 8, 0, plain_sampling(batch, top_k=2))
     arguments["target_logits"] = jnp.broadcast_to(logits, (batch, 1, 8))
     out = run(arguments, implementation)
     assert set(np.unique(out.next_token)) == {0, 1, 2, 3, 4, 5}
@@ -282,7 +284,7 @@ def test_ties_of_the_last_kept_token_are_kept(implementation):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_logprobs_are_of_the_raw_law(implementation):
+def test_logprobs_are_of_the_raw_distribution(implementation):
     arguments = make_arguments(SMALL)
     out = run(arguments, implementation)
     raw = np.asarray(jax.nn.log_softmax(arguments["target_logits"]))
@@ -346,5 +348,5 @@ def test_mistakes_are_named(changes, message):
         masked_acceptance(**make_arguments(SMALL) | changes)
 
 
-def test_deterministic_spec_has_no_law():
+def test_deterministic_spec_has_no_distribution():
     assert acceptance_arguments(dataclasses.replace(SMALL, is_deterministic=True))["draft_probs"] is None

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels_pallas import Sampling, masked_acceptance, reference
+from kernels_pallas import KernelSampling, masked_acceptance, reference
 from kernels_pallas.acceptance.mosaic_gpu import masked_acceptance_mosaic_gpu
 from kernels_pallas.arg_specs import ACCEPTANCE_SPECS, AcceptanceSpec, acceptance_arguments
 from kernels_pallas.tuning import AcceptanceTiles
@@ -50,7 +50,7 @@ def test_any_sampling(seed, data):
         return jnp.asarray(data.draw(st.lists(values, min_size=4, max_size=4)), dtype)
 
     arguments["num_drafted"] = rows(st.integers(0, 2), jnp.int32)
-    arguments["sampling"] = Sampling(
+    arguments["sampling"] = KernelSampling(
         rows(st.sampled_from([0.0, 0.3, 1.0, 2.0]), jnp.float32),
         rows(st.integers(0, 203), jnp.int32),
         rows(st.sampled_from([0.013, 0.21, 0.77, 1.0]), jnp.float32),
@@ -61,7 +61,9 @@ def test_any_sampling(seed, data):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_bad_rows_are_guarded(temperature):
-    """NaN or +inf where a row's token comes from ends that row and touches no other; greedy rows need no draft law."""
+    """NaN or +inf where a row's token comes from ends that row and touches no other; greedy rows need no draft
+    distribution.
+    """
     arguments = make_arguments(SMALL) | {"sampling": plain_sampling(4, temperature=temperature)}
     mode = jnp.argmax(arguments["target_logits"], axis=-1).astype(jnp.int32)
     arguments |= {"draft_tokens": mode[:, :2], "num_drafted": jnp.full((4,), 2, jnp.int32)}

@@ -1,4 +1,4 @@
-"""INT8: a quantised model scores as the model of its rounded weights does, and speculates as it decodes."""
+"""INT8: a quantized model scores as the model of its rounded weights does, and speculates as it decodes."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ def score(model: bass.Model) -> np.ndarray:
 
 
 def dequantized(model: bass.Model) -> bass.Model:
-    """The model without quantisation whose weights are those that INT8 stands for."""
+    """The model without quantization whose weights are those that INT8 stands for."""
 
     def visit(tree):
         found = {}
@@ -156,7 +156,7 @@ def test_a_bad_mode_is_named(changes, message):
 
 
 @pytest.mark.slow
-def test_a_quantised_target_keeps_its_own_law():
+def test_a_quantised_target_keeps_its_own_distribution():
     target = bass.quantize_model(tiny.model(0, vocab_size=5), cache_dtype="int8")
     drafter = tiny.model_drafter(tiny.perturbed(tiny.model(0, vocab_size=5), 0.05), vocab_size=5)
     report = bass.verify_lossless(drafter, "token", target=target, num_samples=50_000)

@@ -1,7 +1,7 @@
 """No policy changes what is decoded, and none compiles in the middle of it.
 
-What breaking it means: the text, or its law, depends on how the batch was sped up; or minutes of compilation fall into
-a stream of tokens.
+What breaking it means: the text, or its distribution, depends on how the batch was sped up; or minutes of compilation
+fall into a stream of tokens.
 """
 
 import jax
@@ -53,7 +53,7 @@ CASES = [(name, temperature) for name in POLICIES for temperature in (0.0, 1.0)]
 @pytest.mark.parametrize("name, temperature", mostly_slow(CASES, lambda case: case in QUICK))
 def test_the_tokens_are_those_of_regular_decoding(pair, name, temperature):
     """Greedy, and by the shared-noise rule sampled: the very tokens."""
-    sampling = bass.Sampling(temperature=temperature) if temperature else None
+    sampling = bass.SamplingParams(temperature=temperature) if temperature else None
     regular = decode(pair, sampling, step="decode")
     run = decode(pair, sampling, policy=POLICIES[name])
     for found, expected in zip(run.tokens, regular.tokens, strict=True):
@@ -71,7 +71,7 @@ def test_the_tokens_are_those_of_regular_decoding(pair, name, temperature):
 )
 def test_the_device_loop_plans_what_the_host_plans(pair, name):
     """One code: step by step the same lengths and tokens."""
-    sampling = bass.Sampling(temperature=1.0)
+    sampling = bass.SamplingParams(temperature=1.0)
     host = decode(pair, sampling, policy=POLICIES[name])
     spec = bass.SpecConfig(4, "shared_noise")
     state = bass.prefill(pair, tiny.PROMPTS, spec, sampling=sampling, max_new_tokens=LIMITS)
@@ -99,7 +99,9 @@ def test_the_law_is_the_targets_whatever_the_policy(name):
 
 
 def test_a_policy_that_drops_drafts_for_what_they_are_is_caught(monkeypatch):
-    """The control of the test above: stopping at an unlikely draft, rather than at a flat law, is not lossless."""
+    """The control of the test above: stopping at an unlikely draft, rather than at a flat distribution, is not
+    lossless.
+    """
     drafter = tiny.model_drafter(tiny.perturbed(tiny_target(), 0.15), 5)
     model_choose = type(drafter)._choose
 

@@ -1,1 +1,1 @@
-"""Laws, rules, keys."""
+"""Distributions, rules, keys."""

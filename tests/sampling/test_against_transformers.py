@@ -1,4 +1,4 @@
-"""Names that `transformers` has mean what they mean there: the same law from the same logits."""
+"""Names that `transformers` has mean what they mean there: the same distribution from the same logits."""
 
 import json
 import subprocess
@@ -72,7 +72,7 @@ def distribution(logits, tokens, sampling_arrays):
 
 
 @pytest.mark.parametrize("index", range(len(SETTINGS)), ids=[",".join(setting) for setting in SETTINGS])
-def test_the_same_law(cases, expected, index):
+def test_the_same_distribution(cases, expected, index):
     """500 random logits per setting, 10,000 in all.
 
     A mass that meets `top_p` within float32's rounding may be decided either way: at 0.999 one row in 500 is.
@@ -80,6 +80,6 @@ def test_the_same_law(cases, expected, index):
     setting = dict(SETTINGS[index])
     if "logit_bias" in setting:
         setting["logit_bias"] = {int(token): bias for token, bias in setting["logit_bias"].items()}
-    sampling_arrays = bass.Sampling(**setting).sampling_arrays(NUM, V)
+    sampling_arrays = bass.SamplingParams(**setting).sampling_arrays(NUM, V)
     found = distribution(jnp.asarray(cases[0][index]), jnp.asarray(cases[1][index]), sampling_arrays)
     np.testing.assert_allclose(found, expected[index], atol=1e-6, rtol=0)

@@ -37,7 +37,7 @@ SETTINGS = (
 
 def sampling_arrays(settings) -> SamplingArrays:
     rows = [{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | setting for setting in settings]
-    return bass.Sampling(**{name: [row[name] for row in rows] for name in rows[0]}).sampling_arrays(len(rows), 4)
+    return bass.SamplingParams(**{name: [row[name] for row in rows] for name in rows[0]}).sampling_arrays(len(rows), 4)
 
 
 def random_logits(count: int, vocab_size: int) -> np.ndarray:
@@ -82,7 +82,9 @@ def test_banned_tokens_stay_banned():
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-20, 1e-3])
 def test_a_tiny_temperature_is_nearly_greedy_and_finite(temperature):
-    """What breaking it means: logits over a tiny temperature overflow, the law is NaN and token 0 is emitted."""
+    """What breaking it means: logits over a tiny temperature overflow, the distribution is NaN and token 0 is
+    emitted.
+    """
     distribution = token_distribution(
         jnp.asarray([[[1.0, 3.0, -2.0, 2.0]]]), sampling_arrays([{"temperature": temperature}])
     )
@@ -124,9 +126,9 @@ def test_draw_never_takes_probability_0():
 )  # fmt: skip
 def test_a_setting_out_of_range_is_refused_by_name(name, value):
     with pytest.raises(ValueError, match=rf"^{name}="):
-        bass.Sampling(**{name: value})
+        bass.SamplingParams(**{name: value})
 
 
 def test_a_setting_per_row_must_have_one_value_per_row():
     with pytest.raises(ValueError, match=r"top_p has 2 values: expected 1 or 3"):
-        bass.Sampling(top_p=[0.5, 0.6]).sampling_arrays(3, 4)
+        bass.SamplingParams(top_p=[0.5, 0.6]).sampling_arrays(3, 4)

@@ -52,7 +52,7 @@ def processed_by_loops(logits, tokens):
 
 
 def processors(settings=SETTINGS, processors=()) -> LogitsProcessors:
-    sampling_arrays = bass.Sampling(**settings).sampling_arrays(4, V)
+    sampling_arrays = bass.SamplingParams(**settings).sampling_arrays(4, V)
     return LogitsProcessors(
         sampling_arrays.processor_arrays, jnp.asarray(PROMPT_LENGTHS), jnp.asarray(STOPS), processors
     )
@@ -112,7 +112,7 @@ def test_a_processor_sees_the_tokens_so_far_and_no_further():
 )
 def test_a_setting_out_of_range_is_refused_by_name(settings, message):
     with pytest.raises(ValueError, match=message):
-        bass.Sampling(**settings)
+        bass.SamplingParams(**settings)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_setting_out_of_range_is_refused_by_name(settings, message):
 )
 def test_tokens_that_cannot_be_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        bass.Sampling(**settings).sampling_arrays(4, V)
+        bass.SamplingParams(**settings).sampling_arrays(4, V)
 
 
 def _ban_all_after_7(logits, tokens, position):
@@ -148,7 +148,7 @@ def test_a_row_without_a_token_ends_with_a_reason(processor, reason, rule):
     """Breaking it: token 0, or whatever argmax makes of nothing, appears in the text."""
     target = tiny.model(1)
     pair = bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.2)))
-    sampling = bass.Sampling(temperature=0.0 if rule == "greedy" else 1.3)
+    sampling = bass.SamplingParams(temperature=0.0 if rule == "greedy" else 1.3)
     prompts = [[token] for token in range(8)]
     spec = bass.SpecConfig(4, rule, logits_processors=(processor,))
     run = bass.generate(pair, prompts, spec, sampling=sampling, max_new_tokens=30)
@@ -178,7 +178,7 @@ def test_speculation_keeps_every_control_greedily():
     options = {
         "max_new_tokens": 40,
         "stop_tokens": [9],
-        "sampling": bass.Sampling(
+        "sampling": bass.SamplingParams(
             repetition_penalty=[1.2, 1.0, 1.5], frequency_penalty=[0.3, 1.0, 0.0], presence_penalty=0.2,
             logit_bias={1: 0.7}, banned_tokens=(2,), min_new_tokens=[12, 0, 40],
         ),
@@ -196,7 +196,7 @@ def test_speculation_keeps_every_control_greedily():
 def test_a_draft_that_adjusts_too_is_always_right():
     """The target as its own draft: broken when the draft ignores penalties, which costs acceptance and nothing else."""
     target = tiny.model(1)
-    sampling = bass.Sampling(temperature=[0.0, 1.0, 1.0], repetition_penalty=1.8, frequency_penalty=0.5)
+    sampling = bass.SamplingParams(temperature=[0.0, 1.0, 1.0], repetition_penalty=1.8, frequency_penalty=0.5)
     pair = bass.Pair(target, tiny.model_drafter(target))
     run = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), sampling=sampling, max_new_tokens=40)
     assert run.summary.acceptance_rate > 0.99

@@ -3,7 +3,7 @@
     python transformers_warping.py cases.npz settings.json warped.npz
 
 ``cases.npz`` has ``logits`` ``[settings, n, V]`` and ``tokens`` ``[settings, n, C]``, of which the first
-``prompt_length`` are the prompt. Writes ``probs``, the law that generation would draw from.
+``prompt_length`` are the prompt. Writes ``probs``, the distribution that generation would draw from.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The public check of a drafter or a rule: its statistic, its verdict, its refusals."""
+"""The public check of a drafter or a rule: its statistic, its result, its refusals."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests import tiny
 
 
 def test_the_p_value_is_scipys():
-    """Within 2 % of the tail, which is what the approximation promises and more than a verdict needs."""
+    """Within 2 % of the tail, which is what the approximation promises and more than a result needs."""
     random = np.random.default_rng(0)
     distributions = random.dirichlet(np.ones(30), 4)
     for shift in (0.0, 0.02, 0.05):
@@ -62,7 +62,7 @@ def test_a_report_says_what_was_found():
     assert sound.claims_lossless
     assert sound.total_variation == pytest.approx(sound.expected_variation, rel=0.1)
     assert 1 < sound.tokens_per_step < 4
-    assert str(sound).startswith("token (lossless): keeps the target's law: p = ")
+    assert str(sound).startswith("token (lossless): keeps the target's distribution: p = ")
 
 
 @pytest.mark.parametrize("rule", ["typical", "threshold"])
@@ -71,7 +71,7 @@ def test_a_lossy_rule_is_reported_with_its_distance(rule):
     assert not report.claims_lossless
     assert not report.is_lossless
     assert report.total_variation > 2 * report.expected_variation
-    assert str(report).startswith(f"{rule} (lossy by design): does NOT keep the target's law")
+    assert str(report).startswith(f"{rule} (lossy by design): does NOT keep the target's distribution")
 
 
 @pytest.mark.parametrize(

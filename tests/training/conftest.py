@@ -45,7 +45,7 @@ def _last_logits(model, tokens, length):
 
 
 def next_token(model, tokens) -> int:
-    """The model's likeliest token after `tokens`, from a fresh pass of one shape."""
+    """The model's most probable token after `tokens`, from a fresh pass of one shape."""
     padded = np.zeros((1, 64), np.int32)
     padded[0, : len(tokens)] = tokens
     column = int(jnp.argmax(_last_logits(model, padded, len(tokens))))

@@ -1,4 +1,4 @@
-"""The acceptance of sampled answers against laws taken position by position."""
+"""The acceptance of sampled answers against distributions taken position by position."""
 
 import dataclasses
 
@@ -24,9 +24,9 @@ def _distribution(model, tokens, temperature):
     """Over the whole vocabulary, after `tokens`."""
     positions = jnp.arange(len(tokens))[None]
     logits, _ = model.forward(jnp.asarray(tokens)[None], positions, model.init_cache(1, 64))
-    law = np.asarray(jax.nn.softmax(logits[0, -1] / temperature))
+    distribution = np.asarray(jax.nn.softmax(logits[0, -1] / temperature))
     if model.output_ids is None:
-        return law
+        return distribution
     whole = np.zeros(VOCAB)
     whole[np.asarray(model.output_ids)] = law
     return whole
@@ -36,7 +36,7 @@ def _distribution(model, tokens, temperature):
 def test_it_is_the_mass_that_both_laws_share(make_config, make_draft, target, temperature):
     draft = make_draft(make_config(draft={"output_vocab_size": 40}), np.arange(10, 50, dtype=np.int32))
     draft = dataclasses.replace(draft, params=draft.params | {"head": 20 * draft.params["head"]})
-    # Breaking it: the laws at temperature 1, or one position too early.
+    # Breaking it: the distributions at temperature 1, or one position too early.
     rollouts, shared = _sampled(target, temperature), []
     for row in rollouts:
         for place in range(len(row.response)):

@@ -30,10 +30,10 @@ def test_shards_come_back_as_written(tmp_path):
     found = list(Corpus(tmp_path / "corpus").read())
     assert [source for _, source in found] == ["a", "b", "a", "b", "a"]
     for (row, _), expected in zip(found, rollouts, strict=True):
-        for name in ("prompt", "response", "law_ids"):
+        for name in ("prompt", "response", "distribution_ids"):
             np.testing.assert_array_equal(getattr(row, name), getattr(expected, name))
         # float16 on disk.
-        np.testing.assert_allclose(row.law_logprobs, expected.law_logprobs, rtol=2**-10)
+        np.testing.assert_allclose(row.distribution_logprobs, expected.distribution_logprobs, rtol=2**-10)
 
 
 def test_corpus_of_another_recipe_is_refused(tmp_path):

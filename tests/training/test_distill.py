@@ -97,7 +97,7 @@ def test_a_store_and_a_search_from_the_same_corpus(config_path, capsys, monkeypa
     monkeypatch.chdir(config_path.parent)
     assert main(["distill", str(config_path), "--quiet", "--plot", "run.png"]) == 0
     assert "drawn: run.png" in capsys.readouterr().out and Path("run.png").stat().st_size > 1000
-    assert main(["build-store", str(config_path), "--output", "store.safetensors"]) == 0
+    assert main(["build-datastore", str(config_path), "--output", "store.safetensors"]) == 0
     printed = capsys.readouterr().out
     assert "contexts of" in printed and "store.safetensors" in printed and "test" in printed
     arrays, about = read_datastore("store.safetensors", tokenizer=load_tokenizer(config_path.parent / "target"))

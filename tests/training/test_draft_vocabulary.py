@@ -30,9 +30,9 @@ def test_law_is_renormalised_inside_the_output_vocabulary():
     logprobs = np.log([[0.5, 0.3, 0.1], [0.6, 0.2, 0.1]]).astype(np.float32)
     row = Rollout(np.array([1, 2], np.int32), np.array([3, 50], np.int32), ids, logprobs, 0.0)
     batch = make_batch([row], output_columns(np.arange(2, 50), VOCAB), 8, 4, 1)
-    np.testing.assert_array_equal(batch.law_columns[0], [1, -1, 2])
-    np.testing.assert_allclose(batch.law_probs[0], [5 / 6, 0, 1 / 6], rtol=1e-6)
-    np.testing.assert_array_equal(batch.law_probs[1], 0)
+    np.testing.assert_array_equal(batch.distribution_columns[0], [1, -1, 2])
+    np.testing.assert_allclose(batch.distribution_probs[0], [5 / 6, 0, 1 / 6], rtol=1e-6)
+    np.testing.assert_array_equal(batch.distribution_probs[1], 0)
     assert batch.labels[:2].tolist() == [1, -1]
     assert batch.weights.tolist() == [1, 1, 0, 0]
     assert batch.selected[:2].tolist() == [1, 2]

@@ -43,9 +43,9 @@ def test_a_hidden_state_draft_scores_what_it_foretells_as_its_target_would(make_
     """Its width holds all directions here, so nothing is lost."""
     draft = make_draft(make_config(draft={"reads_hidden": True}), np.arange(48, dtype=np.int32))
     state = jnp.asarray(np.random.default_rng(1).normal(size=(1, 5, target.config.width)), jnp.float32)
-    features = state @ draft.params["hidden_output"].T
-    np.testing.assert_allclose(draft.next_hidden(features), state, atol=1e-4)
-    np.testing.assert_allclose(draft.logits(features), target.logits(state)[..., :48], atol=1e-4)
+    hidden_states = state @ draft.params["hidden_output"].T
+    np.testing.assert_allclose(draft.next_hidden(hidden_states), state, atol=1e-4)
+    np.testing.assert_allclose(draft.logits(hidden_states), target.logits(state)[..., :48], atol=1e-4)
 
 
 def test_a_draft_that_read_tokens_says_the_same_once_it_reads_hidden_states(make_config, make_draft, target):
@@ -56,14 +56,14 @@ def test_a_draft_that_read_tokens_says_the_same_once_it_reads_hidden_states(make
     rng = np.random.default_rng(2)
     tokens, positions = jnp.asarray(rng.integers(0, VOCAB, (2, 12)), jnp.int32), jnp.tile(jnp.arange(12), (2, 1))
     states = jnp.asarray(rng.normal(size=(2, 12, target.config.width)), jnp.float32)
-    said, _ = draft.features(tokens, positions, draft.init_cache(2, 12))
+    said, _ = draft.hidden_states(tokens, positions, draft.init_cache(2, 12))
 
-    def features(params):
+    def hidden_states(params):
         model = dataclasses.replace(reader, params=params)
-        return model.features(tokens, positions, reader.init_cache(2, 12), states)[0]
+        return model.hidden_states(tokens, positions, reader.init_cache(2, 12), states)[0]
 
-    np.testing.assert_array_equal(features(reader.params), said)
-    slope = jax.grad(lambda params: jnp.square(features(params)).sum())(reader.params)["hidden_projection"]
+    np.testing.assert_array_equal(hidden_states(reader.params), said)
+    slope = jax.grad(lambda params: jnp.square(hidden_states(params)).sum())(reader.params)["hidden_projection"]
     assert np.abs(slope).max() > 0
 
 
@@ -75,14 +75,14 @@ def test_a_draft_with_more_layers_says_the_same(make_config, make_draft, num_lay
     assert deeper.config.num_layers == num_layers
     rng = np.random.default_rng(3)
     tokens, positions = jnp.asarray(rng.integers(0, VOCAB, (2, 12)), jnp.int32), jnp.tile(jnp.arange(12), (2, 1))
-    said, _ = draft.features(tokens, positions, draft.init_cache(2, 12))
+    said, _ = draft.hidden_states(tokens, positions, draft.init_cache(2, 12))
 
-    def features(params):
+    def hidden_states(params):
         model = dataclasses.replace(deeper, params=params)
-        return model.features(tokens, positions, deeper.init_cache(2, 12))[0]
+        return model.hidden_states(tokens, positions, deeper.init_cache(2, 12))[0]
 
-    np.testing.assert_array_equal(features(deeper.params), said)
-    slopes = jax.grad(lambda params: jnp.square(features(params) - 1).sum())(deeper.params)
+    np.testing.assert_array_equal(hidden_states(deeper.params), said)
+    slopes = jax.grad(lambda params: jnp.square(hidden_states(params) - 1).sum())(deeper.params)
     for place in range(num_layers):
         layer = slopes[f"layer_{place}"]
         assert np.abs(layer["attention"]["out"]).max() > 0 and np.abs(layer["mlp"]["down"]).max() > 0

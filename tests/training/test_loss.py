@@ -1,4 +1,4 @@
-"""What is minimised, against sums by hand, and how its mixture changes with the steps."""
+"""What is minimized, against sums by hand, and how its mixture changes with the steps."""
 
 import dataclasses
 import re
@@ -30,25 +30,25 @@ def draft(make_config, make_draft):
 
 @pytest.fixture
 def batch(draft):
-    """48 of 64 tokens can be proposed: some of the target's law lies outside."""
+    """48 of 64 tokens can be proposed: some of the target's distribution lies outside."""
     batch = make_batch(synthetic_rollouts(3), output_columns(np.asarray(draft.output_ids), VOCAB), 32, 64, 3)
     return jax.tree.map(jnp.asarray, batch)
 
 
 def test_the_parts_by_hand(draft, batch):
     _, parts = jax.jit(distillation_loss, static_argnums=0)(draft.config, draft.params, batch, one_hot("soft"))
-    laws = np.asarray(jax.nn.softmax(scored_logits(draft.config, draft.params, batch)), np.float64)
+    distributions = np.asarray(jax.nn.softmax(scored_logits(draft.config, draft.params, batch)), np.float64)
     found = dict.fromkeys(("soft", "hard", "reverse", "total_variation"), 0.0)
-    assert 0 < (batch.law_columns < 0).mean() < 0.5
+    assert 0 < (batch.distribution_columns < 0).mean() < 0.5
     for place in np.flatnonzero(batch.weights):
-        columns = np.asarray(batch.law_columns[place])
+        columns = np.asarray(batch.distribution_columns[place])
         inside = columns >= 0
-        target = np.asarray(batch.law_probs[place])[inside] * batch.law_mass[place]
-        own = laws[place, columns[inside]]
+        target = np.asarray(batch.distribution_probs[place])[inside] * batch.distribution_mass[place]
+        own = distributions[place, columns[inside]]
         both = np.append(target, 1 - target.sum()), np.append(own, 1 - own.sum())
-        found["soft"] -= (np.asarray(batch.law_probs[place])[inside] * np.log(own)).sum()
+        found["soft"] -= (np.asarray(batch.distribution_probs[place])[inside] * np.log(own)).sum()
         if batch.labels[place] >= 0:
-            found["hard"] -= np.log(laws[place, batch.labels[place]])
+            found["hard"] -= np.log(distributions[place, batch.labels[place]])
         found["reverse"] += (both[1] * np.log(both[1] / np.maximum(both[0], 1e-6))).sum()
         found["total_variation"] += np.abs(both[0] - both[1]).sum() / 2
     for name, value in found.items():
@@ -91,11 +91,11 @@ def test_weights_that_cannot_be_are_refused(weights, message):
 def with_features(rollouts, width, seed=5) -> list[Rollout]:
     """A "target" whose hidden state is a fixed function of the token."""
     table = np.random.default_rng(seed).normal(size=(VOCAB, width)).astype(np.float16)
-    return [row._replace(features=table[np.concatenate([row.prompt, row.response[:-1]])]) for row in rollouts]
+    return [row._replace(hidden_states=table[np.concatenate([row.prompt, row.response[:-1]])]) for row in rollouts]
 
 
 def test_positions_of_a_hidden_state_draft_take_turns(make_config, make_draft, target):
-    """The first of three passes reads true features; the last also what was foretold from those, and from that."""
+    """The first of three passes reads true hidden states; the last also what was predicted from those, and from that."""
     draft = make_draft(make_config(draft={"reads_hidden": True}))
     rows = with_features(synthetic_rollouts(2), target.config.width)
     batch = make_batch(rows, output_columns(np.asarray(draft.output_ids), VOCAB), 32, 64, 2, reads_hidden=True)
@@ -106,14 +106,16 @@ def test_positions_of_a_hidden_state_draft_take_turns(make_config, make_draft, t
     before = np.pad(truth, ((0, 0), (1, 0), (0, 0)))[:, :-1]
     hidden, expected = before.copy(), []
     for _ in range(2):
-        features = module.apply(variables, batch.tokens, positions, None, 1, jnp.asarray(hidden), method="features")[0]
-        expected.append(features)
-        predicted = np.asarray(module.apply(variables, features, method="next_hidden"))
+        hidden_states = module.apply(
+            variables, batch.tokens, positions, None, 1, jnp.asarray(hidden), method="hidden_states"
+        )[0]
+        expected.append(hidden_states)
+        predicted = np.asarray(module.apply(variables, hidden_states, method="next_hidden"))
         for row in range(2):
             for place in range(32):
                 if (place + row) % 6 > 3:
                     hidden[row, place] = predicted[row, place - 1] if place else 0
-    last = module.apply(variables, batch.tokens, positions, None, 1, jnp.asarray(hidden), method="features")[0]
+    last = module.apply(variables, batch.tokens, positions, None, 1, jnp.asarray(hidden), method="hidden_states")[0]
     found, seen = scored_features(draft.config, draft.params, batch, unroll=3)
     is_real = batch.weights > 0
     for rows_found, pass_expected in zip(found, (expected[0], last), strict=True):
@@ -124,7 +126,7 @@ def test_positions_of_a_hidden_state_draft_take_turns(make_config, make_draft, t
 
 
 def test_rows_without_features_are_named(make_config, make_draft):
-    with pytest.raises(ValueError, match="without the target's features"):
+    with pytest.raises(ValueError, match="without the target's hidden states"):
         make_batch(synthetic_rollouts(2), np.arange(VOCAB), 32, 64, 2, reads_hidden=True)
 
 

@@ -1,4 +1,4 @@
-"""The optimiser is Optax's."""
+"""The optimizer is Optax's."""
 
 import functools
 

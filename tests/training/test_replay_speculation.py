@@ -27,13 +27,13 @@ def rollouts(target):
     prompts = [np.array(prompt, np.int32) for prompt in tiny.PROMPTS]
     return roll_out(
         target, prompts, temperatures=[0.0] * 3, key=jax.random.key(0), max_new_tokens=LIMIT, stop_ids=(), top=4,
-        keep_features=True,
+        keep_hidden_states=True,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["hidden", "combined", "combined with hidden"])
 def test_it_counts_what_speculation_with_the_target_does(target, rollouts, kind):
-    """Pass by pass: drafts, accepted drafts and tokens; features of a rollout are kept in 16 bits."""
+    """Pass by pass: drafts, accepted drafts and tokens; hidden states of a rollout are kept in 16 bits."""
     network = tiny.model_drafter(tiny.perturbed(target, 0.1)) if kind == "combined" else tiny.hidden_drafter(target)
     drafter = network if kind == "hidden" else tiny.ensemble_drafter(network)
     found = speculate_on(drafter, rollouts, 4, batch=2)
@@ -50,17 +50,19 @@ def test_it_counts_what_speculation_with_the_target_does(target, rollouts, kind)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Knowing(RepeatDrafter):
-    """Drafts the answer, as long as it was handed the target's features up to the last token but one, and no more."""
+    """Drafts the answer, as long as it was handed the target's hidden states up to the last token but one, and no
+    more.
+    """
 
     answer: jax.Array  # [C]
     truth: jax.Array  # [C, D], NaN where there is none
     reads_hidden_states: bool = dataclasses.field(default=True, metadata={"static": True})
 
-    def init(self, tokens, lengths, features):
-        return features
+    def init(self, tokens, lengths, hidden_states):
+        return hidden_states
 
-    def observe(self, state, features, positions):
-        return state.at[jnp.arange(len(positions))[:, None], positions].set(features, mode="drop")
+    def observe(self, state, hidden_states, positions):
+        return state.at[jnp.arange(len(positions))[:, None], positions].set(hidden_states, mode="drop")
 
     def propose(self, state, context, draft_len, *, is_sampled):
         is_true = jnp.isclose(state[0, : len(self.truth)], self.truth, rtol=2**-8, atol=1e-3).all(axis=-1)
@@ -79,7 +81,7 @@ def test_after_full_acceptance_every_feature_but_the_last_is_known(target, rollo
     sequence = np.concatenate([rollout.prompt, rollout.response])
     answer = jnp.asarray(np.pad(sequence, (0, 64 - len(sequence))), jnp.int32)
     truth = np.full((64, target.config.width), np.nan, np.float32)
-    truth[: len(rollout.features)] = rollout.features
+    truth[: len(rollout.hidden_states)] = rollout.hidden_states
     drafter = Knowing(answer, jnp.asarray(truth))
     found = speculate_on(drafter, [rollout], 4, batch=1)
     assert (found.num_tokens, found.num_passes) == (LIMIT, -(-LIMIT // 5))
@@ -96,10 +98,10 @@ def test_rollouts_keep_the_targets_features(target, rollouts):
         tokens = np.zeros((1, 64), np.int32)
         tokens[0, : len(sequence)] = sequence
         positions = np.where(np.arange(64) < len(sequence), np.arange(64), 64)[None]
-        fresh, _ = jax.jit(bass.Model.features)(target, *map(jax.numpy.asarray, (tokens, positions)),
+        fresh, _ = jax.jit(bass.Model.hidden_states)(target, *map(jax.numpy.asarray, (tokens, positions)),
                                                 target.init_cache(1, 64))  # fmt: skip
-        assert rollout.features.shape == (len(sequence), target.config.width)
-        np.testing.assert_allclose(rollout.features, fresh[0, : len(sequence)], rtol=2**-9, atol=1e-3)
+        assert rollout.hidden_states.shape == (len(sequence), target.config.width)
+        np.testing.assert_allclose(rollout.hidden_states, fresh[0, : len(sequence)], rtol=2**-9, atol=1e-3)
 
 
 def test_what_cannot_be_measured_is_refused(target, rollouts):
@@ -107,5 +109,5 @@ def test_what_cannot_be_measured_is_refused(target, rollouts):
         speculate_on(tiny.retrieval_drafter(), [], 4)
     with pytest.raises(ValueError, match="greedy"):
         speculate_on(tiny.retrieval_drafter(), [rollouts[0]._replace(temperature=1.0)], 4)
-    with pytest.raises(ValueError, match="reads the target's features"):
-        speculate_on(tiny.hidden_drafter(target), [rollouts[0]._replace(features=None)], 4)
+    with pytest.raises(ValueError, match="reads the target's hidden states"):
+        speculate_on(tiny.hidden_drafter(target), [rollouts[0]._replace(hidden_states=None)], 4)

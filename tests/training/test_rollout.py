@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from bass_jax.training.rollout import roll_out, top_law, waves
+from bass_jax.training.rollout import roll_out, top_distribution, waves
 from tests.training.conftest import VOCAB, next_token
 
 
@@ -28,8 +28,8 @@ def test_greedy_rows_equal_decoding_alone(target):
     for tokens, rollout in zip(expected, rollouts, strict=True):
         end = tokens.index(stop) + 1 if stop in tokens else 24
         assert rollout.response.tolist() == tokens[:end]
-        assert rollout.law_ids.shape == (end, 4)
-        np.testing.assert_array_equal(rollout.law_ids[:, 0], rollout.response)
+        assert rollout.distribution_ids.shape == (end, 4)
+        np.testing.assert_array_equal(rollout.distribution_ids[:, 0], rollout.response)
 
 
 def test_sampled_rows_do_not_depend_on_their_neighbours(target):
@@ -38,13 +38,13 @@ def test_sampled_rows_do_not_depend_on_their_neighbours(target):
     together = roll_out(target, prompts, temperatures=[1.0, 0.0], **options)
     alone = roll_out(target, prompts[:1], temperatures=[1.0], **options)
     np.testing.assert_array_equal(together[0].response, alone[0].response)
-    assert not np.array_equal(together[0].response, together[0].law_ids[:, 0])
+    assert not np.array_equal(together[0].response, together[0].distribution_ids[:, 0])
 
 
 @pytest.mark.parametrize("vocab", [40, 128, 500])
 def test_top_law_is_exact(vocab):
     logits = jax.random.normal(jax.random.key(1), (3, vocab)) * 3
-    ids, logprobs = top_law(logits, 16)
+    ids, logprobs = top_distribution(logits, 16)
     values, expected = jax.lax.top_k(jax.nn.log_softmax(logits), 16)
     np.testing.assert_array_equal(ids, expected)
     np.testing.assert_allclose(logprobs, values, atol=1e-5)  # A few eps of log-sum-exp's size.

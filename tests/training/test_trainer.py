@@ -61,7 +61,7 @@ class _KilledError(Exception):
 
 
 def test_killed_run_resumes_to_the_bit(make_config, make_rows, make_draft):
-    # Breaking it: dropping `skip=place.batch`, or the optimiser's state from the snapshot.
+    # Breaking it: dropping `skip=place.batch`, or the optimizer's state from the snapshot.
     config = make_config(draft={"output_vocab_size": VOCAB})
     rows = make_rows(synthetic_rollouts(100))
     whole = trainer.train(config, rows, make_draft(config))
@@ -288,8 +288,8 @@ def test_a_hidden_state_draft_learns_what_its_target_knows(make_config, make_row
         sequence = np.concatenate([row.prompt, response])
         # The state at a token tells the one after the next: the first draft is known, no further one.
         ahead = np.append(sequence[2:], 0)
-        laws = np.concatenate([response[:, None], row.law_ids[:, 1:]], axis=1)
-        rollouts.append(row._replace(response=response, law_ids=laws, features=table[ahead]))
+        distributions = np.concatenate([response[:, None], row.distribution_ids[:, 1:]], axis=1)
+        rollouts.append(row._replace(response=response, distribution_ids=distributions, hidden_states=table[ahead]))
     config = make_config(
         draft={"reads_hidden": True, "output_vocab_size": VOCAB}, training={"num_steps": 150, "save_every": 150},
         loss={"soft_weight": 0.0, "hard_weight": 1.0, "hidden_weight": 0.1, "unroll": 1},
@@ -299,12 +299,14 @@ def test_a_hidden_state_draft_learns_what_its_target_knows(make_config, make_row
     measured = measure_agreement(trained, rows.held_out(rows.shards()), 4)
     assert measured.agreement > 0.8
     assert 1.6 < measured.block_efficiency < 2.1
-    with pytest.raises(ValueError, match="the corpus has no features"):
+    with pytest.raises(ValueError, match="the corpus has no hidden states"):
         trainer.with_features(synthetic_rollouts(3))
 
 
 def test_batches_on_the_drafts_own_answers(make_config, make_draft, target):
-    """Its tokens, scored by the target: the law is that of a fresh pass, and the same call gives the same batch."""
+    """Its tokens, scored by the target: the distribution is that of a fresh pass, and the same call gives the same
+    batch.
+    """
     config = make_config(training={"on_policy_share": 1.0})
     draft = make_draft(config)
     columns = output_columns(np.asarray(draft.output_ids), VOCAB)

@@ -39,8 +39,8 @@ def test_a_step_compiles_and_keeps_no_weights_of_attention(num_tokens, config):
 
     batch = Batch(
         tokens=spec(jnp.int32, B, num_tokens), lengths=spec(jnp.int32, B), selected=spec(jnp.int32, M),
-        weights=spec(jnp.float32, M), law_columns=spec(jnp.int32, M, TOP), law_probs=spec(jnp.float32, M, TOP),
-        labels=spec(jnp.int32, M), law_mass=spec(jnp.float32, M),
+        weights=spec(jnp.float32, M), distribution_columns=spec(jnp.int32, M, TOP), distribution_probs=spec(jnp.float32, M, TOP),
+        labels=spec(jnp.int32, M), distribution_mass=spec(jnp.float32, M),
     )  # fmt: skip
     embedding = spec(config.dtype, DRAFT.embedding_width, DRAFT.vocab_size)
     weights = LossWeights(*(spec(jnp.float32) for _ in LossWeights._fields))

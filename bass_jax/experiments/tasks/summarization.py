@@ -11,7 +11,7 @@ def read_xsum(row: Row) -> Problem:
     document = row["document"]
     return Problem(
         id=str(row["id"]),
-        question=f"Summarise this article in one sentence.\n\n{document}",
+        question=f"Summarize this article in one sentence.\n\n{document}",
         text=f"{document}\n\nTL;DR:",
         row={"reference": row["summary"]},
     )

@@ -84,7 +84,7 @@ def make_policy(name: str, cost: CostModel, rates: Sequence[float], context: flo
 
 
 class SimulatedWorld:
-    """Costs of public figures, texts of a power law.
+    """Costs of public figures, texts of a power distribution.
 
     Attributes:
         identity: empty, because the configuration says it all.

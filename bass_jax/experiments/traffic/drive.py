@@ -21,7 +21,7 @@ def drive(
         submit: makes and submits the request of an index.
 
     Returns:
-        The tickets, finished, in the order of `times`.
+        The handles, finished, in the order of `times`.
     """
     handles: list[RequestHandle] = []
 

@@ -1,4 +1,4 @@
-"""From tickets to what a traffic experiment reports."""
+"""From handles to what a traffic experiment reports."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ class TrafficSummary:
 
 
 def spread(values: Sequence[float] | np.ndarray) -> Spread:
-    """Mean and percentiles of `values`, linear between neighbours."""
+    """Mean and percentiles of `values`, linear between neighbors."""
     array = np.asarray(values, np.float64)
     return Spread(float(array.mean()), *(float(value) for value in np.percentile(array, [50, 90, 99])))
 
@@ -85,7 +85,7 @@ def summarize_traffic(
     """
     served = [handle for handle in handles if handle.num_tokens and handle.finish_reason is not None]
     if not served:
-        raise ValueError("tickets: expected at least one request that was given tokens")
+        raise ValueError("handles: expected at least one request that was given tokens")
     fields = ("submitted", "admitted", "begun", "first", "finished")
     submitted, admitted, begun, first, finished = (
         np.array([getattr(handle.times, name) for handle in served]) for name in fields

@@ -26,7 +26,7 @@ _SMALL = 1 << 18
 
 
 def empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
-    """Allocates an array aligned for jax, uninitialised."""
+    """Allocates an array aligned for jax, uninitialized."""
     dtype = np.dtype(dtype)
     size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
     memory = np.empty(size + ALIGNMENT, np.uint8)
@@ -83,7 +83,7 @@ def _tiles(destination: np.ndarray, source: np.ndarray) -> Iterable[tuple[slice,
 
 
 def _merged(destination: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Views with neighbouring axes as one where both arrays can walk them as one."""
+    """Views with neighboring axes as one where both arrays can walk them as one."""
     axes: list[list[int]] = []  # [size, stride of the destination, stride of the source]
     for size, *strides in zip(source.shape, destination.strides, source.strides, strict=True):
         if size == 1:
