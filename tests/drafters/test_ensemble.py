@@ -62,7 +62,7 @@ def predicted(model, asked, hidden_states, num_committed):
 
 @pytest.mark.parametrize("kind", ["model", "hidden"])
 @pytest.mark.parametrize(
-    "others, trust, enough",
+    "others, confidence_scale, enough",
     [
         ("lookup and store", None, 1.0), ("lookup and store", (0.9, 0.3, 1.0), 0.5),
         ("lookup and store", (0.1, 1.0, 0.4), 0.05),
@@ -149,7 +149,7 @@ def test_a_perfect_network_behind_lookup_is_always_accepted_where_lookup_is_not_
 def test_nothing_to_combine_is_refused():
     with pytest.raises(ValueError, match="parts"):
         EnsembleDrafter(())
-    with pytest.raises(ValueError, match=r"trust=.*: expected 1 numbers, one for each part"):
+    with pytest.raises(ValueError, match=r"confidence_scale=.*: expected 1 numbers, one for each part"):
         EnsembleDrafter((NgramDrafter(),), (0.5, 1.0))
 
 
