@@ -9,6 +9,7 @@ from bass_jax.analysis.utilization import measure_utilization
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.device_loop import generate_on_device
 from bass_jax.decoding.metrics import Summary, per_token_latency, summarize
+from bass_jax.decoding.options import DecodeOptions
 from bass_jax.decoding.outputs import Generation
 from bass_jax.decoding.pair import Pair, load_pair, random_pair
 from bass_jax.decoding.prefill import prefill
@@ -16,7 +17,7 @@ from bass_jax.decoding.state import FinishReason, SpecState, StepInfo, output_to
 from bass_jax.decoding.step import decode_step, speculate_step
 from bass_jax.decoding.traces import TraceWriter, read_trace
 from bass_jax.engine import Engine, EngineConfig
-from bass_jax.engine.generate import compile_ahead, generate, stream
+from bass_jax.engine.generate import generate, stream
 from bass_jax.models import Model, init_model, quantize_model
 from bass_jax.models.mesh import start_distributed, tensor_parallel_mesh
 from bass_jax.models.model_config import ModelConfig
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AcceptanceResult",
     "AcceptanceRule",
+    "DecodeOptions",
     "Engine",
     "EngineConfig",
     "FinishReason",
@@ -44,7 +46,6 @@ __all__ = [
     "Summary",
     "TokenDistribution",
     "TraceWriter",
-    "compile_ahead",
     "configure_gpu",
     "cost_model",
     "decode_step",

@@ -33,7 +33,7 @@ from bass_jax.cost_model import read_profile
 from bass_jax.decoding.policy_runner import PolicyRunner
 from bass_jax.decoding.prefill import prefill
 from bass_jax.decoding.traces import TraceWriter, read_trace
-from bass_jax.engine.generate import Run, begin_trace
+from bass_jax.engine.generate import GenerateLoop, begin_trace
 
 LENGTHS = (0, 1, 2, 4)
 """What policies choose from; the profile knows 8 too, for those that grow."""
@@ -105,7 +105,7 @@ def exhaustive(options, pair, rows):
     path = options.output.with_suffix(".trace.jsonl")
     path.unlink(missing_ok=True)
     start = time.perf_counter()
-    run = Run(
+    run = GenerateLoop(
         pair, rows, bass.SpecConfig(8, record_drafts=True), max_new_tokens=options.max_new_tokens, step="exhaustive"
     )  # fmt: skip
     with TraceWriter(path) as trace:

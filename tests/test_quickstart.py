@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
-from bass_jax.engine.generate import Run
+from bass_jax.engine.generate import GenerateLoop
 from bass_jax.sampling.keys import gumbel, position_keys, seed_keys
 
 ROOT = Path(__file__).parents[1]
@@ -109,7 +109,7 @@ def test_shared_noise_gives_regular_samplings_tokens_over_1000_rows(pairs, encod
     for start, size in [(0, 8), (8, 2), *((start, 30) for start in range(10, num_rows, 30))]:
         rows = range(start, start + size)
         policy = random.choice([None, "bass_heuristic(start=3, limit=6)", "bandit"])
-        run = Run(
+        run = GenerateLoop(
             pairs[random.choice(["model", "ngram"])], prompts[start : start + size], bass.SpecConfig(4, "shared_noise"),
             sampling=sampling, seeds=rows, max_new_tokens=num_new, policy=policy,
         )  # fmt: skip

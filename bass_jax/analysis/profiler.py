@@ -23,7 +23,7 @@ from bass_jax.decoding.prefill import prefill
 from bass_jax.decoding.state import SpecState
 from bass_jax.decoding.step import decode_step, speculate_step
 from bass_jax.drafters import DraftContext, ModelDrafter
-from bass_jax.engine.generate import Prompts, Run
+from bass_jax.engine.generate import GenerateLoop, Prompts
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import SamplingParams
 from bass_jax.sampling.keys import step_draft_keys
@@ -120,7 +120,7 @@ def measure_acceptance(
         raise ValueError("prompts: expected at least one")
     infos = []
     for start in range(0, len(prompts), batch):
-        run = Run(pair, prompts[start : start + batch], spec, sampling=sampling, max_new_tokens=max_new_tokens)
+        run = GenerateLoop(pair, prompts[start : start + batch], spec, sampling=sampling, max_new_tokens=max_new_tokens)
         infos += list(run)
     rates = list(summarize(infos).acceptance_by_position)
     accepted = np.concatenate([info.num_accepted[info.is_active] for info in infos])
@@ -155,7 +155,7 @@ def timed_state(pair: Pair, spec: SpecConfig, sampling: SamplingParams, batch: i
 
 
 def step_seconds(pair: Pair, specs: dict[int, SpecConfig], state: SpecState) -> dict[int, float]:
-    """Median time of a step of each length as `bass_jax.engine.generate.Run` takes it, the rows put back after each.
+    """Median time of a step of each length as `bass_jax.engine.generate.GenerateLoop` takes it, the rows put back after each.
 
     The lengths take turns, so that whatever else the machine does is shared among them.
     """

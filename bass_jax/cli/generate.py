@@ -15,7 +15,8 @@ from bass_jax.cli.prompt_arguments import add_prompt_arguments, prompts_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bass_jax.decoding.outputs import Generation, RowResult
+    from bass_jax.decoding.outputs import Generation
+    from bass_jax.engine import RequestOutput
 
 EXAMPLES = r"""examples:
   bass-jax generate "Write a haiku about rain." "What is 17 + 25?"
@@ -51,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     spec.add_argument("--draft", help=drafts)
     spec.add_argument("--draft-len", type=int, default=4, help="draft tokens per step (default: %(default)s)")
     spec.add_argument("--acceptance", default="token", help="acceptance rule (default: %(default)s)")
-    spec.add_argument("--candidates", type=int, default=1, help="alternative drafts per row, with --acceptance multi_draft")
+    spec.add_argument(
+        "--candidates", type=int, default=1, help="alternative drafts per row, with --acceptance multi_draft"
+    )
     spec.add_argument("--policy", help="draft lengths step by step: goodput, 'bass_heuristic(limit=8)', module:name …")
     spec.add_argument("--profile", type=Path, help="of bass-jax profile, for policies that need one")
     forced = "force acceptance, 0.8 or by position 0.9,0.8: for speed studies, the texts mean nothing"
@@ -114,12 +117,7 @@ def run(options: argparse.Namespace) -> int:
     use_compilation_cache()
     first = "exhaustive" if options.exhaustive else "speculate"
 
-    def begin(pair: bass.Pair) -> None:
-        batch = _encode(options, pair.tokenizer, prompts[: _batch_size(options, len(prompts))])
-        settings = _run_settings(options, sampling, policy, first, 0, len(batch) * options.samples)
-        bass.compile_ahead(pair, batch, spec, **settings)
-
-    pair, tokenizer = load_models(options, options.pair, options.draft, begin)
+    pair, tokenizer = load_models(options, options.pair, options.draft)
     if tokenizer is None:
         raise ValueError(f"--pair {options.pair}: random weights have no texts; see bass-jax bench")
     encoded = _encode(options, tokenizer, prompts)
@@ -152,7 +150,7 @@ def _run_settings(options, sampling, policy, step: str, first_row: int, num_rows
     """What a batch is decoded with, and compiled for."""
     return {
         "sampling": sampling, "max_new_tokens": options.max_new_tokens, "num_samples": options.samples,
-        "seeds": range(options.seed + first_row, options.seed + first_row + num_rows), "step": step, "policy": policy,
+        "seeds": range(options.seed + first_row, options.seed + first_row + num_rows), "step": step, "policy": policy, "fixed_batch": True,
     }  # fmt: skip
 
 
@@ -160,7 +158,7 @@ def _decode_all(options, pair, prompts, encoded, spec, sampling, step, sink, not
     """Decodes batch by batch, showing rows as they grow and writing each as soon as it is finished."""
     from bass_jax.cli.generate_display import Display
     from bass_jax.decoding.traces import TraceWriter
-    from bass_jax.engine.generate import Run, begin_trace
+    from bass_jax.engine.generate import GenerateLoop, begin_trace
 
     trace = None if options.trace is None or step == "decode" else TraceWriter(options.trace)
     size = _batch_size(options, len(encoded))
@@ -172,7 +170,7 @@ def _decode_all(options, pair, prompts, encoded, spec, sampling, step, sink, not
             batch = encoded[start : start + size]
             num_rows = len(batch) * options.samples
             settings = _run_settings(options, sampling, policy, step, first_row, num_rows)
-            decoding = Run(pair, batch, spec, stop_strings=options.stop, **settings)
+            decoding = GenerateLoop(pair, batch, spec, stop_strings=options.stop, **settings)
             display.begin(num_rows)
             if trace is not None:
                 begin_trace(trace, decoding, first_row=first_row, pair=str(options.pair))
@@ -213,7 +211,7 @@ def _write(sink: IO[str], step: str, options, prompts: Sequence[str], first_row:
     sink.flush()
 
 
-def _logprobs(answer: "RowResult") -> dict[str, list]:
+def _logprobs(answer: "RequestOutput") -> dict[str, list]:
     """Per token: its log-probability under the raw and the warped distribution, and the most probable tokens of both."""
     distributions = answer.token_logprobs
     assert distributions is not None

@@ -74,9 +74,7 @@ def run(options: argparse.Namespace) -> int:
     seconds = time.perf_counter() - start
     out.print(f"{num_batches} batches simulated in {seconds:.1f} s, compilation included.", highlight=False)
     if replay.share_unknown:
-        out.print(
-            f"{replay.share_unknown:.1%} of the positions were not seen and drawn; --exhaustive sees them all."
-        )
+        out.print(f"{replay.share_unknown:.1%} of the positions were not seen and drawn; --exhaustive sees them all.")
     return 0
 
 

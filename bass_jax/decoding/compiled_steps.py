@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.baselines import exhaustive_step, synchronized_step
@@ -13,7 +12,6 @@ from bass_jax.policies import Policy, find_policy
 from bass_jax.policies.protocol import policy_buckets
 from bass_jax.runtime.checks import check_choice
 from bass_jax.runtime.jit_cache import JIT_CACHE
-from bass_jax.sampling import SamplingParams
 
 STEPS = {
     "speculate": speculate_step,
@@ -34,8 +32,14 @@ class CompiledSteps:
         seconds: that callers have waited for each compilation: bucket → seconds.
     """
 
-    def __init__(self, name: str, spec: SpecConfig, sampling: SamplingParams, policy: str | Policy | None = None):
-        """Settles what is compiled; compiles nothing.
+    def __init__(self, name: str, spec: SpecConfig, is_greedy: bool, policy: str | Policy | None = None):
+        """Chooses the step function; compiles nothing.
+
+        Args:
+            name: of the step, in `STEPS`.
+            spec: of the steps.
+            is_greedy: all rows are greedy, so the token and the multi-draft rule can run as the greedy rule.
+            policy: chooses draft lengths; None keeps ``spec.draft_len``.
 
         Raises:
             ValueError: if `name` is not in `STEPS`, or a policy is to choose lengths of a step without them.
@@ -48,31 +52,23 @@ class CompiledSteps:
         self.spec = dataclasses.replace(spec, draft_len=spec.bucket)
         if name == "decode":  # Whatever rule would have evaluated drafts, tokens come from the target's distribution.
             self.spec = bucket_spec(spec, 0)
-        if self.spec.acceptance in ("token", "multi_draft") and sampling.is_greedy:
+        if self.spec.acceptance in ("token", "multi_draft") and is_greedy:
             self.spec = dataclasses.replace(self.spec, acceptance="greedy")
         self.policy = None if policy is None else find_policy(policy)
         self.buckets = (self.spec.draft_len,) if self.policy is None else policy_buckets(self.policy)
         self.seconds: dict[int, float] = {}
-        self._compiled: dict[int, Callable] = {}
-
-    def begin(self, pair: Pair, state: SpecState) -> None:
-        """Has all of them compiled by other threads; arrays can be `jax.ShapeDtypeStruct`."""
-        for bucket in self.buckets:
-            self._make(JIT_CACHE.begin, bucket, pair, state)
+        self._compiled: dict[tuple[int, int], Callable] = {}
 
     def get(self, bucket: int, pair: Pair, state: SpecState) -> Callable:
-        """Returns the step of `bucket`, ``(pair, state, spec)`` to ``(state, info)``, once it is compiled."""
-        if bucket not in self._compiled:
-            self._compiled[bucket] = self._make(JIT_CACHE.get, bucket, pair, state)
-        return self._compiled[bucket]
-
-    def _make(self, make: Callable, bucket: int, pair: Pair, state: SpecState) -> Any:
-        """Returns what `make`, a method of `JIT_CACHE`, returns for the step of `bucket`."""
-        before = JIT_CACHE.compile_seconds
-        step = decode_step if bucket == 0 and self._step is speculate_step else self._step
-        made = make(step, pair, state, bucket_spec(self.spec, bucket), donate_argnums=(1,))
-        self.seconds[bucket] = self.seconds.get(bucket, 0.0) + JIT_CACHE.compile_seconds - before
-        return made
+        """Returns the step of `bucket`, ``(pair, state, spec)`` to ``(state, info)``, compiled for this batch."""
+        name = bucket, len(state.lengths)
+        if name not in self._compiled:
+            before = JIT_CACHE.compile_seconds
+            step = decode_step if bucket == 0 and self._step is speculate_step else self._step
+            spec = bucket_spec(self.spec, bucket)
+            self._compiled[name] = JIT_CACHE.get(step, pair, state, spec, donate_argnums=(1,))
+            self.seconds[bucket] = self.seconds.get(bucket, 0.0) + JIT_CACHE.compile_seconds - before
+        return self._compiled[name]
 
 
 def bucket_spec(spec: SpecConfig, bucket: int) -> SpecConfig:

@@ -1,6 +1,7 @@
 """From step infos to what the papers report."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -98,12 +99,16 @@ def summarize(infos: Sequence[StepInfo] | StepInfo) -> Summary:
     )
 
 
-def per_token_latency(infos: Sequence[StepInfo], step_seconds: Sequence[float]) -> PerTokenLatency:
-    """Divides each row's time until it finished by the tokens it emitted.
+def per_token_latency(
+    infos: Sequence[StepInfo], step_seconds: Sequence[float], requests: Sequence[np.ndarray] | None = None
+) -> PerTokenLatency:
+    """Divides the time from a row's first step to its last by the tokens that it emitted.
 
     Args:
         infos: one per step.
-        step_seconds: wall time of each step, compilation left out.
+        step_seconds: wall time of each step, without compilation.
+        requests: for each step ``[B]`` int32, the request in each row of the batch, -1 for none; default: the same
+            request in a row at every step.
 
     Raises:
         ValueError: if there are no steps, or not one time per step.
@@ -115,18 +120,23 @@ def per_token_latency(infos: Sequence[StepInfo], step_seconds: Sequence[float]) 
         check_number("step_seconds", seconds, 0)
     if len(step_seconds) != len(steps):
         raise ValueError(f"step_seconds has {len(step_seconds)} values: expected {len(steps)}")
-    is_active = np.stack([step.is_active for step in steps])
-    elapsed = np.cumsum(step_seconds)
-    num_emitted = np.sum([step.num_emitted for step in steps], axis=0)
-    was_active = is_active.any(axis=0) & (num_emitted > 0)
-    if not was_active.any():
+    ends = np.cumsum(step_seconds)
+    starts = ends - step_seconds
+    begun: dict[int, float] = {}
+    ended: dict[int, float] = {}
+    num_emitted: Counter[int] = Counter()
+    for index, step in enumerate(steps):
+        names = np.arange(len(step.is_active)) if requests is None else requests[index]
+        for row in np.flatnonzero(step.is_active).tolist():
+            name = int(names[row])
+            begun.setdefault(name, float(starts[index]))
+            ended[name] = float(ends[index])
+            num_emitted[name] += int(step.num_emitted[row])
+    latency = {name: (ended[name] - begun[name]) / num_emitted[name] for name in ended if num_emitted[name]}
+    if not latency:
         return PerTokenLatency(float("nan"), float("nan"), float("nan"))
-    last_step = len(elapsed) - 1 - np.argmax(is_active[::-1], axis=0)
-    end = elapsed[last_step][was_active]
-    latency = end / num_emitted[was_active]
-    return PerTokenLatency(
-        first=float(latency[np.argmin(end)]), last=float(latency[np.argmax(end)]), all=float(latency.mean())
-    )
+    first, last = (end(latency, key=lambda name: ended[name]) for end in (min, max))
+    return PerTokenLatency(first=latency[first], last=latency[last], all=float(np.mean(list(latency.values()))))
 
 
 class StepCounts(NamedTuple):

@@ -47,6 +47,7 @@ class Generation:
         latency: per-token latency, seconds.
         timings: wall time.
         infos: one per step, on the host.
+        requests: for each step ``[B]`` int32, the row of `tokens` in each row of the batch; -1 for none.
         is_lossless: the tokens follow the target's distribution exactly; False after a lossy acceptance rule.
     """
 
@@ -59,6 +60,7 @@ class Generation:
     latency: PerTokenLatency
     timings: Timings
     infos: list[StepInfo]
+    requests: list[np.ndarray]
     is_lossless: bool
 
     @property
@@ -70,16 +72,6 @@ class Generation:
     def tokens_per_second(self) -> float:
         """Emitted tokens of all rows over decode time."""
         return self.summary.num_emitted / self.timings.decode
-
-
-class RowResult(NamedTuple):
-    """One row as it stands."""
-
-    tokens: np.ndarray  # [num] int32
-    text: str | None  # None without a tokenizer
-    logprobs: np.ndarray  # [num] float32
-    token_logprobs: TokenLogprobs | None  # [num] and [num, n]; None without `SpecConfig.num_logprobs`
-    finish_reason: str  # "running" while it runs
 
 
 class StreamEvent(NamedTuple):

@@ -1,7 +1,6 @@
 """A target with its drafter and their tokenizer."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,6 @@ def load_pair(
     mesh: Mesh | None = None,
     rules: dict[str, str] | None = None,
     draft_rules: dict[str, str] | None = None,
-    ahead: Callable[["Pair"], object] | None = None,
 ):
     """Loads a target, its drafter and their tokenizer.
 
@@ -75,9 +73,6 @@ def load_pair(
         mesh: devices to spread both models over; see `bass_jax.tensor_parallel_mesh`.
         rules: of the target: logical axis → mesh axis; see `bass_jax.models.sharding`.
         draft_rules: of the draft; default `rules`. With ``{}`` every device has the whole draft.
-        ahead: called with the pair while its weights are read, arrays being `jax.ShapeDtypeStruct`: what
-            `bass_jax.compile_ahead` compiles then is ready when the weights are. Not called with a mesh, a path as
-            `drafter`, or checkpoints of another format than ours.
 
     Returns:
         ``(pair, tokenizer)``.
@@ -109,11 +104,9 @@ def load_pair(
         pair = made_of(checkpoint.load_model(path, **of_target), None, checkpoint.load_tokenizer(path))
         return pair, pair.tokenizer
     store = checkpoint.datastore_of(path)
-    has_path = isinstance(drafter, str | Path) and str(drafter) not in _NAMED
     loaded = checkpoint.load_target_and_draft(
         path, role="hidden_draft" if drafter in _OF_HIDDEN_DRAFT else "draft", quantize_draft=quantize_draft,
-        draft_rules=draft_rules, ahead=None if ahead is None or has_path else lambda *shapes: ahead(made_of(*shapes)),
-        **of_target,
+        draft_rules=draft_rules, **of_target,
     )  # fmt: skip
     pair = made_of(*loaded)
     return pair, pair.tokenizer

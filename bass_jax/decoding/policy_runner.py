@@ -1,4 +1,4 @@
-"""A policy in flight: turns what steps did into the draft lengths of the next."""
+"""Runs a policy after a step: the counts of the step become the draft lengths of the next."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ import jax.numpy as jnp
 
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
 from bass_jax.policies.protocol import Plan, Policy, PolicyStats, checked_plan
-from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.typing import Array
 
 
@@ -35,36 +34,6 @@ def advance_policy(
     """
     policy_state, plan, num_wanted = advance_rows(policy, policy_state, rows_of(state), counts_of(info), seconds)
     return policy_state, planned(state, plan), num_wanted
-
-
-class PolicyRunner:
-    """Runs a policy beside a host loop of steps: one small executable, dispatched behind the step's own.
-
-    Attributes:
-        policy: the policy.
-        num_wanted: ``[]`` int32 on the device; the caller reads it together with the step's info.
-    """
-
-    def __init__(self, policy: Policy, state: SpecState):
-        """Compiles the update, and plans the first step."""
-        self.policy = policy
-        num_rows = len(state.lengths)
-        policy_state = policy.init(num_rows)
-        info, seconds = counts_of(no_step(num_rows)), jnp.float32(0.0)
-        arguments = (policy, policy_state, rows_of(state), info, seconds)
-        self._update = JIT_CACHE.get(advance_rows, *arguments)
-        self._state, self._plan, self.num_wanted = self._update(*arguments)
-
-    def plan(self, state: SpecState) -> SpecState:
-        """Writes the last plan into `state`; nothing waits for the device."""
-        return planned(state, self._plan)
-
-    def update(self, state: SpecState, info: StepInfo, seconds: float) -> SpecState:
-        """Dispatches the update behind the step that made `state` and `info`; nothing waits for the device."""
-        self._state, self._plan, self.num_wanted = self._update(
-            self.policy, self._state, rows_of(state), counts_of(info), jnp.float32(seconds)
-        )
-        return self.plan(state)
 
 
 def rows_of(state: SpecState) -> tuple[Array, ...]:

@@ -8,7 +8,8 @@ import numpy as np
 
 from bass_jax.acceptance import find_rule
 from bass_jax.acceptance.base import check_greedy
-from bass_jax.config import MAX_SAMPLES, SpecConfig, batch_bucket, capacity_bucket
+from bass_jax.config import SpecConfig, batch_bucket, capacity_bucket
+from bass_jax.decoding.options import DecodeOptions
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.state import FinishReason, SpecState
 from bass_jax.drafters import reads_hidden_states
@@ -58,50 +59,48 @@ def prefill(
         ValueError: if the batch or a prompt is empty, a token is outside the vocabulary, a prompt with its
             new tokens exceeds the target's context, or a per-row argument has another number of rows.
     """
-    layout = lay_out_prompts(
-        pair, prompts, spec, key=key, seeds=seeds, sampling=sampling, max_new_tokens=max_new_tokens,
-        num_samples=num_samples, stop_tokens=stop_tokens,
-    )  # fmt: skip
-    return read_prompts(pair, layout)
+    options = DecodeOptions(
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+        num_samples=num_samples,
+        key=key,
+        seeds=seeds,
+        stop_tokens=stop_tokens,
+    )
+    layout = lay_out_prompts(pair, prompts, spec, options)
+    return read_prompts(pair, layout, layout.num_rows)
 
 
 class PromptLayout(NamedTuple):
-    """Prompts in their buckets, as the device will read them."""
+    """Prompts and their settings as arrays, one row per sample, with padding rows behind them."""
 
-    state: SpecState  # what `prefill` returns, without its caches
-    tokens: np.ndarray  # [prompts, capacity] int32, right-padded
-    lengths: np.ndarray  # [prompts] int32
-    source: np.ndarray | None  # [batch] int32: the prompt of each row, where rows are not the prompts themselves
+    rows: SpecState  # on the host, without caches; rows past `num_rows` are padding
+    num_rows: int
+    num_samples: int
+
+    def row(self, index: int) -> SpecState:
+        """Returns one row as a state with a batch of one."""
+        return jax.tree.map(lambda leaf: leaf[index : index + 1], self.rows)
 
 
 def lay_out_prompts(
-    pair: Pair,
-    prompts: Sequence[Sequence[int] | np.ndarray],
-    spec: SpecConfig,
-    *,
-    key: Key[Array, ""] | None = None,
-    seeds: Sequence[int] | None = None,
-    sampling: SamplingParams | None = None,
-    max_new_tokens: int | Sequence[int] = 128,
-    num_samples: int = 1,
-    stop_tokens: Sequence[int] | None = None,
+    pair: Pair, prompts: Sequence[Sequence[int] | np.ndarray], spec: SpecConfig, options: DecodeOptions
 ) -> PromptLayout:
-    """Checks what `prefill` is given, and pads it to its buckets; the pair's arrays can be `jax.ShapeDtypeStruct`.
+    """Checks the arguments of `prefill`, and lays the rows out in buckets.
 
     Raises:
-        ValueError: as `prefill`, whose arguments these are.
+        ValueError: as `prefill`.
     """
     check_kind("pair", pair, Pair)
     check_kind("spec", spec, SpecConfig)
-    check_kind("sampling", sampling, SamplingParams | None)
-    sampling = sampling or SamplingParams()
+    sampling, num_samples = options.sampling or SamplingParams(), options.num_samples
     check_greedy(find_rule(spec.acceptance), sampling)
-    rows = check_prompts(pair, prompts, num_samples)
-    num_rows = len(rows) * num_samples
-    limits = check_per_row("max_new_tokens", max_new_tokens, num_rows)
+    checked = check_prompts(pair, prompts)
+    num_rows = len(checked) * num_samples
+    limits = check_per_row("max_new_tokens", options.max_new_tokens, num_rows)
     for limit in np.unique(limits):
         check_integer("max_new_tokens", limit, 1)
-    prompt_lengths = np.repeat([len(row) for row in rows], num_samples).astype(np.int32)
+    prompt_lengths = np.repeat([len(prompt) for prompt in checked], num_samples).astype(np.int32)
     limits = prompt_lengths + limits
     context = pair.target.config.context
     if limits.max() > context:
@@ -110,78 +109,75 @@ def lay_out_prompts(
             f"prompts[{row // num_samples}] has {prompt_lengths[row]} tokens and may grow to {limits[row]}: "
             f"the target's context is {context}"
         )
-    row_seeds: list[int] = [] if seeds is None else check_tokens("seeds", seeds).tolist()
-    if seeds is not None and len(row_seeds) != num_rows:
-        raise ValueError(f"seeds has {len(row_seeds)} values: expected {num_rows}, one per row")
-    for seed in row_seeds:
-        check_integer("seeds", seed, 0, 2**32 - 1)
     default_stops = () if pair.tokenizer is None else pair.tokenizer.stop_ids
-    stops = pad_stop_tokens(default_stops if stop_tokens is None else stop_tokens)
+    stops = pad_stop_tokens(default_stops if options.stop_tokens is None else options.stop_tokens)
 
-    # Filler rows hold one token, like the shortest prompt there can be.
     num_padding = batch_bucket(num_rows) - num_rows
-    prompt_padding = batch_bucket(len(rows)) - len(rows)
-    capacity = capacity_bucket(int(limits.max()))
-    padded = np.zeros((len(rows) + prompt_padding, capacity), np.int32)
-    for i, row in enumerate(rows):
-        padded[i, : len(row)] = row
-    read_lengths = np.ones(len(padded), np.int32)
-    read_lengths[: len(rows)] = [len(row) for row in rows]
-    source = np.concatenate([np.repeat(np.arange(len(rows)), num_samples), np.zeros(num_padding, int)]).astype(np.int32)
-    if seeds is None:
-        key = jax.random.key(0) if key is None else check_key(key)
-        indices = np.arange(len(source), dtype=np.uint32)
-        keys = JIT_CACHE.get(row_keys, key, indices)(key, indices)
-    else:
-        indices = np.asarray([*row_seeds, *[0] * num_padding], np.uint32)
-        keys = JIT_CACHE.get(seed_keys, indices)(indices)
+    tokens = np.zeros((num_rows + num_padding, capacity_bucket(int(limits.max()))), np.int32)
+    for row in range(num_rows):
+        tokens[row, : prompt_lengths[row]] = checked[row // num_samples]
 
     def fill(values, value):
         return np.concatenate([values, np.full(num_padding, value, values.dtype)])
 
-    sampling_arrays = sampling.sampling_arrays(num_rows, pair.target.config.vocab_size, num_padding)
     fields: dict[str, Any] = {
-        "tokens": padded[source],
+        "tokens": tokens,
         "lengths": fill(prompt_lengths, 1),
         "prompt_lengths": fill(prompt_lengths, 1),
         "limits": fill(limits.astype(np.int32), 1),
         "finish": fill(np.full(num_rows, FinishReason.RUNNING, np.int32), FinishReason.INACTIVE),
-        "keys": keys,
-        "num_steps": np.zeros(len(source), np.int32),
-        "draft_lens": np.full(len(source), spec.draft_len, np.int32),
-        "sampling_arrays": sampling_arrays,
-        "stop_tokens": np.tile(stops, (len(source), 1)),
+        "keys": _row_keys(options, num_rows, num_padding),
+        "num_steps": np.zeros(len(tokens), np.int32),
+        "draft_lens": np.full(len(tokens), spec.draft_len, np.int32),
+        "sampling_arrays": sampling.sampling_arrays(num_rows, pair.target.config.vocab_size, num_padding),
+        "stop_tokens": np.tile(stops, (len(tokens), 1)),
         "target_cache": None,
         "drafter": None,
     }
-    state = place_whole(SpecState(**fields), mesh_of(pair))
-    is_spread = len(source) != len(padded) or num_samples > 1
-    return PromptLayout(state, padded, read_lengths, source if is_spread else None)
+    return PromptLayout(SpecState(**fields), num_rows, num_samples)
 
 
-def begin_reading(pair: Pair, layout: PromptLayout) -> SpecState | None:
-    """Has what `read_prompts` will run compiled by another thread; the pair's arrays can be `jax.ShapeDtypeStruct`.
+def _row_keys(options: DecodeOptions, num_rows: int, num_padding: int) -> Key[Array, "B"]:
+    if options.seeds is None:
+        key = jax.random.key(0) if options.key is None else check_key(options.key)
+        indices = np.arange(num_rows + num_padding, dtype=np.uint32)
+        return JIT_CACHE.get(row_keys, key, indices)(key, indices)
+    seeds: list[int] = check_tokens("seeds", options.seeds).tolist()
+    if len(seeds) != num_rows:
+        raise ValueError(f"seeds has {len(seeds)} values: expected {num_rows}, one per row")
+    for seed in seeds:
+        check_integer("seeds", seed, 0, 2**32 - 1)
+    indices = np.asarray([*seeds, *[0] * num_padding], np.uint32)
+    return JIT_CACHE.get(seed_keys, indices)(indices)
+
+
+def read_prompts(pair: Pair, layout: PromptLayout, num_rows: int) -> SpecState:
+    """Reads the prompts of the first `num_rows` rows into the caches of both models.
+
+    Each prompt is read once, and its caches are copied to all of its rows.
 
     Returns:
-        The state that `read_prompts` will return, its caches as `jax.ShapeDtypeStruct`; None, and nothing is compiled,
-        where the pair lies on a mesh.
+        The state that the first step takes, padded to its batch bucket.
     """
-    if mesh_of(pair) is not None:
-        return None
-    target_cache, drafter = JIT_CACHE.begin(_fill_caches, pair, layout.tokens, layout.lengths)
-    if layout.source is not None:
-        target_cache, drafter = JIT_CACHE.begin(kv.gather_rows, (target_cache, drafter), layout.source)
-    return layout.state._replace(target_cache=target_cache, drafter=drafter)
-
-
-def read_prompts(pair: Pair, layout: PromptLayout) -> SpecState:
-    """Fills the caches of both models; returns the state that the first step takes."""
-    reading = (pair, layout.tokens, layout.lengths)
-    caches = JIT_CACHE.get(_fill_caches, *reading)(*reading)
-    if layout.source is not None:
-        caches = JIT_CACHE.get(kv.gather_rows, caches, layout.source)(caches, layout.source)
-    target_cache, drafter = place_whole(caches, mesh_of(pair))
-    return layout.state._replace(target_cache=target_cache, drafter=drafter)
+    num_padding = batch_bucket(num_rows) - num_rows
+    state = layout.rows
+    if num_rows < layout.num_rows:
+        # The last padding row of the layout, or any row: `finish` decides.
+        chosen = np.concatenate([np.arange(num_rows), np.full(num_padding, num_rows)])
+        state = jax.tree.map(lambda leaf: leaf[chosen], state)
+        state.finish[num_rows:] = FinishReason.INACTIVE
+    num_prompts = -(-num_rows // layout.num_samples)
+    first = np.arange(num_prompts) * layout.num_samples
+    tokens = np.zeros((batch_bucket(num_prompts), state.tokens.shape[1]), np.int32)
+    lengths = np.ones(len(tokens), np.int32)
+    tokens[:num_prompts], lengths[:num_prompts] = state.tokens[first], state.prompt_lengths[first]
+    caches = JIT_CACHE.get(_fill_caches, pair, tokens, lengths)(pair, tokens, lengths)
+    if layout.num_samples > 1 or len(tokens) != num_rows + num_padding:
+        source = np.concatenate([np.arange(num_rows) // layout.num_samples, np.zeros(num_padding)]).astype(np.int32)
+        caches = JIT_CACHE.get(kv.gather_rows, caches, source)(caches, source)
+    mesh = mesh_of(pair)
+    target_cache, drafter = place_whole(caches, mesh)
+    return place_whole(state, mesh)._replace(target_cache=target_cache, drafter=drafter)
 
 
 def _fill_caches(pair: Pair, tokens: Array, lengths: Array) -> tuple[KVCache, Any]:
@@ -195,19 +191,18 @@ def _fill_caches(pair: Pair, tokens: Array, lengths: Array) -> tuple[KVCache, An
 
 
 def pad_stop_tokens(stop_tokens: Sequence[int]) -> np.ndarray:
-    """Pads to a multiple of 4, so that another stop token seldom is another shape."""
+    """Pads to a multiple of 4, so that few numbers of stop tokens need a new compilation."""
     ids = check_tokens("stop_tokens", stop_tokens)
     padding = -len(ids) % 4 if len(ids) else 4
     return np.asarray([*ids, *[-1] * padding], np.int32)
 
 
-def check_prompts(pair: Pair, prompts, num_samples: int = 1) -> list[np.ndarray]:
+def check_prompts(pair: Pair, prompts) -> list[np.ndarray]:
     """Returns `prompts` as arrays, each of valid token ids.
 
     Raises:
         ValueError: naming the prompt that is none.
     """
-    check_integer("num_samples", num_samples, 1, MAX_SAMPLES)
     if isinstance(prompts, str) or (isinstance(prompts, Sequence) and any(isinstance(one, str) for one in prompts)):
         raise ValueError("prompts: expected token ids, not text; see tokenizer.encode_batch")
     check_sequence("prompts", prompts, "a sequence of prompts")

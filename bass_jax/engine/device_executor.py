@@ -9,23 +9,20 @@ import jax
 import numpy as np
 
 from bass_jax.config import SpecConfig
-from bass_jax.decoding.compiled_steps import bucket_spec
+from bass_jax.decoding.compiled_steps import CompiledSteps, bucket_spec
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.policy_runner import counts_of, no_step, planned, rows_of
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
-from bass_jax.decoding.step import decode_step, speculate_step
 from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.executor import StepResult
 from bass_jax.engine.page_pool import PagePool
 from bass_jax.engine.request import Request, RequestHandle
 from bass_jax.engine.slots import (
-    NewRow,
     Pages,
     Staging,
     empty_staging,
     empty_state,
     insert_row,
-    make_row,
     plan_rows,
     read_chunk,
     read_whole,
@@ -33,86 +30,96 @@ from bass_jax.engine.slots import (
     regroup_rows,
 )
 from bass_jax.models.kv_cache import KVCache, pages_of, with_pages
-from bass_jax.policies import Policy
-from bass_jax.policies.protocol import bucket_of, policy_buckets
+from bass_jax.models.mesh import mesh_of, place_whole
+from bass_jax.policies.protocol import bucket_of
 from bass_jax.runtime.jit_cache import JIT_CACHE
 
 
 class DeviceExecutor:
-    """Rows on jax's default device; every operation is one compiled function, and none waits but `collect`.
+    """Rows on jax's default device, or on a mesh.
+
+    Every operation is one compiled function, and only `collect` waits for the device.
 
     Attributes:
-        state: of the batch as it stands, or will when the device has caught up.
-        warm_up_seconds: compiling and allocating before the first request.
+        state: of the batch, including the operations that were dispatched and have not finished.
+        steps: the compiled steps.
+        pool: the pages of the caches; None with dense caches.
     """
 
     def __init__(
         self,
         pair: Pair,
-        spec: SpecConfig,
-        policy: Policy,
+        steps: CompiledSteps,
         config: EngineConfig,
+        lay_out: Callable[[RequestHandle], SpecState],
+        state: SpecState | None = None,
         *,
-        num_stop_tokens: int = 8,
-        is_processed: bool = False,
         warm_up: bool = True,
     ):
-        """Allocates the smallest batch, and with `warm_up` compiles whatever may be asked for.
+        """Allocates a batch.
 
         Args:
             pair: target and drafter.
-            spec: the rule; its draft length does not matter.
-            policy: chooses draft lengths.
+            steps: what the rows run.
             config: sizes.
-            num_stop_tokens: most stop tokens of a request.
-            is_processed: rows carry bias, penalties and minimum lengths.
-            warm_up: False compiles when first asked.
+            lay_out: returns a request's row, a state of one row without caches.
+            state: of the first batch, its prompts read; None for an empty batch of the smallest size.
+            warm_up: compile the steps and the policy's update of this batch size now, not when they are first used.
         """
-        self._pair, self._spec, self._policy, self._config = pair, spec, policy, config
-        self._vocab_size = pair.target.config.vocab_size
-        self._num_stop_tokens, self._is_adjusted = num_stop_tokens, is_processed
-        self._buckets = policy_buckets(policy)
+        self._pair, self.steps, self._config, self._lay_out = pair, steps, config, lay_out
+        self._policy, self._mesh = steps.policy, mesh_of(pair)
         self._compiled: dict[Any, Callable] = {}
         self.pool: PagePool | None = None
-        pages = None
-        if config.page_size is not None:
-            _check_pages(pair, spec)
-            pages = Pages(config.num_pages, config.page_size)
-            self.pool = PagePool(config.num_pages, config.page_size, config.capacity // config.page_size)
-        self._handles: list[RequestHandle | None] = [None] * config.sizes[0]
-        blank = self.lay_out(Request(np.zeros(1, np.int32), 1))
-        start = time.perf_counter()
-        rows = np.zeros(config.sizes[0], np.int32)
-        self.state: SpecState = self._run("empty_state", _with_pages(empty_state, pages), pair, blank, rows)
+        if state is None:
+            pages = None
+            if config.page_size is not None:
+                _check_pages(pair, steps.spec)
+                pages = Pages(config.num_pages, config.page_size)
+                self.pool = PagePool(config.num_pages, config.page_size, config.capacity // config.page_size)
+            blank = lay_out(RequestHandle(Request(np.zeros(1, np.int32), 1)))
+            rows = np.zeros(config.sizes[0], np.int32)
+            state = self._run("empty_state", _with_pages(empty_state, pages), pair, blank, rows)
+        assert state is not None
+        num_rows = len(state.lengths)
+        self.state: SpecState = state
+        self._handles: list[RequestHandle | None] = [None] * num_rows
         self._staging: Staging | None = None
-        self._new: tuple[RequestHandle, NewRow] | None = None
-        self._policy_state = policy.init(len(rows))
-        self._plan_first()
-        self._finish = np.full(len(rows), FinishReason.INACTIVE, np.int32)
+        self._new: tuple[RequestHandle, SpecState] | None = None
+        self._prompt: np.ndarray | None = None
+        self._finish = np.full(num_rows, FinishReason.INACTIVE, np.int32)
         self._is_finish_stale = False
         self._room_of_new = 0
         self._in_flight: tuple[StepInfo, Any, int, float] | None = None
         self._last_seconds = 0.0
-        if warm_up:
-            self._warm_up(blank)
-        self.warm_up_seconds = time.perf_counter() - start
+        self._wanted = np.zeros(2, np.int32)
+        self._policy_state = None
+        if self._policy is not None:
+            self._policy_state = self._policy.init(num_rows)
+            self.replan()
+        for bucket in steps.buckets if warm_up else ():
+            self._step(bucket)
 
-    def lay_out(self, request: Request) -> NewRow:
-        """Returns the row that `request` will be."""
-        return make_row(request, self._config.capacity, self._vocab_size, self._num_stop_tokens, self._is_adjusted)
+    def start(self, handles: Sequence[RequestHandle]) -> None:
+        """Notes the requests of the first rows of a batch that was given as a state."""
+        self._handles[: len(handles)] = handles
+        self._finish[: len(handles)] = FinishReason.RUNNING
 
     def read(self, handle: RequestHandle, start: int, num: int) -> None:
-        """Dispatches a pass over a piece of a prompt."""
+        """Dispatches a pass over a chunk of a prompt."""
+        prompt = handle.request.prompt
         if start == 0:
             if self._new is not None:  # It ended while it was being read.
                 self._release(self._new[0])
-            self._new = handle, self.lay_out(handle.request)
+            self._new = handle, self._lay_out(handle)
+            if prompt is self._prompt:  # Another sample of the prompt that was read last.
+                return
+            self._prompt = None
             tables = () if self.pool is None else (self.pool.table(handle),)
             self._staging = self._run("empty_staging", empty_staging, self._pair, self._new[1].tokens, *tables)
-        if num == 0:
+        if num == 0 or prompt is self._prompt:
             return
         tokens = np.zeros((1, self._config.chunk), np.int32)
-        tokens[0, :num] = handle.request.prompt[start : start + num]
+        tokens[0, :num] = prompt[start : start + num]
         pages, self._staging = self._run(
             "read_chunk", read_chunk, self._pair, pages_of(self.state), self._staging, tokens, np.int32(start),
             np.int32(num), donate=(1, 2),
@@ -124,7 +131,7 @@ class DeviceExecutor:
         """Dispatches the move of the prompt that was read into `row`."""
         assert self._new is not None and self._new[0] is handle, "another prompt was read"
         new = self._new[1]
-        if not reads_in_chunks(self._pair):
+        if handle.request.prompt is not self._prompt and not reads_in_chunks(self._pair):
             self._staging = self._run("read_whole", read_whole, self._pair, self._staging, new)
         self._send_finish()
         self.state, self._policy_state = self._run(
@@ -133,7 +140,9 @@ class DeviceExecutor:
         )  # fmt: skip
         self._finish[row], self._handles[row] = FinishReason.RUNNING, handle
         self._room_of_new = max(self._room_of_new, handle.request.max_new_tokens - 1)
-        self._staging = self._new = None
+        # Pages belong to one request; dense caches are copied and can serve another sample of the prompt.
+        self._prompt = handle.request.prompt if self.pool is None else None
+        self._new = None
 
     def regroup(self, sources: Sequence[int]) -> None:
         """Dispatches the gather of rows into a batch of another size."""
@@ -151,7 +160,7 @@ class DeviceExecutor:
         self._is_finish_stale = False
 
     def stop(self, row: int) -> None:
-        """Takes note; the device is told before its next step."""
+        """Frees `row`; the device learns of it before its next step."""
         self._finish[row] = FinishReason.INACTIVE
         self._free_row(row)
         self._is_finish_stale = True
@@ -161,26 +170,30 @@ class DeviceExecutor:
         self._send_finish()
         num_wanted = int(max(self._wanted[0], min(self._wanted[1], self._room_of_new)))
         self._room_of_new = 0
-        bucket = bucket_of(self._buckets, num_wanted)
-        start = time.perf_counter()
-        self.state, info = self._step(bucket)(self._pair, self.state, bucket_spec(self._spec, bucket))
-        self._policy_state, plan, wanted = self._plan()(
-            self._policy, self._policy_state, rows_of(self.state), counts_of(info), np.float32(self._last_seconds)
-        )
-        self.state = planned(self.state, plan)
+        bucket = bucket_of(self.steps.buckets, num_wanted)
+        step, plan_next = self._step(bucket), None if self._policy is None else self._plan()
+        start, wanted = time.perf_counter(), None
+        self.state, info = step(self._pair, self.state, bucket_spec(self.steps.spec, bucket))
+        if plan_next is not None:
+            self._policy_state, plan, wanted = plan_next(
+                self._policy, self._policy_state, rows_of(self.state), counts_of(info), np.float32(self._last_seconds)
+            )
+            self.state = planned(self.state, plan)
         self._in_flight = info, wanted, bucket, start
 
     def collect(self) -> StepResult:
-        """Waits for the step; counts and the next draft length are read in one go."""
-        assert self._in_flight is not None, "no step was begun"
+        """Waits for the step; its counts and the next draft length are read together."""
+        assert self._in_flight is not None, "no step was dispatched"
         info, wanted, bucket, start = self._in_flight
         self._in_flight = None
-        info, self._wanted = jax.device_get((info, wanted))
+        info, wanted = jax.device_get((info, wanted))
         self._last_seconds = time.perf_counter() - start
+        if wanted is not None:
+            self._wanted = wanted
         self._finish = np.array(info.finish)
         for row in np.flatnonzero(self._finish != FinishReason.RUNNING).tolist():
             self._free_row(row)
-        return StepResult(info, bucket)
+        return StepResult(info, bucket, self._last_seconds)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -192,8 +205,12 @@ class DeviceExecutor:
         jax.block_until_ready((self.state, self._staging, self._policy_state))
 
     def replan(self) -> None:
-        """Asks the policy for a plan as if a step without rows had ended; for measurements."""
-        self._plan_first()
+        """Asks the policy for a plan, as before a first step."""
+        info = no_step(len(self.state.lengths))
+        arguments = (self._policy, self._policy_state, rows_of(self.state), counts_of(info), np.float32(0.0))
+        self._policy_state, plan, wanted = JIT_CACHE.get(plan_rows, *arguments)(*arguments)
+        self.state = planned(self.state, plan)
+        self._wanted = jax.device_get(wanted)
 
     def _free_row(self, row: int) -> None:
         handle, self._handles[row] = self._handles[row], None
@@ -206,16 +223,8 @@ class DeviceExecutor:
 
     def _send_finish(self) -> None:
         if self._is_finish_stale:
-            self.state = self.state._replace(finish=jax.device_put(self._finish.copy()))
+            self.state = self.state._replace(finish=place_whole(self._finish.copy(), self._mesh))
             self._is_finish_stale = False
-
-    def _plan_first(self) -> None:
-        """Asks the policy for its first plan, as a batch does before its first step."""
-        info = no_step(len(self.state.lengths))
-        arguments = (self._policy, self._policy_state, rows_of(self.state), counts_of(info), np.float32(0.0))
-        self._policy_state, plan, wanted = JIT_CACHE.get(plan_rows, *arguments)(*arguments)
-        self.state = planned(self.state, plan)
-        self._wanted = jax.device_get(wanted)
 
     def _run(self, name: Any, function: Callable, *arguments: Any, donate: tuple[int, ...] = ()) -> Any:
         """Calls `function` compiled; `name` stands for its arguments' shapes, so that they need not be looked at."""
@@ -224,11 +233,7 @@ class DeviceExecutor:
         return self._compiled[name](*arguments)
 
     def _step(self, bucket: int) -> Callable:
-        name = ("step", len(self.state.lengths), bucket)
-        if name not in self._compiled:
-            step, spec = (speculate_step if bucket else decode_step), bucket_spec(self._spec, bucket)
-            self._compiled[name] = JIT_CACHE.get(step, self._pair, self.state, spec, donate_argnums=(1,))
-        return self._compiled[name]
+        return self.steps.get(bucket, self._pair, self.state)
 
     def _plan(self) -> Callable:
         name = ("plan", len(self.state.lengths))
@@ -238,14 +243,14 @@ class DeviceExecutor:
             self._compiled[name] = JIT_CACHE.get(plan_rows, *arguments)
         return self._compiled[name]
 
-    def _warm_up(self, blank: NewRow) -> None:
-        """Goes through all sizes up and down; steps are compiled and not run, the small operations are run."""
+    def warm_up(self) -> None:
+        """Compiles everything for all batch sizes; the steps are not run, the other operations are."""
         handle = RequestHandle(Request(np.zeros(2, np.int32), 1))
         sizes = self._config.sizes
         for index, size in enumerate(sizes):
             if index:
                 self.regroup([*range(sizes[index - 1]), *[-1] * (size - sizes[index - 1])])
-            for bucket in self._buckets:
+            for bucket in self.steps.buckets:
                 self._step(bucket)
             self._plan()
             self.read(handle, 0, 1)
@@ -254,7 +259,7 @@ class DeviceExecutor:
             self._send_finish()
         for size in reversed(sizes[:-1]):
             self.regroup([-1] * size)
-        self._room_of_new = 0
+        self._room_of_new, self._prompt = 0, None
         jax.block_until_ready(self.state)
 
 

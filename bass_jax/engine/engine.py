@@ -11,19 +11,19 @@ import numpy as np
 
 from bass_jax.acceptance import find_rule
 from bass_jax.config import SpecConfig
+from bass_jax.decoding.compiled_steps import CompiledSteps
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.prefill import check_prompts
+from bass_jax.decoding.state import SpecState
 from bass_jax.decoding.stop_strings import StopStrings
-from bass_jax.drafters import reads_hidden_states
 from bass_jax.engine.device_executor import DeviceExecutor
 from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.loop import Counts, Loop
 from bass_jax.engine.page_pool import PageUse
 from bass_jax.engine.request import Request, RequestEvent, RequestHandle
 from bass_jax.engine.scheduler import Scheduler
-from bass_jax.engine.slots import check_sampling
-from bass_jax.models.mesh import mesh_of
-from bass_jax.policies import Policy, find_policy, fixed
+from bass_jax.engine.slots import check_sampling, make_row
+from bass_jax.policies import Policy, fixed
 from bass_jax.runtime.checks import check_callable, check_flag, check_integer, check_kind, check_tokens
 from bass_jax.sampling import SamplingParams
 
@@ -92,24 +92,17 @@ class Engine:
         spec = spec or SpecConfig()
         if spec.record_drafts:
             raise ValueError("record_drafts=True: expected False, an engine records no drafts")
-        if reads_hidden_states(pair.drafter):
-            raise ValueError("pair: the drafter reads the target's hidden states, which an engine does not keep")
-        if mesh_of(pair) is not None:
-            raise ValueError(
-                "pair: expected one on a single device, because an engine's rows are not spread over a mesh"
-            )
         self.pair, self.config = pair, config or EngineConfig()
         self.spec = dataclasses.replace(spec, draft_len=spec.bucket)
         self.is_lossless = find_rule(spec.acceptance).lossless
-        self._is_adjusted, self._num_stop_tokens = is_processed, num_stop_tokens
+        self._is_processed, self._num_stop_tokens = is_processed, num_stop_tokens
         self._stops = () if pair.tokenizer is None else tuple(pair.tokenizer.stop_ids)
         if len(self._stops) > num_stop_tokens:
             raise ValueError(f"num_stop_tokens={num_stop_tokens}: the tokenizer has {len(self._stops)} stop tokens")
-        chosen = fixed(spec.draft_len) if policy is None else find_policy(policy)
-        self.executor = DeviceExecutor(
-            pair, self.spec, chosen, self.config,
-            num_stop_tokens=num_stop_tokens, is_processed=is_processed, warm_up=warm_up,
-        )  # fmt: skip
+        steps = CompiledSteps("speculate", self.spec, False, fixed(spec.draft_len) if policy is None else policy)
+        self.executor = DeviceExecutor(pair, steps, self.config, self._lay_out, warm_up=False)
+        if warm_up:
+            self.executor.warm_up()
         self.loop = Loop(Scheduler(self.config), self.executor, clock, on_step)
         self._thread: Any = None
         self._start_lock = threading.Lock()
@@ -124,6 +117,10 @@ class Engine:
     def page_use(self) -> PageUse | None:
         """How the pages are used now; None with dense caches."""
         return None if self.executor.pool is None else self.executor.pool.use()
+
+    def _lay_out(self, handle: RequestHandle) -> SpecState:
+        vocab_size = self.pair.target.config.vocab_size
+        return make_row(handle.request, self.config.capacity, vocab_size, self._num_stop_tokens, self._is_processed)
 
     def submit(
         self,
@@ -168,7 +165,7 @@ class Engine:
         check_kind("sampling", sampling, SamplingParams | None)
         self.config.check(len(row), max_new_tokens, target.context)
         sampling = sampling or SamplingParams()
-        check_sampling(sampling, self.spec, self._is_adjusted, target.vocab_size)
+        check_sampling(sampling, self.spec, self._is_processed, target.vocab_size)
         seed = check_integer("seed", seed, 0, 2**32 - 1)
         priority = check_integer("priority", priority)
         check_callable("on_event", on_event)

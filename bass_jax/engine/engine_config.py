@@ -41,8 +41,6 @@ class EngineConfig:
         for name in ("num_slots", "capacity", "token_budget", "max_waiting", "chunk", "chunks_per_step", "page_size"):
             if getattr(self, name) is not None or name not in ("token_budget", "page_size"):
                 object.__setattr__(self, name, check_integer(name, getattr(self, name), 1))
-        if self.num_slots > BATCH_BUCKETS[-1]:
-            raise ValueError(f"num_slots={self.num_slots}: expected at most {BATCH_BUCKETS[-1]}")
         check_choice("batching", self.batching, ("continuous", "static"))
         check_kind("buckets", self.buckets, tuple | list | None, "batch sizes or None")
         object.__setattr__(self, "capacity", capacity_bucket(self.capacity))
@@ -50,10 +48,12 @@ class EngineConfig:
         if self.page_size is not None and self.capacity % self.page_size:
             raise ValueError(f"page_size={self.page_size}: expected a divisor of capacity={self.capacity}")
         largest = batch_bucket(self.num_slots)
-        buckets = [bucket for bucket in BATCH_BUCKETS if bucket <= largest] if self.buckets is None else self.buckets
+        buckets = (
+            [*(size for size in BATCH_BUCKETS if size < largest), largest] if self.buckets is None else self.buckets
+        )
         object.__setattr__(self, "buckets", tuple(buckets))
-        if any(size not in BATCH_BUCKETS for size in self.sizes) or list(self.sizes) != sorted(set(self.sizes)):
-            raise ValueError(f"buckets={self.buckets}: expected ascending ones of {BATCH_BUCKETS}")
+        if any(batch_bucket(size) != size for size in self.sizes) or list(self.sizes) != sorted(set(self.sizes)):
+            raise ValueError(f"buckets={self.buckets}: expected ascending ones of {BATCH_BUCKETS}, or multiples of 64")
         if not self.sizes or self.sizes[-1] < self.num_slots:
             raise ValueError(f"buckets={self.buckets}: expected the last to hold num_slots={self.num_slots}")
         if self.token_budget is None:

@@ -12,6 +12,7 @@ class StepResult(NamedTuple):
 
     info: StepInfo  # on the host; tokens of a simulation mean nothing
     draft_len: int  # the bucket that it ran in
+    seconds: float = 0.0  # from its dispatch until its results were on the host
 
 
 @runtime_checkable

@@ -44,6 +44,8 @@ class Loop:
         clock: seconds.
         counts: so far.
         last: the last step's result; None before the first.
+        events: handed out by the last `advance`.
+        requests: ``[B]`` int32, the order of the request in each row of the last step; -1 without one.
         host_seconds: wall time between the end of a step and the beginning of the next, without the executor's own.
         intake: called when a step has ended and before the next is decided, to submit what has come meanwhile; a
             program of one thread has no other chance to.
@@ -55,14 +57,27 @@ class Loop:
         executor: Executor,
         clock: Callable[[], float] = time.perf_counter,
         on_step: Callable[["Loop"], None] | None = None,
+        *,
+        is_pipelined: bool = True,
     ):
-        """Starts idle; `on_step` is called after every step, on the host."""
+        """Starts idle.
+
+        Args:
+            scheduler: decides who runs.
+            executor: the device.
+            clock: seconds.
+            on_step: called after every step, on the host.
+            is_pipelined: hand out the events of a step while the next one runs. Otherwise `advance` waits for the
+                step that it dispatches, so that the time of a step holds none of the caller's.
+        """
         self.scheduler, self.executor, self.clock = scheduler, executor, clock
         self.counts = Counts()
         self.last: StepResult | None = None
         self.host_seconds = 0.0
         self.intake: Callable[[], None] = lambda: None
-        self._on_step = on_step
+        self.events: list[tuple[RequestHandle, RequestEvent]] = []
+        self.requests = np.zeros(0, np.int32)
+        self._on_step, self._is_pipelined = on_step, is_pipelined
         self._is_in_flight = False
         self._arrived: deque[RequestHandle] = deque()
         self._cancelled: deque[RequestHandle] = deque()
@@ -91,6 +106,14 @@ class Loop:
             handle.times.submitted = self.clock()
             self._arrived.append(handle)
 
+    def start(self, handles: list[RequestHandle]) -> None:
+        """Notes that the executor begins with a batch whose first rows run `handles`, their prompts read."""
+        now = self.clock()
+        for handle in handles:
+            handle.order, self._num_arrived = self._num_arrived, self._num_arrived + 1
+            handle.times.submitted = handle.times.admitted = handle.times.begun = now
+        self.scheduler.start(handles)
+
     def cancel(self, handle: RequestHandle) -> None:
         """Ends a request before the next step, from any thread."""
         self._cancelled.append(handle)
@@ -101,24 +124,31 @@ class Loop:
             return not self.is_idle and self._advance()
 
     def _advance(self) -> bool:
-        events: list[tuple[RequestHandle, RequestEvent]] = []
+        self.events = events = []
         has_stepped = self._is_in_flight
         if has_stepped:
-            self.last = self.executor.collect()
-            self._is_in_flight = False
-            self.intake()
+            self._collect()
         start, in_executor = time.perf_counter(), self._executor_seconds
-        if has_stepped and self.last is not None:
-            self._note(self.last, events)
+        if has_stepped:
+            self._note(events)
         self._sort_in(events)
         self._decide()
         self.host_seconds += time.perf_counter() - start - (self._executor_seconds - in_executor)
+        if self._is_in_flight and not self._is_pipelined:
+            self._collect()
+            self._note(events)
+            has_stepped = True
         for handle, event in events:
             if not handle.deliver(event) and handle.finish_reason is None:
                 self._cancelled.append(handle)
         if has_stepped and self._on_step is not None:
             self._on_step(self)
         return True
+
+    def _collect(self) -> None:
+        self.last = self.executor.collect()
+        self._is_in_flight = False
+        self.intake()
 
     def run(self) -> None:
         """Advances until nothing is left to do."""
@@ -133,27 +163,34 @@ class Loop:
         order(*arguments)
         self._executor_seconds += time.perf_counter() - start
 
-    def _note(self, step: StepResult, events: list[tuple[RequestHandle, RequestEvent]]) -> None:
-        """Reads off what every row was given."""
-        info, now = step.info, self.clock()
+    def _note(self, events: list[tuple[RequestHandle, RequestEvent]]) -> None:
+        """Reads what the last step emitted for every row, and cuts it at stop strings."""
+        assert self.last is not None
+        info, now = self.last.info, self.clock()
         is_active, num_emitted, finish = (np.asarray(x) for x in (info.is_active, info.num_emitted, info.finish))
         tokens, logprobs = np.asarray(info.tokens), np.asarray(info.logprobs)
         counts = self.counts
         rows, num_finished = np.flatnonzero(is_active).tolist(), counts.num_finished
+        self.requests = np.full(len(is_active), -1, np.int32)
         for row, num, reason in zip(rows, num_emitted[rows].tolist(), finish[rows].tolist(), strict=True):
             handle = self.scheduler.rows[row]
             assert handle is not None, "a row without a request took part in a step"
+            self.requests[row] = handle.order
             token_logprobs = (
                 None
                 if info.token_logprobs is None
                 else TokenLogprobs(*(field[row, :num] for field in info.token_logprobs))
             )
-            events.append((handle, handle.take(tokens[row, :num], logprobs[row, :num], token_logprobs, reason, now)))
+            event = handle.take(tokens[row, :num], logprobs[row, :num], token_logprobs, reason, now)
+            events.append((handle, event))
             if handle.finish_reason is not None:
                 num_finished += 1
                 self.scheduler.release(handle)
-                if reason == FinishReason.RUNNING:  # The device does not know of stop strings.
+                if reason == FinishReason.RUNNING:  # The device does not know stop strings.
                     self._ask(self.executor.stop, row)
+                if handle.is_cut:
+                    self._cut(row, len(event.tokens))
+        num_emitted = np.asarray(self.last.info.num_emitted)
         self.counts = counts._replace(
             num_steps=counts.num_steps + 1,
             num_row_steps=counts.num_row_steps + len(rows),
@@ -163,6 +200,15 @@ class Loop:
             num_emitted=counts.num_emitted + int(num_emitted.sum()),
             num_finished=num_finished,
         )
+
+    def _cut(self, row: int, num: int) -> None:
+        """Takes what follows a stop string out of the info of the last step."""
+        assert self.last is not None
+        info = self.last.info
+        fields = {name: np.array(getattr(info, name)) for name in ("num_emitted", "finish", "tokens", "logprobs")}
+        fields["num_emitted"][row], fields["finish"][row] = num, FinishReason.STOP
+        fields["tokens"][row, num:], fields["logprobs"][row, num:] = -1, 0.0
+        self.last = self.last._replace(info=info._replace(**fields))
 
     def _sort_in(self, events: list[tuple[RequestHandle, RequestEvent]]) -> None:
         """Takes note of who has come and who has gone."""

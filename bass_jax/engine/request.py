@@ -138,6 +138,11 @@ class RequestHandle:
         return bool(self._history) and self._history[-1].finish_reason is not None
 
     @property
+    def is_cut(self) -> bool:
+        """Whether it ended with a stop string."""
+        return self._text is not None and bool(self._text.is_hit[0])
+
+    @property
     def has_stop_strings(self) -> bool:
         """Whether its text decides when it ends."""
         return self._text is not None and self._text.has_strings

@@ -2,7 +2,7 @@
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from bass_jax.engine.engine_config import EngineConfig
@@ -56,6 +56,12 @@ class Scheduler:
     def is_idle(self) -> bool:
         """Nobody waits, is read or runs."""
         return not (self._row_of or self.reading or self.num_waiting)
+
+    def start(self, handles: Sequence[RequestHandle]) -> None:
+        """Begins with a batch whose first rows run `handles`; nothing was submitted before."""
+        self.rows = [*handles, *[None] * (self.config.sizes[-1] - len(handles))]
+        self._row_of = {handle: row for row, handle in enumerate(handles)}
+        self.num_reserved = sum(self.config.reservation(handle.request.limit) for handle in handles)
 
     def submit(self, handle: RequestHandle) -> None:
         """Puts a request into the queue."""

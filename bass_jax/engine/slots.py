@@ -12,10 +12,13 @@ from bass_jax.config import SpecConfig
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.policy_runner import advance_rows
 from bass_jax.decoding.state import FinishReason, SpecState
+from bass_jax.drafters import reads_hidden_states
 from bass_jax.engine.request import Request
 from bass_jax.models.kv_cache import KVCache, PagedCache, gather_rows, is_paged, paged, pages_of, with_pages
+from bass_jax.models.mesh import replicate
 from bass_jax.policies import Plan, Policy
-from bass_jax.sampling import SamplingArrays, SamplingParams
+from bass_jax.runtime.jit_cache import JIT_CACHE
+from bass_jax.sampling import SamplingParams
 from bass_jax.sampling.keys import seed_keys
 from bass_jax.sampling.params import Penalties, ProcessorArrays
 from bass_jax.typing import Array, Int
@@ -25,27 +28,17 @@ class Staging(NamedTuple):
     """The caches of the one prompt that is being read; in pages, its tables, and the pages stay with the batch."""
 
     target_cache: KVCache | PagedCache  # B = 1
-    drafter: Any  # B = 1; None until the prompt is whole, for a drafter that reads it at once
-
-
-class NewRow(NamedTuple):
-    """What a request brings into its row; numpy on the host, jax's arrays on the device."""
-
-    tokens: Any  # [1, C] int32
-    length: Any  # [1] int32
-    limit: Any  # [1] int32
-    seed: Any  # [1] uint32
-    sampling_arrays: SamplingArrays  # one row
-    stop_tokens: Any  # [1, E] int32
+    drafter: Any  # B = 1; None until the prompt is read, for a drafter that does not read chunks
+    hidden: Array | None = None  # [1, C, D] the target's hidden states, for a drafter that reads them
 
 
 def reads_in_chunks(pair: Pair) -> bool:
-    """Whether the drafter can read a prompt piece by piece."""
-    return hasattr(pair.drafter, "read")
+    """Whether the drafter can read a prompt chunk by chunk."""
+    return hasattr(pair.drafter, "read") and not reads_hidden_states(pair.drafter)
 
 
-def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: int, is_processed: bool) -> NewRow:
-    """Lays a request out, on the host.
+def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: int, is_processed: bool) -> SpecState:
+    """Lays a request out as a state of one row without caches, on the host.
 
     Args:
         request: checked.
@@ -63,14 +56,22 @@ def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: 
         sampling_arrays = sampling_arrays._replace(
             processor_arrays=_filled(sampling_arrays.processor_arrays, vocab_size)
         )
-    return NewRow(
-        tokens=tokens,
-        length=np.full(1, len(request.prompt), np.int32),
-        limit=np.full(1, request.limit, np.int32),
-        seed=np.full(1, request.seed, np.uint32),
-        sampling_arrays=sampling_arrays,
-        stop_tokens=stops,
-    )
+    length, seed = np.full(1, len(request.prompt), np.int32), np.full(1, request.seed, np.uint32)
+    fields: dict[str, Any] = {
+        "tokens": tokens,
+        "lengths": length,
+        "prompt_lengths": length,
+        "limits": np.full(1, request.limit, np.int32),
+        "finish": np.full(1, FinishReason.RUNNING, np.int32),
+        "keys": JIT_CACHE.get(seed_keys, seed)(seed),
+        "num_steps": np.zeros(1, np.int32),
+        "draft_lens": np.zeros(1, np.int32),
+        "sampling_arrays": sampling_arrays,
+        "stop_tokens": stops,
+        "target_cache": None,
+        "drafter": None,
+    }
+    return SpecState(**fields)
 
 
 def _filled(processor_arrays: ProcessorArrays | None, vocab_size: int) -> ProcessorArrays:
@@ -91,33 +92,29 @@ class Pages(NamedTuple):
     page_size: int
 
 
-def empty_state(pair: Pair, new: NewRow, num_rows: Int[Array, "B"], pages: Pages | None = None) -> SpecState:
-    """A batch of free rows, as many as `num_rows` has elements, laid out like `new`."""
-    batch, (_, capacity) = num_rows.shape[0], new.tokens.shape
+def empty_state(pair: Pair, row: SpecState, num_rows: Int[Array, "B"], pages: Pages | None = None) -> SpecState:
+    """Returns a batch of free rows, as many as `num_rows` has elements, with the shapes of `row`."""
+    batch, (_, capacity) = num_rows.shape[0], row.tokens.shape
+    state = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (batch, *leaf.shape[1:])), row)
     ones = jnp.ones(batch, jnp.int32)
-
-    def spread(leaf):
-        return jnp.broadcast_to(leaf, (batch, *leaf.shape[1:]))
-
-    tokens = jnp.zeros((batch, capacity), jnp.int32)
-    caches = pair.target.init_cache(batch, capacity), pair.drafter.init(tokens, ones)
+    caches = (
+        pair.target.init_cache(batch, capacity),
+        _new_drafter_state(pair, jnp.zeros((batch, capacity), jnp.int32), ones),
+    )
     if pages is not None:
         tables = jnp.full((batch, capacity // pages.page_size), pages.num_pages, jnp.int32)
         caches = paged(caches, pages.num_pages, pages.page_size, tables)
-    return SpecState(
-        tokens=tokens,
-        lengths=ones,
-        prompt_lengths=ones,
-        limits=ones,
-        finish=jnp.full(batch, FinishReason.INACTIVE, jnp.int32),
-        keys=seed_keys(jnp.zeros(batch, jnp.uint32)),
-        num_steps=jnp.zeros(batch, jnp.int32),
-        draft_lens=jnp.zeros(batch, jnp.int32),
-        sampling_arrays=jax.tree.map(spread, new.sampling_arrays),
-        stop_tokens=jnp.full((batch, new.stop_tokens.shape[1]), -1, jnp.int32),
-        target_cache=caches[0],
-        drafter=caches[1],
-    )
+    finish = jnp.full(batch, FinishReason.INACTIVE, jnp.int32)
+    return replicate(state._replace(finish=finish, target_cache=caches[0], drafter=caches[1]))
+
+
+def _new_drafter_state(pair: Pair, tokens: Int[Array, "B C"], lengths: Int[Array, "B"]) -> Any:
+    """The state of the drafter for prompts of one token, from which it has read nothing."""
+    drafter: Any = pair.drafter
+    if not reads_hidden_states(drafter):
+        return drafter.init(tokens, lengths)
+    config = pair.target.config
+    return drafter.init(tokens, lengths, jnp.zeros((*tokens.shape, config.width), config.dtype))
 
 
 def empty_staging(pair: Pair, tokens: Int[Array, "1 C"], table: Int[Array, "1 M"] | None = None) -> Staging:
@@ -126,10 +123,11 @@ def empty_staging(pair: Pair, tokens: Int[Array, "1 C"], table: Int[Array, "1 M"
     Dense ones are zeroed for every prompt and inserted whole: what a row of NaN has left behind is never read with
     weight 0.
     """
-    drafter = None
-    if reads_in_chunks(pair):
-        drafter = pair.drafter.init(jnp.zeros_like(tokens), jnp.ones(1, jnp.int32))
-    staging = Staging(pair.target.init_cache(1, tokens.shape[1]), drafter)
+    ones, hidden = jnp.ones(1, jnp.int32), None
+    drafter = pair.drafter.init(jnp.zeros_like(tokens), ones) if reads_in_chunks(pair) else None
+    if reads_hidden_states(pair.drafter):
+        hidden = jnp.zeros((*tokens.shape, pair.target.config.width), pair.target.config.dtype)
+    staging = replicate(Staging(pair.target.init_cache(1, tokens.shape[1]), drafter, hidden))
     return staging if table is None else paged(staging, 0, tokens.shape[1] // table.shape[1], table)
 
 
@@ -153,33 +151,32 @@ def read_chunk(
     capacity = staging.target_cache.capacity
     slots = jnp.arange(tokens.shape[1])
     positions = jnp.where(slots < num, start + slots, capacity)[None]
-    target_cache = pair.target.hidden_states(tokens, positions, staging.target_cache)[1]
+    states, target_cache = pair.target.hidden_states(tokens, positions, staging.target_cache)
     drafter: Any = pair.drafter
     state = drafter.read(staging.drafter, tokens, positions) if reads_in_chunks(pair) else None
-    staging = Staging(target_cache, state)
+    hidden = staging.hidden
+    if hidden is not None:
+        hidden = hidden.at[0, positions[0]].set(states[0], mode="drop")
+    staging = replicate(Staging(target_cache, state, hidden))
     return pages_of(staging), with_pages(staging, None)
 
 
-def read_whole(pair: Pair, staging: Staging, new: NewRow) -> Staging:
-    """Lets a drafter that reads a prompt at once do so."""
-    return staging._replace(drafter=pair.drafter.init(new.tokens, new.length))
+def read_whole(pair: Pair, staging: Staging, row: SpecState) -> Staging:
+    """Gives the whole prompt to a drafter that does not read chunks."""
+    drafter: Any = pair.drafter
+    hidden = () if staging.hidden is None else (staging.hidden,)
+    return replicate(staging._replace(drafter=drafter.init(row.tokens, row.lengths, *hidden), hidden=None))
 
 
 def insert_row(
-    policy: Policy, state: SpecState, policy_state: Any, staging: Staging, new: NewRow, row: Array
+    policy: Policy | None, state: SpecState, policy_state: Any, staging: Staging, new: SpecState, row: Array
 ) -> tuple[SpecState, Any]:
-    """Puts the prompt that was read into `row`; until the next plan it drafts as much as the longest of the last."""
-    one = SpecState(
-        tokens=new.tokens,
-        lengths=new.length,
-        prompt_lengths=new.length,
-        limits=new.limit,
-        finish=jnp.full(1, FinishReason.RUNNING, jnp.int32),
-        keys=seed_keys(new.seed),
-        num_steps=jnp.zeros(1, jnp.int32),
+    """Puts the prompt that was read into `row`.
+
+    Until the next plan the row drafts as many tokens as the row of the last plan that drafts most.
+    """
+    one = new._replace(
         draft_lens=state.draft_lens.max()[None],
-        sampling_arrays=new.sampling_arrays,
-        stop_tokens=new.stop_tokens,
         target_cache=staging.target_cache,
         drafter=staging.drafter,
         min_confidence=None if state.min_confidence is None else state.min_confidence.max()[None],
@@ -191,19 +188,23 @@ def insert_row(
         return all_.at[row].set(own[0])
 
     state = jax.tree.map(put, state, one, is_leaf=is_paged)
+    if policy is None:
+        return replicate(state), None
     fresh = policy.init(state.lengths.shape[0])
     policy_state = jax.tree.map(
         lambda is_row, all_, own: all_.at[row].set(own[row]) if is_row else all_,
         has_rows(policy), policy_state, fresh,
     )  # fmt: skip
-    return state, policy_state
+    return replicate(state), policy_state
 
 
 def regroup_rows(
-    policy: Policy, state: SpecState, policy_state: Any, sources: Int[Array, "B"], finish: Int[Array, "B"]
+    policy: Policy | None, state: SpecState, policy_state: Any, sources: Int[Array, "B"], finish: Int[Array, "B"]
 ) -> tuple[SpecState, Any]:
-    """Makes a batch of the rows `sources`, of which those that `finish` says run."""
-    state = gather_rows(state, sources)._replace(finish=finish)
+    """Makes a batch of the rows `sources`; `finish` is that of the new rows."""
+    state = replicate(gather_rows(state, sources)._replace(finish=finish))
+    if policy is None:
+        return state, None
     policy_state = jax.tree.map(
         lambda is_row, leaf: leaf[sources] if is_row else leaf, has_rows(policy), policy_state
     )  # fmt: skip

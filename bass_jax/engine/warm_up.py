@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.pair import Pair
-from bass_jax.engine.generate import Run
+from bass_jax.engine.generate import GenerateLoop
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import SamplingParams
 
@@ -51,7 +51,9 @@ def warm_up(
         for index, step in enumerate(steps):
             # Seeds, as the command line gives them, and a key.
             seeds = None if index else range(batch)
-            Run(pair, [[0]] * batch, spec, sampling=sampling, max_new_tokens=capacity - 1, step=step, seeds=seeds)
+            GenerateLoop(
+                pair, [[0]] * batch, spec, sampling=sampling, max_new_tokens=capacity - 1, step=step, seeds=seeds
+            )
         yield WarmUp(
             batch, capacity, time.perf_counter() - start,
             JIT_CACHE.compile_seconds - before[0], JIT_CACHE.num_compiled - before[1],

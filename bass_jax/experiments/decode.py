@@ -15,7 +15,7 @@ from bass_jax.decoding.metrics import per_token_latency, summarize
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.traces import TraceWriter
 from bass_jax.drafters import ModelDrafter
-from bass_jax.engine.generate import Run, begin_trace
+from bass_jax.engine.generate import GenerateLoop, begin_trace
 from bass_jax.experiments.experiment_config import ExperimentConfig
 from bass_jax.experiments.plan import Batch, row_seed
 from bass_jax.experiments.run_directory import Record
@@ -88,7 +88,7 @@ class BatchDecoder:
         samples = [self._sample(batch, index, run, ends[index]) for index in range(len(batch.rows))]
         return self._batch(batch, pair, run, start, elapsed), samples
 
-    def _run(self, batch: Batch, pair: Pair) -> Run:
+    def _run(self, batch: Batch, pair: Pair) -> GenerateLoop:
         method, num_samples = batch.variant.method, batch.variant.num_samples
         config = self.config
         spec = SpecConfig(
@@ -99,18 +99,18 @@ class BatchDecoder:
         per_prompt = num_samples if len(batch.rows) % num_samples == 0 else 1
         if per_prompt == 1 and len(set(problems)) == 1:
             per_prompt = len(batch.rows)
-        return Run(
+        return GenerateLoop(
             pair, [self.prompts[problem] for problem in problems[::per_prompt]], spec,
             sampling=config.sampling.sampling(), max_new_tokens=config.max_new_tokens, num_samples=per_prompt,
             seeds=[row_seed(batch.seed, row) for row in batch.rows], stop_strings=self.stop_strings,
-            step=method.step, policy=_policy(method.policy, method.profile),
+            fixed_batch=True, step=method.step, policy=_policy(method.policy, method.profile),
         )  # fmt: skip
 
-    def _sample(self, batch: Batch, index: int, run: Run | None, end: float) -> Record:
+    def _sample(self, batch: Batch, index: int, run: GenerateLoop | None, end: float) -> Record:
         row = batch.rows[index]
         found = None if run is None else run.row(index)
         tokens = [] if found is None else found.tokens.tolist()
-        reason = "running" if found is None else found.finish_reason
+        reason = None if found is None else found.finish_reason
         return {
             **_place(batch),
             "problem": self.problems[row.problem].id,
@@ -119,7 +119,7 @@ class BatchDecoder:
             "text": "" if found is None or found.text is None else found.text,
             "tokens": tokens,
             "num_tokens": len(tokens),
-            "finish_reason": OVER_BUDGET if reason == "running" else reason,
+            "finish_reason": reason or OVER_BUDGET,
             "mean_logprob": round(float(found.logprobs.mean()), 6) if found is not None and tokens else None,
             "seconds": round(end, 6),
         }
@@ -127,7 +127,7 @@ class BatchDecoder:
     def _skipped(self, batch: Batch, start: float) -> Record:
         return {**_place(batch), "part": batch.part, "start": start, "end": start, "num_rows": len(batch.rows)}
 
-    def _batch(self, batch: Batch, pair: Pair, run: Run, start: float, end: float) -> Record:
+    def _batch(self, batch: Batch, pair: Pair, run: GenerateLoop, start: float, end: float) -> Record:
         categories = {self.problems[row.problem].category for row in batch.rows}
         record: Record = {
             **_place(batch),
@@ -144,9 +144,8 @@ class BatchDecoder:
             return record
         summary = dataclasses.asdict(summarize(run.infos))
         latency = dataclasses.asdict(per_token_latency(run.infos, run.step_seconds))
-        prompt_lengths = np.asarray(run.state.prompt_lengths)[: run.num_rows]
         use = measure_utilization(
-            run.infos, sum(run.step_seconds), prompt_lengths, self.device, pass_shape(pair.target.config),
+            run.infos, sum(run.step_seconds), run.prompt_lengths, self.device, pass_shape(pair.target.config),
             _draft_shape(pair, batch),
         )  # fmt: skip
         record["summary"] = {name: _finite(value) for name, value in summary.items()}
@@ -172,7 +171,7 @@ def _draft_shape(pair: Pair, batch: Batch) -> PassShape | None:
     return pass_shape(drafter.model.config)
 
 
-def _begin(path: Path, run: Run) -> TraceWriter:
+def _begin(path: Path, run: GenerateLoop) -> TraceWriter:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     writer = TraceWriter(path)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import bass_jax as bass
 from bass_jax.drafters import Proposal
-from bass_jax.engine.generate import Run
+from bass_jax.engine.generate import GenerateLoop
 from tests import tiny
 from tests.tiny import VOCAB
 
@@ -55,7 +55,7 @@ def expected_end(tokens, stop_tokens, limit):
 )
 def test_rows_end_at_the_first_stop_then_at_the_limit(pair, endless, stop_tokens, limits, draft_len, step):
     """At every position of an accepted run. Breaking it: text after the end, or a limit that hides a stop."""
-    run = Run(pair, tiny.PROMPTS, SPEC, max_new_tokens=limits, stop_tokens=stop_tokens, step=step)
+    run = GenerateLoop(pair, tiny.PROMPTS, SPEC, max_new_tokens=limits, stop_tokens=stop_tokens, step=step)
     run.state = run.state._replace(draft_lens=jnp.full_like(run.state.lengths, draft_len))
     for _ in run:
         pass
@@ -195,7 +195,7 @@ def test_a_law_that_breaks_later_ends_the_row_there(target):
     regular = bass.generate(pair, prompts, step="decode", max_new_tokens=20)
     assert "not_finite" in regular.finish_reasons
     for draft_len in (0, 1, 2, 4, 6):
-        run = Run(pair, prompts, SPEC, max_new_tokens=20)
+        run = GenerateLoop(pair, prompts, SPEC, max_new_tokens=20)
         run.state = run.state._replace(draft_lens=jnp.full_like(run.state.lengths, draft_len))
         for _ in run:
             pass

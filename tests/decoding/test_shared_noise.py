@@ -6,7 +6,7 @@ import pytest
 
 import bass_jax as bass
 from bass_jax.drafters import NgramDrafter
-from bass_jax.engine.generate import Run
+from bass_jax.engine.generate import GenerateLoop
 from tests import tiny
 
 NUM_NEW = 16
@@ -38,7 +38,9 @@ def test_tokens_are_those_of_regular_sampling(target, regular, drafter):
         "table": tiny.table_drafter(),
     }[drafter]
     pair, random = bass.Pair(target, drafter), np.random.default_rng(0)
-    run = Run(pair, PROMPTS, bass.SpecConfig(4, "shared_noise"), sampling=SAMPLING, seeds=SEEDS, max_new_tokens=NUM_NEW)
+    run = GenerateLoop(
+        pair, PROMPTS, bass.SpecConfig(4, "shared_noise"), sampling=SAMPLING, seeds=SEEDS, max_new_tokens=NUM_NEW
+    )
     for _ in run:  # every row asks for another number of drafts at every step
         run.state = run.state._replace(draft_lens=jnp.asarray(random.integers(0, 5, 64), jnp.int32))
     for tokens, expected in zip(run.result().tokens, regular, strict=True):
@@ -56,7 +58,9 @@ def test_a_perfect_drafter_that_shares_the_noise_is_always_right(target):
 def test_regular_and_speculative_steps_may_take_turns(target, regular):
     """A policy that stops drafting for a while changes no token."""
     pair = bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.1)))
-    run = Run(pair, PROMPTS, bass.SpecConfig(4, "shared_noise"), sampling=SAMPLING, seeds=SEEDS, max_new_tokens=NUM_NEW)
+    run = GenerateLoop(
+        pair, PROMPTS, bass.SpecConfig(4, "shared_noise"), sampling=SAMPLING, seeds=SEEDS, max_new_tokens=NUM_NEW
+    )
     for index, _ in enumerate(run):
         run.state = run.state._replace(draft_lens=jnp.full(64, 4 * (index % 2), jnp.int32))
     for tokens, expected in zip(run.result().tokens, regular, strict=True):

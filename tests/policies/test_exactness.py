@@ -11,7 +11,7 @@ import pytest
 
 import bass_jax as bass
 from bass_jax import policies
-from bass_jax.engine.generate import Run
+from bass_jax.engine.generate import GenerateLoop
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.testing.lossless import tiny_target, verify_lossless
 from tests import tiny
@@ -120,7 +120,7 @@ def test_a_policy_that_drops_drafts_for_what_they_are_is_caught(monkeypatch):
 
 def test_rows_may_want_different_lengths(pair):
     """Three rows, three lengths, one bucket."""
-    run = Run(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=30)
+    run = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=30)
     wanted = [0, 2, 4, 0]
     run.state = run.state._replace(draft_lens=jnp.asarray(wanted, jnp.int32))
     info = next(iter(run))
@@ -135,7 +135,7 @@ def test_every_bucket_is_compiled_before_the_first_step(pair):
     before = JIT_CACHE.num_compiled
     bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=1, step="decode")
     prefill_and_decode = JIT_CACHE.num_compiled - before
-    run = Run(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=50, policy=policy)
+    run = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=50, policy=policy)
     assert set(run.warm_up_seconds) == {0, 1, 2}
     assert run.warm_up_seconds[0] == 0.0 < run.warm_up_seconds[1]  # decode_step's own executable serves 0
     warm = JIT_CACHE.num_compiled
@@ -154,7 +154,7 @@ def test_every_bucket_is_compiled_before_the_first_step(pair):
     )
     # Without warm-up a bucket is made when it is wanted, and not in the time of a step.
     fresh = policies.fixed(3)
-    late = Run(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=5, policy=fresh, warm_up=False)
+    late = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=5, policy=fresh, warm_up=False)
     assert late.warm_up_seconds == {}
     next(iter(late))
     assert late.warm_up_seconds[3] > 0
@@ -163,7 +163,7 @@ def test_every_bucket_is_compiled_before_the_first_step(pair):
 
 def test_a_step_reads_the_device_once(pair, monkeypatch):
     """Counts and the next bucket come together; nothing else waits for the device."""
-    run = Run(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=30, policy=POLICIES["bass_heuristic"])
+    run = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=30, policy=POLICIES["bass_heuristic"])
     reads = []
     device_get = jax.device_get
     monkeypatch.setattr(jax, "device_get", lambda tree: reads.append(1) or device_get(tree))

@@ -1,0 +1,59 @@
+"""The options of `bass_jax.generate`."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from bass_jax.config import MAX_SAMPLES
+from bass_jax.policies import Policy
+from bass_jax.runtime.checks import check_flag, check_integer, check_kind, check_sequence
+from bass_jax.sampling import SamplingParams
+from bass_jax.typing import Array, Key
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeOptions:
+    """How a set of prompts is decoded.
+
+    Attributes:
+        sampling: settings per row, or for all rows; default greedy.
+        max_new_tokens: limit per row, or one for all rows.
+        num_samples: rows per prompt.
+        key: row i draws from ``fold_in(key, i)``; default ``jax.random.key(0)``.
+        seeds: a seed per row instead: what a row draws then depends on its own seed alone.
+        stop_tokens: a row ends with the first of these that it emits; default those of the pair's tokenizer.
+        stop_strings: a row ends with the token that completes one of these; needs a tokenizer.
+        step: ``"speculate"``; ``"decode"`` for regular decoding, the baseline; ``"synchronized"``, see
+            `bass_jax.decoding.baselines.synchronized_step`; or ``"exhaustive"``, see
+            `bass_jax.decoding.baselines.exhaustive_step`.
+        policy: chooses the draft lengths step by step, in place of ``spec.draft_len``: a `bass_jax.policies.Policy`,
+            the name of one, or ``"module:name"``. It changes neither greedy tokens nor the distribution.
+        warm_up: compile the steps of all draft lengths before the first step, not when each is first used.
+        max_batch: most rows that run at once. Further rows take the places of those that have finished.
+        fixed_batch: run all rows as one batch until the last has finished. BASS's latencies, traces and the
+            synchronized baseline are defined on such batches.
+        shrink_to: smaller batch sizes that the batch may shrink into once no row waits. Each is compiled first.
+    """
+
+    sampling: SamplingParams | None = None
+    max_new_tokens: int | Sequence[int] = 128
+    num_samples: int = 1
+    key: Key[Array, ""] | None = None
+    seeds: Sequence[int] | None = None
+    stop_tokens: Sequence[int] | None = None
+    stop_strings: Sequence[str] = ()
+    step: str = "speculate"
+    policy: str | Policy | None = None
+    warm_up: bool = True
+    max_batch: int = 64
+    fixed_batch: bool = False
+    shrink_to: Sequence[int] = ()
+
+    def __post_init__(self):
+        check_kind("sampling", self.sampling, SamplingParams | None)
+        check_integer("num_samples", self.num_samples, 1, MAX_SAMPLES)
+        check_flag("warm_up", self.warm_up)
+        check_integer("max_batch", self.max_batch, 1)
+        check_flag("fixed_batch", self.fixed_batch)
+        check_sequence("shrink_to", self.shrink_to, "a sequence of batch sizes")
+        for size in self.shrink_to:
+            check_integer("shrink_to", size, 1)
