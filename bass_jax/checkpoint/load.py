@@ -6,7 +6,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
@@ -71,46 +70,6 @@ def load_model(
         open_source(path), dtype=dtype, quantize=quantize, cache_dtype=cache_dtype, mesh=mesh, rules=rules,
         progress=progress,
     )  # fmt: skip
-
-
-def read_shapes(
-    path: str | PathLike[str],
-    *,
-    dtype: str | None = None,
-    quantize: str | None = None,
-    cache_dtype: str | None = None,
-    target: Model | None = None,
-) -> Model | None:
-    """Returns what `load_model` will, its arrays as `jax.ShapeDtypeStruct`; no weight is read and no hash checked.
-
-    Args:
-        path: see `load_model`, as all others.
-        dtype: see `load_model`.
-        quantize: see `load_model`.
-        cache_dtype: see `load_model`.
-        target: whose embedding a checkpoint that was stored without one gets.
-
-    Returns:
-        None for a checkpoint of another format than ours.
-
-    Raises:
-        ValueError: naming the file, if its configuration cannot be read.
-    """
-    path = Path(path)
-    if not (path / manifest_file.NAME).is_file():
-        return None
-    config = _as_asked(config_json.read_config(path), dtype, quantize, cache_dtype)
-    # On the device where the arrays will be: for one that may lie anywhere, code is kept under another key on disk.
-    device = SingleDeviceSharding(jnp.zeros(()).device)
-
-    def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device)
-
-    params = jax.tree.map(placed, nn.meta.unbox(abstract_params(config)))
-    if target is not None and read_manifest(path).shares_embedding:
-        params |= {name: leaf for name, leaf in target.params.items() if name in ("embedding", "embedding_scale")}
-    ids = config.output_vocab_size
-    return Model(params, config, None if ids is None else placed(jax.ShapeDtypeStruct((ids,), jnp.int32)))
 
 
 def read_model(

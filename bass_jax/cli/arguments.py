@@ -1,12 +1,7 @@
 """The pair of a command line: from a checkpoint, or of random weights in a published shape."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from bass_jax.decoding.pair import Pair
 
 QUANTIZE = ("int8", "int8_activations")
 
@@ -29,16 +24,13 @@ def is_preset(pair: str) -> bool:
     return pair in PRESETS and not Path(pair).exists()
 
 
-def load_models(
-    options: argparse.Namespace, pair: str, draft: str | None, ahead: "Callable[[Pair], object] | None" = None
-):
+def load_models(options: argparse.Namespace, pair: str, draft: str | None):
     """Loads a checkpoint, or makes random weights where `pair` is a preset that is no path.
 
     Args:
         options: with the arguments of `add_model_arguments`.
         pair: path or preset.
         draft: see `bass_jax.load_pair`.
-        ahead: see `bass_jax.load_pair`; not called for random weights.
 
     Returns:
         ``(pair, tokenizer)``; random weights have no tokenizer.
@@ -54,6 +46,6 @@ def load_models(
         "draft_rules": {} if options.whole_draft else None,
     }  # fmt: skip
     if not is_preset(pair):
-        return bass.load_pair(pair, drafter=draft, dtype=options.dtype, ahead=ahead, **placement)
+        return bass.load_pair(pair, drafter=draft, dtype=options.dtype, **placement)
     named = None if draft == "ngram" else draft
     return bass.random_pair(pair, named, dtype=options.dtype or "bfloat16", **placement), None

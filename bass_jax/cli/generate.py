@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     spec.add_argument("--draft", help=drafts)
     spec.add_argument("--draft-len", type=int, default=4, help="draft tokens per step (default: %(default)s)")
     spec.add_argument("--acceptance", default="token", help="acceptance rule (default: %(default)s)")
-    spec.add_argument("--candidates", type=int, default=1, help="alternative drafts per row, with --acceptance multi_draft")
+    spec.add_argument(
+        "--candidates", type=int, default=1, help="alternative drafts per row, with --acceptance multi_draft"
+    )
     spec.add_argument("--policy", help="draft lengths step by step: goodput, 'bass_heuristic(limit=8)', module:name …")
     spec.add_argument("--profile", type=Path, help="of bass-jax profile, for policies that need one")
     forced = "force acceptance, 0.8 or by position 0.9,0.8: for speed studies, the texts mean nothing"
@@ -113,13 +115,7 @@ def run(options: argparse.Namespace) -> int:
     )  # fmt: skip
     use_compilation_cache()
     first = "exhaustive" if options.exhaustive else "speculate"
-
-    def begin(pair: bass.Pair) -> None:
-        batch = _encode(options, pair.tokenizer, prompts[: _batch_size(options, len(prompts))])
-        settings = _run_settings(options, sampling, policy, first, 0, len(batch) * options.samples)
-        bass.compile_ahead(pair, batch, spec, **settings)
-
-    pair, tokenizer = load_models(options, options.pair, options.draft, begin)
+    pair, tokenizer = load_models(options, options.pair, options.draft)
     if tokenizer is None:
         raise ValueError(f"--pair {options.pair}: random weights have no texts; see bass-jax bench")
     encoded = _encode(options, tokenizer, prompts)

@@ -1,7 +1,6 @@
 """A target with its drafter and their tokenizer."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,6 @@ from bass_jax.models.model_config import ModelConfig
 from bass_jax.runtime.checks import check_choice, check_kind
 from bass_jax.sampling.keys import check_key
 from bass_jax.typing import Array, Key
-
-_NAMED = ("model", "hidden", "ngram", "store", "combined", "combined_hidden")
-"""Drafters that `load_pair` knows by name; what else it is asked for is a path."""
 
 _OF_HIDDEN_DRAFT = ("hidden", "combined_hidden")
 """Those of the pair's draft that reads the target's hidden states."""
@@ -56,7 +52,6 @@ def load_pair(
     mesh: Mesh | None = None,
     rules: dict[str, str] | None = None,
     draft_rules: dict[str, str] | None = None,
-    ahead: Callable[["Pair"], object] | None = None,
 ):
     """Loads a target, its drafter and their tokenizer.
 
@@ -75,9 +70,6 @@ def load_pair(
         mesh: devices to spread both models over; see `bass_jax.tensor_parallel_mesh`.
         rules: of the target: logical axis → mesh axis; see `bass_jax.models.sharding`.
         draft_rules: of the draft; default `rules`. With ``{}`` every device has the whole draft.
-        ahead: called with the pair while its weights are read, arrays being `jax.ShapeDtypeStruct`: what
-            `bass_jax.compile_ahead` compiles then is ready when the weights are. Not called with a mesh, a path as
-            `drafter`, or checkpoints of another format than ours.
 
     Returns:
         ``(pair, tokenizer)``.
@@ -109,11 +101,9 @@ def load_pair(
         pair = made_of(checkpoint.load_model(path, **of_target), None, checkpoint.load_tokenizer(path))
         return pair, pair.tokenizer
     store = checkpoint.datastore_of(path)
-    has_path = isinstance(drafter, str | Path) and str(drafter) not in _NAMED
     loaded = checkpoint.load_target_and_draft(
         path, role="hidden_draft" if drafter in _OF_HIDDEN_DRAFT else "draft", quantize_draft=quantize_draft,
-        draft_rules=draft_rules, ahead=None if ahead is None or has_path else lambda *shapes: ahead(made_of(*shapes)),
-        **of_target,
+        draft_rules=draft_rules, **of_target,
     )  # fmt: skip
     pair = made_of(*loaded)
     return pair, pair.tokenizer
