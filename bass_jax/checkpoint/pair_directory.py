@@ -35,13 +35,13 @@ def load_target_and_draft(
     """Loads what a pair's directory names.
 
     Its ``manifest.json`` says ``{"target": {"path": …}, "draft": {"path": …}}``, paths relative to the
-    directory, and names a ``"hidden_draft"`` and a ``"store"`` too where there are any. A target with ``"package"``,
+    directory, and names an ``"eagle"`` and a ``"datastore"`` too where there are any. A target with ``"package"``,
     ``"version"``, ``"file"``, ``"sha256"`` and ``"license"`` is made from that package's file on first use. A draft
     whose directory is not there is left out.
 
     Args:
         path: of the directory.
-        role: ``"draft"`` or ``"hidden_draft"``: which is loaded.
+        role: ``"draft"`` or ``"eagle"``: which is loaded.
         dtype: of both models; default the target's as stored. A draft stored in another is cast.
         quantize: of the target; see `load_model`.
         cache_dtype: of the target; see `load_model`.
@@ -81,7 +81,7 @@ def load_target_and_draft(
 def datastore_of(path: str | PathLike[str]) -> Path | None:
     """Returns the file of the retrieval datastore that a pair's directory names; None where there is none."""
     entries = _read_entries(Path(path))
-    file = Path(path) / entries["store"]["path"] if "store" in entries else None
+    file = Path(path) / entries["datastore"]["path"] if "datastore" in entries else None
     return file if file is not None and file.is_file() else None
 
 
@@ -190,7 +190,7 @@ def _shares_embedding(directory: Path) -> bool:
 
 def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
     entries = read_json(path / manifest_file.NAME)
-    for role in ("target", "draft", "hidden_draft", "store"):
+    for role in ("target", "draft", "eagle", "datastore"):
         if role in entries or role == "target":
             entry = entries.get(role)
             if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):

@@ -102,7 +102,7 @@ def load_pair(
         return pair, pair.tokenizer
     store = checkpoint.datastore_of(path)
     loaded = checkpoint.load_target_and_draft(
-        path, role="hidden_draft" if drafter in _OF_HIDDEN_DRAFT else "draft", quantize_draft=quantize_draft,
+        path, role="eagle" if drafter in _OF_HIDDEN_DRAFT else "draft", quantize_draft=quantize_draft,
         draft_rules=draft_rules, **of_target,
     )  # fmt: skip
     pair = made_of(*loaded)

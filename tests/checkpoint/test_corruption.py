@@ -40,7 +40,7 @@ def corrupt(content: bytes, draw: np.random.Generator) -> bytes:
         ("pickled", "pytorch_model.bin.index.json", 100),
         ("model.gguf", "", 220),
         ("ours", "manifest.json", 160),
-        ("ours", "params/_METADATA", 60),
+        ("ours", "model.safetensors", 60),
     ],
 )
 def test_random_corruption_is_refused_or_harmless(checkpoint, originals, model, name, file, rounds, same):

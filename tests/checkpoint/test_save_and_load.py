@@ -118,7 +118,7 @@ def test_saving_again_replaces(tmp_path, model, same):
 
 
 def test_paths_may_go_up(tmp_path, model, same, monkeypatch):
-    """As a notebook's do; TensorStore by itself takes none with dots in it."""
+    """As in a notebook."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     save_model(Path("../model"), model)
@@ -140,7 +140,7 @@ def test_a_failure_leaves_what_was_there(tmp_path, model, same, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(save.config_file, "write_config", fail)
+    monkeypatch.setattr(save.config_json, "write_config", fail)
     for name in ("model", "new"):
         with pytest.raises(OSError, match="disk full"):
             save_model(tmp_path / name, random_model(model.config, 9))
