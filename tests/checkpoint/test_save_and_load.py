@@ -15,9 +15,9 @@ from bass_jax.checkpoint import convert, load_model, load_tokenizer, save, save_
 from bass_jax.models import Model
 from bass_jax.models.model_config import RopeScaling
 from tests.checkpoint.gguf_writer import write_gguf
+from tests.checkpoint.npz_file import write_npz
 from tests.checkpoint.slow_bpe import byte_names
 from tests.checkpoint.small import VOCAB, random_model, small_config
-from tests.checkpoint.torch_writer import write_torch
 
 CHANGES = {
     "tied": {},
@@ -180,7 +180,7 @@ def test_hub_ids_go_through_the_hub(tmp_path, model, same, monkeypatch):
     assert name == "someone/some-model" and "*.safetensors" in patterns and "*.bin" not in patterns
 
 
-def test_pickled_weights_are_fetched_where_there_is_nothing_else(tmp_path, model, same, monkeypatch):
+def test_pickled_weights_are_fetched_where_there_is_nothing_else(tmp_path, model, same, monkeypatch, npz_for_torch):
     import huggingface_hub
 
     save_hugging_face(tmp_path / "model", model)
@@ -191,7 +191,7 @@ def test_pickled_weights_are_fetched_where_there_is_nothing_else(tmp_path, model
     def download(name, allow_patterns):
         asked.append(allow_patterns)
         if any(fnmatch.fnmatch("pytorch_model.bin", pattern) for pattern in allow_patterns):
-            write_torch(tmp_path / "model" / "pytorch_model.bin", tensors)
+            write_npz(tmp_path / "model" / "pytorch_model.bin", tensors)
         return str(tmp_path / "model")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
