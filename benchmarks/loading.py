@@ -123,8 +123,7 @@ def load(directory: Path, dtype: str | None) -> dict[str, float]:
     """Loads and says how long it took and what it took."""
     import jax
 
-    import bass_jax.checkpoint.huggingface
-    import bass_jax.checkpoint.orbax  # noqa: F401 (what importing takes is not what loading takes)
+    import bass_jax.checkpoint.huggingface  # noqa: F401 (what importing takes is not what loading takes)
 
     jax.block_until_ready(jax.numpy.zeros(8))  # The device is there before the clock starts.
     before, peak, is_done = anonymous_bytes(), [0], threading.Event()

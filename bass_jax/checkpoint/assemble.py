@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -63,11 +63,24 @@ def assemble(
     Raises:
         ValueError: naming file and tensor, if one is missing, extra or misshapen.
     """
-    builders = plan(source, config)
-    placed = flatten(shardings) if shardings is not None else dict.fromkeys(builders)
+    return place(plan(source, config), None if shardings is None else flatten(shardings), progress)
+
+
+def place(
+    builders: Mapping[str, Callable[[], np.ndarray]],
+    shardings: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Params:
+    """Builds arrays one at a time and puts each on its devices.
+
+    Args:
+        builders: our path of every array → a function that makes it.
+        shardings: by path; default the default device.
+        progress: called after every array.
+    """
     params = {}
     for done, (path, build) in enumerate(builders.items()):
-        params[path] = jax.device_put(build(), placed[path])
+        params[path] = jax.device_put(build(), None if shardings is None else shardings[path])
         if progress is not None:
             progress(done + 1, len(builders))
     return unflatten(params)

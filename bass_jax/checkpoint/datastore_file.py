@@ -47,7 +47,7 @@ def write_datastore(
     }  # fmt: skip
     partial = path.with_name(f".{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial.write_bytes(save(dict(arrays), metadata={"store": json.dumps(metadata)}))
+    partial.write_bytes(save(dict(arrays), metadata={"datastore": json.dumps(metadata)}))
     partial.replace(path)
 
 
@@ -71,7 +71,7 @@ def read_datastore(
 
     try:
         with safe_open(path, framework="numpy") as file:
-            metadata = json.loads((file.metadata() or {}).get("store", "{}"))
+            metadata = json.loads((file.metadata() or {}).get("datastore", "{}"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
         raise ValueError(f"{path}: not readable as a retrieval datastore: {one_line(error)}") from None

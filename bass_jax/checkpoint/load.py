@@ -6,16 +6,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bass_jax.checkpoint import config_json
 from bass_jax.checkpoint import manifest as manifest_file
-from bass_jax.checkpoint.assemble import Progress, assemble
-from bass_jax.checkpoint.manifest import Manifest, read_manifest
-from bass_jax.checkpoint.quantize_on_load import quantize_read, stored_dtype, widen
+from bass_jax.checkpoint.assemble import Progress, assemble, place
+from bass_jax.checkpoint.manifest import WEIGHTS, Manifest, read_manifest
+from bass_jax.checkpoint.quantize_on_load import quantizing, stored_dtype, widening
+from bass_jax.checkpoint.safetensors import tensor_builders
 from bass_jax.checkpoint.tokenizer import Tokenizer, has_tokenizer_files, read_tokenizer
 from bass_jax.models import Model, abstract_params
 from bass_jax.models.families import FAMILIES
@@ -24,7 +24,7 @@ from bass_jax.models.model_config import ModelConfig
 from bass_jax.models.sharding import param_shardings, placed_config
 from bass_jax.models.weights import Weight
 from bass_jax.runtime.files import one_line, read_json
-from bass_jax.runtime.trees import flatten, unflatten
+from bass_jax.runtime.trees import flatten
 from bass_jax.typing import Array
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -57,60 +57,20 @@ def load_model(
         mesh: devices to shard the parameters over; default the default device.
         rules: logical axis → mesh axis; see `bass_jax.models.sharding`.
         embedding: ``[E, V]``, the target's, INT8 or not; for a draft that was stored without it.
-        progress: told after every tensor (not for checkpoints of ours).
+        progress: called after every tensor.
 
     Raises:
         ValueError: naming file and tensor, if anything is missing, extra, misshapen, damaged or unknown.
     """
     path = resolve(path)
     if path.is_dir() and (path / manifest_file.NAME).exists():
-        return _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding)
+        return _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding, progress)
     if embedding is not None:
         raise ValueError(f"{path}: embedding: only a checkpoint of ours can do without its own")
     return read_model(
         open_source(path), dtype=dtype, quantize=quantize, cache_dtype=cache_dtype, mesh=mesh, rules=rules,
         progress=progress,
     )  # fmt: skip
-
-
-def read_shapes(
-    path: str | PathLike[str],
-    *,
-    dtype: str | None = None,
-    quantize: str | None = None,
-    cache_dtype: str | None = None,
-    target: Model | None = None,
-) -> Model | None:
-    """Returns what `load_model` will, its arrays as `jax.ShapeDtypeStruct`; no weight is read and no hash checked.
-
-    Args:
-        path: see `load_model`, as all others.
-        dtype: see `load_model`.
-        quantize: see `load_model`.
-        cache_dtype: see `load_model`.
-        target: whose embedding a checkpoint that was stored without one gets.
-
-    Returns:
-        None for a checkpoint of another format than ours.
-
-    Raises:
-        ValueError: naming the file, if its configuration cannot be read.
-    """
-    path = Path(path)
-    if not (path / manifest_file.NAME).is_file():
-        return None
-    config = _as_asked(config_json.read_config(path), dtype, quantize, cache_dtype)
-    # On the device where the arrays will be: for one that may lie anywhere, code is kept under another key on disk.
-    device = SingleDeviceSharding(jnp.zeros(()).device)
-
-    def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device)
-
-    params = jax.tree.map(placed, nn.meta.unbox(abstract_params(config)))
-    if target is not None and read_manifest(path).shares_embedding:
-        params |= {name: leaf for name, leaf in target.params.items() if name in ("embedding", "embedding_scale")}
-    ids = config.output_vocab_size
-    return Model(params, config, None if ids is None else placed(jax.ShapeDtypeStruct((ids,), jnp.int32)))
 
 
 def read_model(
@@ -234,25 +194,20 @@ def _as_asked(stored: ModelConfig, dtype: str | None, quantize: str | None, cach
     )
 
 
-def _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding) -> Model:
-    from bass_jax.checkpoint.orbax import read_arrays
-
+def _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding, progress) -> Model:
     manifest, stored = read_ours(path)
     config = _as_asked(stored, dtype, quantize, cache_dtype)
     is_asked = stored.quantize is None and config.quantize is not None
     if is_asked and manifest.shares_embedding and config.is_tied:
         raise ValueError(f"{path}: quantize={quantize!r}: its head is its target's embedding; quantize the target")
-    # What is packed holds the INT8 weights already, to be widened if nobody asked for them.
+    # A packed checkpoint holds the INT8 weights already; they are widened unless INT8 was asked for.
     is_new, is_widened = is_asked and not manifest.is_packed, manifest.is_packed and not is_asked
-    layout = dataclasses.replace(config, quantize="int8") if is_widened else config
-    boxed = flatten(abstract_params(dataclasses.replace(config, quantize=None) if is_new else layout))
-    placed, default = _placement(layout, mesh, rules)
-    expected = {
-        name: jax.ShapeDtypeStruct(
-            leaf.value.shape, stored_dtype(config, name) if is_new else leaf.value.dtype, sharding=placed[name]
-        )
-        for name, leaf in boxed.items()
-    }
+    layout = dataclasses.replace(config, quantize="int8" if is_widened else None if is_new else config.quantize)
+    expected = {name: boxed.value for name, boxed in flatten(abstract_params(layout)).items()}
+    if is_new:
+        expected = {
+            name: jax.ShapeDtypeStruct(leaf.shape, stored_dtype(config, name)) for name, leaf in expected.items()
+        }
     if manifest.shares_embedding:
         wanted = expected.pop("embedding")
         expected.pop("embedding_scale", None)
@@ -266,31 +221,21 @@ def _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding) -> Mo
             )
     elif embedding is not None:
         raise ValueError(f"{path}: embedding: this checkpoint has its own")
-    tree: dict[str, Any] = {"params": unflatten(expected)}
     if config.output_vocab_size is not None:
-        tree["output_ids"] = jax.ShapeDtypeStruct((config.output_vocab_size,), jnp.int32, sharding=default)
-
-    def keep(name: str, array: Array) -> dict[str, Array]:
-        kept = quantize_read(config, name, array) if is_new else {name: array}
-        return {
-            name: jax.device_put(leaf, placed.get(name.removeprefix("params/"), default)) for name, leaf in kept.items()
-        }
-
-    arrays = read_arrays(path, tree, keep)
-    if is_widened:
-        widened = widen(flatten(arrays["params"]), config)
-        placed, _ = _placement(config, mesh, rules)
-        arrays["params"] = unflatten({name: jax.device_put(leaf, placed[name]) for name, leaf in widened.items()})
-    if manifest.shares_embedding:
-        arrays["params"]["embedding"] = own.values
-        if own.scale is not None:
-            arrays["params"]["embedding_scale"] = own.scale
-    return Model(arrays["params"], placed_config(config, mesh, rules), arrays.get("output_ids"))
-
-
-def _placement(config: ModelConfig, mesh: Mesh | None, rules: dict[str, str] | None) -> tuple[dict[str, Any], Any]:
-    """The sharding of every parameter by its path, and that of everything else."""
+        expected["output_ids"] = jax.ShapeDtypeStruct((config.output_vocab_size,), jnp.dtype(jnp.int32))
+    builders = tensor_builders(path / WEIGHTS, expected)
+    if is_new:
+        builders = quantizing(builders, config)
+    elif is_widened:
+        builders = widening(builders, jnp.dtype(config.dtype))
+    shardings = None
     if mesh is not None:
-        return flatten(param_shardings(config, mesh, rules)), NamedSharding(mesh, PartitionSpec())
-    default = SingleDeviceSharding(jnp.zeros(()).device)
-    return dict.fromkeys(flatten(abstract_params(config)), default), default
+        replicated = NamedSharding(mesh, PartitionSpec())
+        shardings = flatten(param_shardings(config, mesh, rules)) | {"output_ids": replicated}
+    params = place(builders, shardings, progress)
+    output_ids = params.pop("output_ids", None)
+    if manifest.shares_embedding:
+        params["embedding"] = own.values
+        if own.scale is not None:
+            params["embedding_scale"] = own.scale
+    return Model(params, placed_config(config, mesh, rules), output_ids)

@@ -1,22 +1,17 @@
 """The manifest of a checkpoint: where it came from, and the hash of every file in it."""
 
 import dataclasses
-import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
-
-import jax
-import jax.numpy as jnp
-import numpy as np
 
 from bass_jax.runtime.files import read_json, sha256
 
 FORMAT = "bass_jax checkpoint"
-VERSION = 1
+VERSION = 2
 NAME = "manifest.json"
+WEIGHTS = "model.safetensors"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +47,10 @@ class Manifest:
         """Hashes every file.
 
         Raises:
-            ValueError: naming a file that is missing, not what was written, or an array's that is not listed.
+            ValueError: naming a file that is missing or not what was written, or the weights if they are not listed.
         """
-        for path in sorted((directory / "params").rglob("*")):
-            if path.is_file() and path.relative_to(directory).as_posix() not in self.files:
-                raise ValueError(f"{path}: not in {NAME}")
+        if WEIGHTS not in self.files:
+            raise ValueError(f"{directory / WEIGHTS}: not in {NAME}")
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda item: _verify_file(directory / item[0], item[1]), self.files.items()))
 
@@ -86,19 +80,6 @@ def read_manifest(directory: Path) -> Manifest:
     if not isinstance(files, dict) or not all(isinstance(digest, str) for digest in files.values()):
         raise ValueError(f"{path}: files: expected a hash per file")
     return Manifest(**content)
-
-
-def hash_array(array: Any) -> str:
-    """Returns dtype, shape and SHA-256 of the bytes, in row-major order, of an array of jax or NumPy."""
-    if isinstance(array, jax.Array):
-        array = jnp.copy(array)  # An array keeps what it was turned into for NumPy.
-    array = np.asarray(array, order="C")
-    return described(array.dtype, array.shape, hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest())
-
-
-def described(dtype: np.dtype, shape: Sequence[int], digest: str) -> str:
-    """Returns what `hash_array` does of an array of that dtype, shape and hash."""
-    return f"{dtype.name} {list(shape)} {digest}"
 
 
 def _verify_file(path: Path, expected: str) -> None:

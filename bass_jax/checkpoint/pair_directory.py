@@ -1,10 +1,7 @@
 """Loads a target with its draft."""
 
 import importlib.util
-import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,15 +11,12 @@ from jax.sharding import Mesh
 from bass_jax.checkpoint import manifest as manifest_file
 from bass_jax.checkpoint.assemble import Progress
 from bass_jax.checkpoint.convert import convert
-from bass_jax.checkpoint.load import has_tokenizer, load_model, load_tokenizer, read_shapes, resolve
+from bass_jax.checkpoint.load import has_tokenizer, load_model, load_tokenizer, resolve
 from bass_jax.checkpoint.manifest import read_manifest
 from bass_jax.checkpoint.tokenizer import Tokenizer
 from bass_jax.models import Model
 from bass_jax.models.weights import Weight
 from bass_jax.runtime.files import read_json, sha256
-
-_SWITCH_SECONDS = 5e-4
-"""A tenth of Python's own: a target of 135M parameters is read in some 800 moments."""
 
 
 def load_target_and_draft(
@@ -37,18 +31,17 @@ def load_target_and_draft(
     rules: dict[str, str] | None = None,
     draft_rules: dict[str, str] | None = None,
     progress: Progress | None = None,
-    ahead: Callable[[Model, Model | None, Tokenizer], object] | None = None,
 ) -> tuple[Model, Model | None, Tokenizer]:
     """Loads what a pair's directory names.
 
     Its ``manifest.json`` says ``{"target": {"path": …}, "draft": {"path": …}}``, paths relative to the
-    directory, and names a ``"hidden_draft"`` and a ``"store"`` too where there are any. A target with ``"package"``,
+    directory, and names an ``"eagle"`` and a ``"datastore"`` too where there are any. A target with ``"package"``,
     ``"version"``, ``"file"``, ``"sha256"`` and ``"license"`` is made from that package's file on first use. A draft
     whose directory is not there is left out.
 
     Args:
         path: of the directory.
-        role: ``"draft"`` or ``"hidden_draft"``: which is loaded.
+        role: ``"draft"`` or ``"eagle"``: which is loaded.
         dtype: of both models; default the target's as stored. A draft stored in another is cast.
         quantize: of the target; see `load_model`.
         cache_dtype: of the target; see `load_model`.
@@ -57,8 +50,6 @@ def load_target_and_draft(
         rules: of the target; see `load_model`.
         draft_rules: of the draft; default `rules`. With ``{}`` every device has the whole draft.
         progress: told while a target is being made.
-        ahead: called, while the weights are read, with what will be returned, arrays being `jax.ShapeDtypeStruct`. Not
-            called with a mesh, nor for checkpoints of another format than ours.
 
     Returns:
         ``(target, draft, tokenizer)``; the draft is None when there is none yet. A draft that shares its
@@ -73,64 +64,24 @@ def load_target_and_draft(
     directory = path / entries["target"]["path"]
     if not directory.exists():
         prepare(directory, entries["target"], progress)
-    of_target: dict[str, Any] = {"dtype": dtype, "quantize": quantize, "cache_dtype": cache_dtype}
     draft_path = path / entries[role]["path"] if role in entries else None
-    if draft_path is not None and not draft_path.exists():
-        draft_path = None
-
-    def read_weights() -> tuple[Model, Model | None]:
-        target = load_model(directory, mesh=mesh, rules=rules, **of_target)
-        if draft_path is None:
-            return target, None
-        draft = load_draft(
-            draft_path, target, tokenizing.result(), quantize=quantize_draft, mesh=mesh,
-            rules=rules if draft_rules is None else draft_rules,
-        )  # fmt: skip
-        return target, draft
-
-    with ThreadPoolExecutor(2) as beside:
-        # Weights are read by code that leaves Python alone, which has a large library to import meanwhile.
+    with ThreadPoolExecutor(1) as pool:
+        # The tokenizer needs a large library, which is imported while the weights are read.
         manifest = read_manifest(directory) if (directory / manifest_file.NAME).is_file() else None
-        tokenizing = beside.submit(load_tokenizer, directory, manifest)
-        reading = beside.submit(read_weights)
-        try:
-            if ahead is not None and mesh is None:
-                shapes = _read_shapes(directory, draft_path, quantize_draft, of_target)
-                if shapes is not None:
-                    with _quick_switches():
-                        ahead(*shapes, tokenizing.result())
-        finally:
-            # What is wrong with the files is told rather than what follows from it.
-            target, draft = reading.result()
-        return target, draft, tokenizing.result()
-
-
-@contextmanager
-def _quick_switches() -> Iterator[None]:
-    """Lets threads that need Python for moments, as those do that read weights, have it soon from one that keeps it."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
-def _read_shapes(
-    directory: Path, draft_path: Path | None, quantize_draft: str | None, of_target: dict[str, Any]
-) -> tuple[Model, Model | None] | None:
-    """Returns both models as shapes; None if one is of another format than ours."""
-    target = read_shapes(directory, **of_target)
-    if target is None or draft_path is None:
-        return None if target is None else (target, None)
-    draft = read_shapes(draft_path, dtype=target.config.dtype, quantize=quantize_draft, target=target)
-    return None if draft is None else (target, draft)
+        pending = pool.submit(load_tokenizer, directory, manifest)
+        target = load_model(directory, dtype=dtype, quantize=quantize, cache_dtype=cache_dtype, mesh=mesh, rules=rules)
+        tokenizer = pending.result()
+    if draft_path is None or not draft_path.exists():
+        return target, None, tokenizer
+    draft_rules = rules if draft_rules is None else draft_rules
+    draft = load_draft(draft_path, target, tokenizer, quantize=quantize_draft, mesh=mesh, rules=draft_rules)
+    return target, draft, tokenizer
 
 
 def datastore_of(path: str | PathLike[str]) -> Path | None:
     """Returns the file of the retrieval datastore that a pair's directory names; None where there is none."""
     entries = _read_entries(Path(path))
-    file = Path(path) / entries["store"]["path"] if "store" in entries else None
+    file = Path(path) / entries["datastore"]["path"] if "datastore" in entries else None
     return file if file is not None and file.is_file() else None
 
 
@@ -239,7 +190,7 @@ def _shares_embedding(directory: Path) -> bool:
 
 def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
     entries = read_json(path / manifest_file.NAME)
-    for role in ("target", "draft", "hidden_draft", "store"):
+    for role in ("target", "draft", "eagle", "datastore"):
         if role in entries or role == "target":
             entry = entries.get(role)
             if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):

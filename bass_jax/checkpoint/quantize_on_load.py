@@ -43,22 +43,19 @@ def quantizing(builders: dict[str, Callable[[], np.ndarray]], config: ModelConfi
         weight = path.removesuffix(_SCALE)
         return lambda: both(weight)[int(path != weight)]
 
-    return {path: builder(path) for path in flatten(abstract_params(config))}
+    paths = flatten(abstract_params(config)) | dict.fromkeys(builders)
+    return {path: builder(path) for path in paths if path in builders or path.removesuffix(_SCALE) in builders}
 
 
-def quantize_read(config: ModelConfig, path: str, array: Array) -> dict[str, Array]:
-    """Returns what `config` keeps of a weight that was read without quantization, by path."""
-    if not is_quantized(config, _name(path)):
-        return {path: array}
-    values, scale = quantize(path, array)
-    return {path: values, path + _SCALE: scale}
+def widening(builders: dict[str, Callable[[], np.ndarray]], dtype: np.dtype) -> dict[str, Callable]:
+    """Returns builders of parameters without quantization, which widen the INT8 weights that `builders` make."""
 
+    def widen(path: str) -> np.ndarray:
+        return (builders[path]() * builders[path + _SCALE]()).astype(dtype)
 
-def widen(params: dict[str, Array], config: ModelConfig) -> dict[str, Array]:
-    """Returns weights by their path, those that are INT8 in `params` in the dtype of `config`."""
     return {
-        path: _widen(leaf, params[path + _SCALE], jnp.dtype(config.dtype)) if path + _SCALE in params else leaf
-        for path, leaf in params.items()
+        path: functools.partial(widen, path) if path + _SCALE in builders else build
+        for path, build in builders.items()
         if not path.endswith(_SCALE)
     }
 
@@ -69,11 +66,6 @@ def quantize(path: str, weight: Array | np.ndarray) -> tuple[Array, Array]:
 
 
 _quantize = jax.jit(quantize_weight, static_argnums=1)
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _widen(values: Array, scale: Array, dtype: np.dtype) -> Array:
-    return (values * scale).astype(dtype)
 
 
 def _name(path: str) -> str:

@@ -1,41 +1,55 @@
-"""One file of safetensors, memory-mapped: a tensor is a view of the page cache until it is copied into place."""
+"""Reads and writes one file of safetensors, a tensor at a time.
 
+The library's own reader and writer hold a whole checkpoint in memory. Here a file is mapped, and a tensor is a view of
+the page cache until it is copied into place.
+"""
+
+import functools
 import json
 import math
 import mmap
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from bass_jax.models.families import tensor_layout
 from bass_jax.runtime.files import one_line
 
 FLOATS = {
-    "F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16),
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
-}  # fmt: skip
-"""Stored dtypes that are read."""
+}
+"""Stored dtypes of weights of other libraries that are read."""
+
+DTYPES = FLOATS | {"I8": np.dtype(np.int8), "I32": np.dtype(np.int32)}
+"""Stored dtypes of our own checkpoints."""
 
 
 class SafetensorsFile:
-    """Tensors of one file.
+    """The tensors of one file.
 
     Attributes:
-        path: of the file.
-        kinds: stored dtype of every tensor, such as ``"BF16"``.
-        shapes: of every tensor.
+        path: the file.
+        kinds: the stored dtype of every tensor, such as ``"BF16"``.
+        shapes: the shape of every tensor.
     """
 
     def __init__(self, path: Path):
         """Maps the file.
 
         Raises:
-            ValueError: naming the file, if it is truncated or not one of safetensors.
+            ValueError: naming the file, if it is truncated or not a safetensors file.
         """
         self.path = path
         try:
-            # The library checks the header against the file: every range inside it, none overlapping.
+            # The library checks the header against the file: every range is inside the file and none overlap.
             with safe_open(str(path), framework="np"):
                 pass
             with path.open("rb") as file:
@@ -50,12 +64,63 @@ class SafetensorsFile:
         self.shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
 
     def read(self, name: str) -> np.ndarray:
-        """Returns a tensor of floating point, mapped: copy it before the file may change."""
-        shape = self.shapes[name]
-        return np.frombuffer(self._memory, FLOATS[self.kinds[name]], math.prod(shape), self._starts[name]).reshape(
-            shape
-        )
+        """Returns a mapped tensor; copy it before the file may change."""
+        dtype, shape = DTYPES[self.kinds[name]], self.shapes[name]
+        return np.frombuffer(self._memory, dtype, math.prod(shape), self._starts[name]).reshape(shape)
 
     def release(self) -> None:
-        """Lets go of the pages that were read; they stay in the system's cache."""
+        """Releases the pages that were read; they stay in the system's page cache."""
         self._memory.madvise(mmap.MADV_DONTNEED)
+
+
+def tensor_builders(path: Path, expected: Mapping[str, Any]) -> dict[str, Callable[[], np.ndarray]]:
+    """Checks the names, shapes and kinds of a file's tensors, and returns a function per tensor that reads it.
+
+    Args:
+        path: the file.
+        expected: the shape and dtype of every tensor; a tensor is cast to that dtype as it is read.
+
+    Raises:
+        ValueError: naming the file and the tensor, if one is missing, unexpected or of another shape or kind.
+    """
+    file = SafetensorsFile(path)
+    if missing := sorted(expected.keys() - file.kinds.keys()):
+        raise ValueError(f"{path}: missing tensor {missing[0]!r} ({len(missing)} missing)")
+    if extra := sorted(file.kinds.keys() - expected.keys()):
+        raise ValueError(f"{path}: unexpected tensor {extra[0]!r} ({len(extra)} unexpected)")
+    for name, leaf in expected.items():
+        kind = file.kinds[name]
+        if file.shapes[name] != tuple(leaf.shape):
+            raise ValueError(f"{path}: tensor {name!r} has the shape {file.shapes[name]}; expected {leaf.shape}")
+        if (kind in FLOATS) != jnp.issubdtype(leaf.dtype, jnp.floating) or kind not in DTYPES:
+            raise ValueError(f"{path}: tensor {name!r} has the dtype {kind}; expected {leaf.dtype}")
+
+    def build(name: str, dtype: np.dtype) -> np.ndarray:
+        mapped = file.read(name)
+        array = tensor_layout.contiguous(mapped) if mapped.dtype == dtype else mapped.astype(dtype)
+        file.release()
+        return array
+
+    return {name: functools.partial(build, name, leaf.dtype) for name, leaf in expected.items()}
+
+
+def write_safetensors(path: Path, shapes: Mapping[str, Any], build: Callable[[str], np.ndarray]) -> None:
+    """Writes a file; only one tensor is in memory at a time.
+
+    Args:
+        path: the file.
+        shapes: the shape and dtype of every tensor.
+        build: returns a tensor by its name; called in the order of `shapes`.
+    """
+    kinds = {dtype: kind for kind, dtype in DTYPES.items()}
+    header, start = {}, 0
+    for name, leaf in shapes.items():
+        end = start + math.prod(leaf.shape) * leaf.dtype.itemsize
+        header[name] = {"dtype": kinds[leaf.dtype], "shape": leaf.shape, "data_offsets": (start, end)}
+        start = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in shapes:
+            file.write(np.ascontiguousarray(build(name)).reshape(-1).view(np.uint8).data)

@@ -1,21 +1,25 @@
-"""Writes checkpoints of ours: Orbax arrays, ``config.json``, tokenizer and manifest."""
+"""Writes our own checkpoints: weights, ``config.json``, tokenizer and manifest."""
 
 import fcntl
+import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from bass_jax.checkpoint import config_json
 from bass_jax.checkpoint import manifest as manifest_file
-from bass_jax.checkpoint.manifest import Manifest, hash_array
+from bass_jax.checkpoint.assemble import Progress
+from bass_jax.checkpoint.manifest import WEIGHTS, Manifest
+from bass_jax.checkpoint.safetensors import SafetensorsFile, write_safetensors
 from bass_jax.checkpoint.tokenizer import Tokenizer, read_tokenizer
 from bass_jax.models import Model, quantize_model
 from bass_jax.models.families import FAMILIES
@@ -33,9 +37,8 @@ def save_model(
     source_sha256: str | None = None,
     shares_embedding: bool = False,
     is_packed: bool = False,
-    verify: bool = False,
 ) -> None:
-    """Writes a checkpoint, beside its place and renamed into it: there is never a part of one.
+    """Writes a checkpoint into a directory beside its place, reads it back and renames it.
 
     Args:
         directory: replaced if it is a checkpoint already.
@@ -44,22 +47,20 @@ def save_model(
         source: where the weights came from.
         license: of the weights.
         source_sha256: hash of the file that the weights came from.
-        shares_embedding: leave the array ``embedding`` out: it is the target's.
-        is_packed: store matrices in INT8, half of bfloat16, to be widened as they are read: a smaller file, not another
-            model to run.
-        verify: read everything back, and compare it, before it takes its place.
+        shares_embedding: leave out the array ``embedding``, which is the target's.
+        is_packed: store matrices in INT8 and widen them on loading. The file is half as large as in bfloat16; the
+            model that is loaded has the dtype of `model`.
 
     Raises:
-        ValueError: if `directory` exists and is not a checkpoint, or what was written is not `model`; if a model is to
-            be packed that has INT8 weights already.
+        ValueError: if `directory` exists and is not a checkpoint; if what was read back is not `model`; if `is_packed`
+            and the model has INT8 weights already.
     """
-    params = dict(quantize_model(model).params if is_packed else model.params)
+    arrays = flatten(quantize_model(model).params if is_packed else model.params)
     if shares_embedding:
-        del params["embedding"]
-        params.pop("embedding_scale", None)
-    tree = {"params": params}
+        del arrays["embedding"]
+        arrays.pop("embedding_scale", None)
     if model.output_ids is not None:
-        tree["output_ids"] = model.output_ids
+        arrays["output_ids"] = model.output_ids
     manifest = Manifest(
         source=source,
         license=license,
@@ -69,49 +70,71 @@ def save_model(
         tokenizer_fingerprint=None if tokenizer is None else tokenizer.fingerprint,
     )
     kept = None if shares_embedding else tokenizer
-    hashes = {name: hash_array(leaf) for name, leaf in flatten(tree).items()} if verify else None
-    write_checkpoint(Path(directory), tree, model.config, manifest, kept, hashes=hashes)
+    # A copy, because an array keeps the NumPy array that it was converted into.
+    builders = {name: lambda leaf=leaf: np.asarray(jnp.copy(leaf)) for name, leaf in arrays.items()}
+    write_checkpoint(Path(directory), arrays, builders, model.config, manifest, kept)
 
 
 def write_checkpoint(
     directory: Path,
-    tree: dict[str, Any],
+    shapes: Mapping[str, Any],
+    builders: Mapping[str, Callable[[], np.ndarray]],
     config: ModelConfig,
     manifest: Manifest,
     tokenizer: Tokenizer | None,
     *,
-    partial: Path | None = None,
-    hashes: Mapping[str, str] | None = None,
+    replace: bool = True,
+    progress: Progress | None = None,
 ) -> None:
-    """Writes a checkpoint from arrays of jax or NumPy, in `partial` and then moved; see `save_model`.
+    """Writes a checkpoint, one tensor at a time, and reads it back before it takes its place; see `save_model`.
+
+    Args:
+        directory: where the checkpoint is moved to.
+        shapes: shape and dtype of every tensor by its path.
+        builders: a function per tensor that makes it.
+        config: of the model.
+        manifest: without the hashes of the files.
+        tokenizer: stored if there is one.
+        replace: see `replaced`.
+        progress: called after every tensor.
 
     Raises:
-        ValueError: if `hashes` are given, of every array by its path, and what was written is something else.
+        ValueError: naming the tensor or file, if what was read back is not what was made.
     """
-    from bass_jax.checkpoint.orbax import write_arrays
+    hashes: dict[str, str] = {}
 
-    with replaced(directory, partial) as partial:
-        write_arrays(partial, tree)
+    def build(name: str) -> np.ndarray:
+        array = builders[name]()
+        hashes[name] = _hash(array)
+        if progress is not None:
+            progress(len(hashes), len(shapes))
+        return array
+
+    with replaced(directory, replace) as partial:
+        write_safetensors(partial / WEIGHTS, shapes, build)
         config_json.write_config(partial, config)
         if tokenizer is not None:
             tokenizer.save(partial)
         manifest.write(partial)
-        if hashes is not None:
-            _verify(partial, hashes, config, tokenizer)
+        _verify(partial, hashes, config, tokenizer)
+
+
+def _hash(array: np.ndarray) -> str:
+    """Returns an array's dtype, shape and the SHA-256 of its bytes in row-major order."""
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return f"{array.dtype.name} {array.shape} {hashlib.sha256(content).hexdigest()}"
 
 
 def _verify(partial: Path, hashes: Mapping[str, str], config: ModelConfig, tokenizer: Tokenizer | None) -> None:
-    """Reads back what was written."""
-    from bass_jax.checkpoint.orbax import hash_stored
-
-    found = hash_stored(partial)
-    for name in sorted(hashes.keys() | found.keys()):
-        if hashes.get(name) != found.get(name):
-            raise ValueError(f"{partial}: tensor {name!r} was written wrongly: its bytes, read back, are others")
+    """Compares what is on disk with what was to be written."""
+    file = SafetensorsFile(partial / WEIGHTS)
+    for name in sorted(hashes.keys() | file.kinds.keys()):
+        if name not in hashes or name not in file.kinds or _hash(file.read(name)) != hashes[name]:
+            raise ValueError(f"{partial}: tensor {name!r} was written wrongly: it differs when it is read back")
     if config_json.read_config(partial) != config_json.without_run_settings(config):
-        raise ValueError(f"{partial}: the configuration was written wrongly: read back, it is another")
+        raise ValueError(f"{partial}: the configuration was written wrongly: it differs when it is read back")
     if tokenizer is not None and read_tokenizer(partial) != tokenizer:
-        raise ValueError(f"{partial}: the tokenizer was written wrongly: read back, it is another")
+        raise ValueError(f"{partial}: the tokenizer was written wrongly: it differs when it is read back")
 
 
 def save_hugging_face(directory: str | PathLike[str], model: Model, *, tokenizer: Tokenizer | None = None) -> None:
@@ -159,13 +182,18 @@ def check_replaceable(directory: Path) -> None:
 
 
 @contextmanager
-def replaced(directory: Path, partial: Path | None = None) -> Iterator[Path]:
-    """Gives an empty directory, by default beside `directory`, and moves it there if the block succeeds."""
+def replaced(directory: Path, replace: bool = True) -> Iterator[Path]:
+    """Yields an empty directory beside `directory`, and moves it there if the block succeeds.
+
+    Args:
+        directory: where the new directory is moved to; a checkpoint that is there is replaced.
+        replace: False keeps a checkpoint that another process has put there in the meantime.
+    """
     if directory.parent.is_dir():
         _clear_away(directory)
     check_replaceable(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
-    partial = partial or directory.with_name(f".{directory.name}.partial-{os.getpid()}")
+    partial = directory.with_name(f".{directory.name}.partial-{os.getpid()}")
     old = directory.with_name(f".{directory.name}.old-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     with ExitStack() as locks:
@@ -174,10 +202,14 @@ def replaced(directory: Path, partial: Path | None = None) -> Iterator[Path]:
             partial.mkdir(exist_ok=True)  # Another process has just cleared it away.
         try:
             yield partial
-            if directory.exists():
+            if replace and directory.exists():
                 _hold(directory, locks)
                 directory.rename(old)
-            partial.rename(directory)
+            try:
+                partial.rename(directory)
+            except OSError:
+                if replace or not directory.exists():
+                    raise
         finally:
             if old.exists() and not directory.exists():
                 old.rename(directory)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bass_jax.checkpoint.detokenizer import IncrementalDecoder, byte_table, check_ids
+from bass_jax.checkpoint.detokenizer import IncrementalDecoder, check_ids
 from bass_jax.checkpoint.manifest import Manifest
 from bass_jax.runtime.files import one_line, sha256
 
@@ -129,7 +129,7 @@ class Tokenizer:
 
     def incremental_decoder(self, skip_special: bool = True) -> IncrementalDecoder:
         """Starts decoding a row whose tokens come a few at a time."""
-        return IncrementalDecoder(self, skip_special)
+        return IncrementalDecoder(self._backend, skip_special)
 
     @functools.cached_property
     def stop_ids(self) -> tuple[int, ...]:
@@ -157,11 +157,15 @@ class Tokenizer:
         return frozenset(id for id, token in self._backend.get_added_tokens_decoder().items() if token.special)
 
     @functools.cached_property
-    def bytes_of_ids(self) -> dict[int, bytes] | None:
-        """The bytes of every token of a byte-level tokenizer; None for another kind."""
-        from tokenizers.decoders import ByteLevel
+    def byte_ids(self) -> frozenset[int]:
+        """The tokens of a single byte of a byte-level tokenizer; none for another kind."""
+        from tokenizers import decoders, pre_tokenizers
 
-        return byte_table(self.vocabulary) if isinstance(self._backend.decoder, ByteLevel) else None
+        if not isinstance(self._backend.decoder, decoders.ByteLevel):
+            return frozenset()
+        return frozenset(
+            self.vocabulary[token] for token in pre_tokenizers.ByteLevel.alphabet() if token in self.vocabulary
+        )
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -2,10 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 QUANTIZE = ("int8", "int8_activations")
 

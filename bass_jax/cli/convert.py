@@ -7,8 +7,7 @@ EXAMPLES = """examples:
   bass-jax convert ~/models/SmolLM2-135M-Instruct checkpoints/smollm2
   bass-jax convert model.Q4_1.gguf checkpoints/smollm2 --dtype bfloat16
   bass-jax convert checkpoints/llama checkpoints/llama-int8 --quantize int8
-  bass-jax convert HuggingFaceTB/SmolLM2-135M-Instruct checkpoints/smollm2
-an interrupted run goes on where it was: run the same command again"""
+  bass-jax convert HuggingFaceTB/SmolLM2-135M-Instruct checkpoints/smollm2"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

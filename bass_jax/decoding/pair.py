@@ -16,9 +16,6 @@ from bass_jax.runtime.checks import check_choice, check_kind
 from bass_jax.sampling.keys import check_key
 from bass_jax.typing import Array, Key
 
-_NAMED = ("model", "hidden", "ngram", "store", "combined", "combined_hidden")
-"""Drafters that `load_pair` knows by name; what else it is asked for is a path."""
-
 _OF_HIDDEN_DRAFT = ("hidden", "combined_hidden")
 """Those of the pair's draft that reads the target's hidden states."""
 
@@ -105,7 +102,7 @@ def load_pair(
         return pair, pair.tokenizer
     store = checkpoint.datastore_of(path)
     loaded = checkpoint.load_target_and_draft(
-        path, role="hidden_draft" if drafter in _OF_HIDDEN_DRAFT else "draft", quantize_draft=quantize_draft,
+        path, role="eagle" if drafter in _OF_HIDDEN_DRAFT else "draft", quantize_draft=quantize_draft,
         draft_rules=draft_rules, **of_target,
     )  # fmt: skip
     pair = made_of(*loaded)

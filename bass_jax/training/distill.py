@@ -198,6 +198,4 @@ def export(draft: Model, directory: Path, tokenizer: Tokenizer, *, is_packed: bo
 
 def _always(tokenizer: Tokenizer) -> set[int]:
     """Tokens that a draft must be able to propose: specials, stops and single bytes."""
-    table = tokenizer.bytes_of_ids or {}
-    single = {id for id, content in table.items() if len(content) == 1}
-    return set(tokenizer.special_ids) | set(tokenizer.stop_ids) | single
+    return set(tokenizer.special_ids) | set(tokenizer.stop_ids) | set(tokenizer.byte_ids)

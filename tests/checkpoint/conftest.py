@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bass_jax.checkpoint import Tokenizer, save_hugging_face, save_model
+from bass_jax.checkpoint import Tokenizer, huggingface, save_hugging_face, save_model
 from bass_jax.checkpoint.gguf import GgufFile
 from bass_jax.checkpoint.gguf_tokenizer import read_gguf_tokenizer
 from bass_jax.models import Model
 from bass_jax.models.model_config import ModelConfig
 from tests.checkpoint.gguf_writer import write_gguf
+from tests.checkpoint.npz_file import NpzFile, write_npz
 from tests.checkpoint.slow_bpe import byte_names
 from tests.checkpoint.small import random_model, small_config, small_tokenizer
-from tests.checkpoint.torch_writer import write_torch
 
 
 @pytest.fixture(scope="session")
@@ -54,6 +54,12 @@ def model(config) -> Model:
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     return small_tokenizer()
+
+
+@pytest.fixture
+def npz_for_torch(monkeypatch):
+    """Weights under torch's names are read as `write_npz` writes them."""
+    monkeypatch.setattr(huggingface, "TorchFile", NpzFile)
 
 
 @pytest.fixture
@@ -98,14 +104,14 @@ def shard(source, destination):
 
 
 def pickle_shards(source, destination):
-    """Copies a directory with its tensors in two files as torch pickles them, and an index."""
+    """Copies a directory with its tensors in two files for `NpzFile`, under torch's names, and an index."""
     shutil.copytree(source, destination)
     tensors = load_file(destination / "model.safetensors")
     (destination / "model.safetensors").unlink()
     names = sorted(tensors)
     files = {f"pytorch_model-{i}.bin": names[i::2] for i in range(2)}
     for file, part in files.items():
-        write_torch(destination / file, {name: tensors[name] for name in part})
+        write_npz(destination / file, {name: tensors[name] for name in part})
     table = {name: file for file, part in files.items() for name in part}
     (destination / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": table}))
 

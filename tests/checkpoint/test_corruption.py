@@ -36,14 +36,15 @@ def corrupt(content: bytes, draw: np.random.Generator) -> bytes:
         ("theirs", "config.json", 260),
         ("theirs", "tokenizer.json", 80),
         ("sharded", "model.safetensors.index.json", 160),
-        ("pickled", "pytorch_model-0.bin", 400),
         ("pickled", "pytorch_model.bin.index.json", 100),
         ("model.gguf", "", 220),
         ("ours", "manifest.json", 160),
-        ("ours", "params/_METADATA", 60),
+        ("ours", "model.safetensors", 60),
     ],
 )
-def test_random_corruption_is_refused_or_harmless(checkpoint, originals, model, name, file, rounds, same):
+def test_random_corruption_is_refused_or_harmless(
+    checkpoint, originals, model, name, file, rounds, same, npz_for_torch
+):
     path = checkpoint / name
     damaged = path / file if file else path
     content = damaged.read_bytes()

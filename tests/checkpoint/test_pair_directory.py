@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
-from bass_jax.checkpoint import load_target_and_draft, save_hugging_face, save_model
+from bass_jax.checkpoint import load_target_and_draft, save_model
 from bass_jax.models import Model
-from bass_jax.runtime.jit_cache import JIT_CACHE
 from tests.checkpoint.gguf_writer import write_gguf
 from tests.checkpoint.slow_bpe import byte_names
 from tests.checkpoint.small import VOCAB, random_model, small_config, small_tokenizer
@@ -179,63 +178,3 @@ def test_a_directory_that_is_no_pair_says_so(tmp_path, model):
     save_model(tmp_path / "model", model)
     with pytest.raises(ValueError, match="target: expected an object with a path"):
         load_target_and_draft(tmp_path / "model")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"dtype": "bfloat16"},
-        {"quantize": "int8", "drafter": "ngram"},
-        {"quantize": "int8_activations", "quantize_draft": "int8"},
-        {"cache_dtype": "int8"},
-    ],
-)
-def test_the_pair_told_ahead_is_the_one_that_comes(pair, options):
-    """In structure, static parts, shapes, dtypes and devices: else what was compiled for it would serve nobody."""
-    told = []
-    found, _ = bass.load_pair(pair, ahead=told.append, **options)
-    (ahead,) = told
-    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(ahead))
-    assert jax.tree.structure(ahead) == jax.tree.structure(found)
-    assert jax.tree.map(jax.typeof, ahead) == jax.tree.map(jax.typeof, found)
-    assert [leaf.sharding for leaf in jax.tree.leaves(ahead)] == [leaf.sharding for leaf in jax.tree.leaves(found)]
-
-
-@pytest.mark.parametrize("settings", [{}, {"step": "decode"}, {"num_samples": 3}, {"policy": "fixed(draft_len=2)"}])
-def test_what_is_compiled_ahead_is_all_that_is_run(pair, settings):
-    prompts, spec = [[1, 2, 3], [4, 5]], bass.SpecConfig(3)
-    settings = settings | {"max_new_tokens": 6, "seeds": range(2 * settings.get("num_samples", 1))}
-    without = bass.generate(bass.load_pair(pair)[0], prompts, spec, **settings)
-    JIT_CACHE.clear()
-    loaded, _ = bass.load_pair(pair, ahead=lambda shapes: bass.compile_ahead(shapes, prompts, spec, **settings))
-    made = set(JIT_CACHE._made)
-    found = bass.generate(loaded, prompts, spec, **settings)
-    late = {function.__name__ for function, *_ in JIT_CACHE._made.keys() - made}
-    assert late == ({"advance_rows"} if "policy" in settings else set())  # what a policy itself computes
-    assert found.timings.num_compiled > 1
-    for a, b in zip(found.tokens, without.tokens, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_ahead_is_for_checkpoints_of_ours_on_one_device(pair, model):
-    told = []
-    assert bass.load_pair(pair / "target", ahead=told.append)[0].tokenizer is not None
-    bass.load_pair(pair, ahead=told.append, drafter=pair / "draft")
-    bass.load_pair(pair, ahead=told.append, mesh=bass.tensor_parallel_mesh(2))
-    save_hugging_face(pair / "theirs", model, tokenizer=small_tokenizer())
-    write_manifest(pair, target={"path": "theirs"})
-    bass.load_pair(pair, ahead=told.append)
-    assert told == []
-
-
-def test_a_damaged_file_is_told_before_what_goes_wrong_ahead(pair):
-    def fail(_):
-        raise ValueError("the prompt is too long")
-
-    with pytest.raises(ValueError, match="the prompt is too long"):
-        bass.load_pair(pair, ahead=fail)
-    damage = min((pair / "target/params/d").iterdir())
-    damage.write_bytes(damage.read_bytes()[:-1] + b"?")
-    with pytest.raises(ValueError, match=r"target/params/d/.*: damaged"):
-        bass.load_pair(pair, ahead=fail)

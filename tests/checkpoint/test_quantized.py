@@ -42,7 +42,7 @@ def test_quantised_on_load_is_quantised_in_memory(kind, changes, tmp_path):
 
 def test_what_is_quantised_is_saved_and_read_back(tmp_path):
     model = bass.quantize_model(random_model(small_config()), cache_dtype="int8")
-    save_model(tmp_path / "model", model, verify=True)
+    save_model(tmp_path / "model", model)
     assert_same(load_model(tmp_path / "model", cache_dtype="int8"), model)
     with pytest.raises(ValueError, match="quantize='int8': expected a model without INT8 weights"):
         save_hugging_face(tmp_path / "theirs", model)
@@ -74,7 +74,7 @@ def test_a_draft_shares_the_embedding_of_a_quantised_target(tmp_path, tokenizer)
 @pytest.mark.parametrize("changes", [{}, {"is_tied": False, "dtype": "bfloat16", "output_vocab_size": 5}])
 def test_a_packed_model_is_widened_as_it_is_read(changes, tmp_path):
     model = random_model(small_config(**changes))
-    save_model(tmp_path / "packed", model, is_packed=True, verify=True)
+    save_model(tmp_path / "packed", model, is_packed=True)
     rounded = bass.quantize_model(model)
     found = load_model(tmp_path / "packed")
     assert found.config == model.config

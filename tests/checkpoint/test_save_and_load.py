@@ -15,9 +15,9 @@ from bass_jax.checkpoint import convert, load_model, load_tokenizer, save, save_
 from bass_jax.models import Model
 from bass_jax.models.model_config import RopeScaling
 from tests.checkpoint.gguf_writer import write_gguf
+from tests.checkpoint.npz_file import write_npz
 from tests.checkpoint.slow_bpe import byte_names
 from tests.checkpoint.small import VOCAB, random_model, small_config
-from tests.checkpoint.torch_writer import write_torch
 
 CHANGES = {
     "tied": {},
@@ -118,7 +118,7 @@ def test_saving_again_replaces(tmp_path, model, same):
 
 
 def test_paths_may_go_up(tmp_path, model, same, monkeypatch):
-    """As a notebook's do; TensorStore by itself takes none with dots in it."""
+    """As in a notebook."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     save_model(Path("../model"), model)
@@ -140,7 +140,7 @@ def test_a_failure_leaves_what_was_there(tmp_path, model, same, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(save.config_file, "write_config", fail)
+    monkeypatch.setattr(save.config_json, "write_config", fail)
     for name in ("model", "new"):
         with pytest.raises(OSError, match="disk full"):
             save_model(tmp_path / name, random_model(model.config, 9))
@@ -180,7 +180,7 @@ def test_hub_ids_go_through_the_hub(tmp_path, model, same, monkeypatch):
     assert name == "someone/some-model" and "*.safetensors" in patterns and "*.bin" not in patterns
 
 
-def test_pickled_weights_are_fetched_where_there_is_nothing_else(tmp_path, model, same, monkeypatch):
+def test_pickled_weights_are_fetched_where_there_is_nothing_else(tmp_path, model, same, monkeypatch, npz_for_torch):
     import huggingface_hub
 
     save_hugging_face(tmp_path / "model", model)
@@ -191,7 +191,7 @@ def test_pickled_weights_are_fetched_where_there_is_nothing_else(tmp_path, model
     def download(name, allow_patterns):
         asked.append(allow_patterns)
         if any(fnmatch.fnmatch("pytorch_model.bin", pattern) for pattern in allow_patterns):
-            write_torch(tmp_path / "model" / "pytorch_model.bin", tensors)
+            write_npz(tmp_path / "model" / "pytorch_model.bin", tensors)
         return str(tmp_path / "model")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)

@@ -183,6 +183,18 @@ def test_a_tokenizer_that_falls_back_to_bytes(sentencepiece_like, text, cuts):
     assert "".join(texts) + decoder.flush() == sentencepiece_like.decode(ids)
 
 
+def test_invalid_bytes_are_returned_at_the_end(sentencepiece_like):
+    """The library's stream raises for them, and does not return an unfinished character."""
+    ids = sentencepiece_like.encode("ab🙂").tolist()
+    for broken in ([*ids, 1 + 0x9B], ids[:-1], [*ids[:-1], *sentencepiece_like.encode("cd").tolist()]):
+        decoder = sentencepiece_like.incremental_decoder()
+        texts = [decoder.push([id]) for id in broken]
+        whole = sentencepiece_like.decode(broken)
+        assert "\ufffd" in whole
+        assert "".join(texts).startswith("ab")
+        assert ("".join(texts) + decoder.flush()).endswith(whole[3:])
+
+
 @pytest.fixture(scope="module")
 def sentencepiece_like() -> Tokenizer:
     """Llama 2's kind: "▁" for spaces, a token per byte for what the vocabulary lacks."""

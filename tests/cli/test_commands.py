@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import bass_jax as bass
 from bass_jax import checkpoint
 from bass_jax.cli.main import main
-from bass_jax.runtime.jit_cache import JIT_CACHE
 from tests.checkpoint.small import random_model, small_config, small_tokenizer
 
 COMMON = ("--draft", "ngram", "--draft-len", "2", "--max-new-tokens", "8", "--quiet")
@@ -58,25 +56,6 @@ def test_writes_a_line_per_answer(pair, tmp_path, capsys):
     assert all(
         row["text"].strip()[:20] in printed for row in rows if row["text"].isascii() and row["text"].isprintable()
     )
-
-
-@pytest.mark.parametrize(
-    "arguments", [(), ("--samples", "3", "--temperature", "1", "--batch", "1", "--acceptance", "block")]
-)
-def test_what_it_runs_is_compiled_once_and_while_weights_are_read(pair, monkeypatch, arguments):
-    begun = []
-    compile_ahead = bass.compile_ahead
-
-    def begin(shapes, *args, **options):
-        compile_ahead(shapes, *args, **options)
-        begun.append({function for function, *_ in JIT_CACHE._made})
-
-    monkeypatch.setattr(bass, "compile_ahead", begin)
-    JIT_CACHE.clear()
-    common = ("--pair", pair, "--draft-len", "2", "--max-new-tokens", "3")
-    assert main(["generate", "one", "two", *common, *arguments]) == 0
-    functions = [function for function, *_ in JIT_CACHE._made]
-    assert begun == [set(functions)] and len(functions) == len(set(functions)) > 2
 
 
 def banned_twice(logits, tokens, position):

@@ -24,7 +24,7 @@ def directory(tmp_path_factory):
         save_model(path / name, model, tokenizer=tokenizer)
     arrays = build_datastore(answers(), **SIZES)._asdict()
     write_datastore(path / "all.safetensors", arrays, **SIZES, vocab_size=7, tokenizer=tokenizer)
-    paths = {"target": "target", "draft": "draft", "hidden_draft": "hidden", "store": "all.safetensors"}
+    paths = {"target": "target", "draft": "draft", "eagle": "hidden", "datastore": "all.safetensors"}
     (path / "manifest.json").write_text(json.dumps({role: {"path": name} for role, name in paths.items()}))
     return path
 
@@ -72,9 +72,9 @@ def test_a_draft_of_other_hidden_states_is_refused(directory, tmp_path):
 
 def test_a_store_of_another_tokenizer_is_refused(directory, tmp_path):
     with safe_open(directory / "all.safetensors", framework="numpy") as file:
-        about = json.loads(file.metadata()["store"])
+        about = json.loads(file.metadata()["datastore"])
     about["tokenizer_fingerprint"] = about["tokenizer_fingerprint"][::-1]
     path = tmp_path / "other.safetensors"
-    save_file(build_datastore(answers(), **SIZES)._asdict(), path, metadata={"store": json.dumps(about)})
+    save_file(build_datastore(answers(), **SIZES)._asdict(), path, metadata={"datastore": json.dumps(about)})
     with pytest.raises(ValueError, match=r"the store's tokenizer .* is not the target's"):
         bass.load_pair(directory, drafter=path)

@@ -32,6 +32,7 @@ def test_random_models_score_and_continue_as_in_transformers(case, reference):
 
 @pytest.mark.parametrize("name", PICKLED)
 def test_what_torch_pickled_is_what_it_saved_as_safetensors(name, reference):
+    pytest.importorskip("torch", reason="torch, which reads what it pickled, is not installed here")
     expected = load_model(reference / name)
     for suffix in ("bin", "bins"):
         found = load_model(reference / f"{name}.{suffix}")
