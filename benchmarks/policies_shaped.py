@@ -18,18 +18,18 @@ from bass_jax import policies
 from bass_jax.analysis.profiler import measure_costs
 from bass_jax.cost_model import Profile, pass_shape
 from bass_jax.drafters import ModelDrafter
+from bass_jax.models import AttentionConfig, DenseMLP, LayerConfig
 
-_LLAMA = {"vocab_size": 32000, "context": 8192, "dtype": "bfloat16"}
+
+def _llama(width, num_layers, attention, mlp_width, vocab_size=32000, is_tied=True) -> bass.ModelConfig:
+    layer = LayerConfig(AttentionConfig(*attention), DenseMLP(mlp_width))
+    return bass.ModelConfig(vocab_size, width, 8192, (layer,) * num_layers, is_tied=is_tied, dtype="bfloat16")
+
+
 SHAPES = {
-    "7b": bass.ModelConfig(
-        width=4096, num_layers=32, num_heads=32, num_kv_heads=32, head_dim=128, mlp_width=11008, is_tied=False, **_LLAMA
-    ),
-    "1b": bass.ModelConfig(
-        width=2048, num_layers=16, num_heads=32, num_kv_heads=8, head_dim=64, mlp_width=8192, **_LLAMA
-    ),
-    "tiny": bass.ModelConfig(
-        width=64, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=32, mlp_width=128, **{**_LLAMA, "vocab_size": 512}
-    ),
+    "7b": _llama(4096, 32, (32, 32, 128), 11008, is_tied=False),
+    "1b": _llama(2048, 16, (32, 8, 64), 8192),
+    "tiny": _llama(64, 2, (2, 2, 32), 128, vocab_size=512),
 }
 LENGTHS = (0, 1, 2, 3, 4, 6, 8)
 

@@ -47,4 +47,4 @@ def num_bytes(tree) -> int:
 
 
 def of_depth(config: bass.ModelConfig, num_layers: int) -> bass.ModelConfig:
-    return dataclasses.replace(config, num_layers=num_layers)
+    return dataclasses.replace(config, layers=config.layers[:1] * num_layers)

@@ -18,9 +18,11 @@ import pytest
 from hypothesis import strategies as st
 
 import bass_jax as bass
+from bass_jax import models
 from bass_jax.acceptance import find_rule
 from bass_jax.decoding.policy_runner import no_step
 from bass_jax.drafters import NgramDrafter
+from bass_jax.models.mlp import ACTIVATIONS
 from bass_jax.policies import find_policy
 from tests import tiny
 from tests.letters import Letters
@@ -292,19 +294,34 @@ ENTRIES = [
         {
             "vocab_size": is_integer(1),
             "width": is_integer(1),
-            "num_layers": is_integer(1),
-            "num_heads": is_integer(1),
-            "num_kv_heads": lambda value: is_integer(1)(value) and 2 % value == 0,
-            "head_dim": lambda value: is_integer(1)(value) and value % 2 == 0,
             "context": is_integer(1),
-            "rope_base": is_one_number(1),
+            "layers": lambda value: False,
             "dtype": one_of("float32", "bfloat16"),
             "quantize": one_of(None, "int8", "int8_activations"),
-            "block": one_of("pre_norm", "post_norm", "sandwich", "parallel"),
-            "activation": one_of("silu", "relu", "gelu", "gelu_tanh"),
             "logit_softcap": lambda value: (
                 value is None or (isinstance(value, int | float | np.number) and is_number(0, is_open=True)(value))
             ),
+        },
+    ),
+    Entry(
+        "AttentionConfig",
+        lambda **changes: dataclasses.replace(models.AttentionConfig(2, 1, 8), **changes),
+        {
+            "num_heads": is_integer(1),
+            "num_kv_heads": lambda value: is_integer(1)(value) and 2 % value == 0,
+            "head_dim": lambda value: is_integer(1)(value) and value % 2 == 0,
+        },
+    ),
+    Entry("RopeConfig", lambda rope_base: models.RopeConfig(rope_base), {"rope_base": is_one_number(1)}),
+    Entry("DenseMLP", lambda **changes: models.DenseMLP(4, **changes), {"activation": one_of(*ACTIVATIONS)}),
+    Entry(
+        "LayerConfig",
+        lambda **changes: dataclasses.replace(tiny.config().layers[0], **changes),
+        {
+            "attention": is_a(models.AttentionConfig),
+            "mlp": is_a(models.DenseMLP),
+            "norm": is_a(models.NormConfig),
+            "block": one_of("pre_norm", "post_norm", "sandwich", "parallel"),
         },
     ),
     Entry("prefill", _prefill, RUN | {"spec": is_a(bass.SpecConfig)}),

@@ -14,6 +14,7 @@ from bass_jax.drafters.retrieval import suffix_hashes
 from bass_jax.models import abstract_params
 from bass_jax.sampling import draw
 from bass_jax.sampling.keys import gumbel
+from tests.flat_config import flat_config
 
 VOCAB = 11
 PROMPTS = ([7], [3, 1, 4, 1, 5, 9, 2, 6, 5], [5, 6, 7, 5, 6, 7, 5, 6])
@@ -22,7 +23,7 @@ PROMPTS = ([7], [3, 1, 4, 1, 5, 9, 2, 6, 5], [5, 6, 7, 5, 6, 7, 5, 6])
 
 def config(vocab_size: int = VOCAB, **changes) -> bass.ModelConfig:
     shape = {"width": 16, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "mlp_width": 24}
-    return bass.ModelConfig(vocab_size=vocab_size, context=256, **(shape | {"is_tied": False} | changes))
+    return flat_config(vocab_size=vocab_size, context=256, **(shape | {"is_tied": False} | changes))
 
 
 def model(seed: int, scale: float = 16.0, vocab_size: int = VOCAB, **changes) -> bass.Model:

@@ -136,8 +136,10 @@ def _check_copy(source: TensorSource, head: str, embedding: str) -> None:
 def _check_size(source: TensorSource, config: ModelConfig) -> None:
     """Refuses a configuration far off the tensors before anything of its size is made."""
     E = config.embedding_width or config.width
-    K, N, H, D, F = config.num_kv_heads, config.num_heads, config.head_dim, config.width, config.mlp_width
-    wanted = config.vocab_size * E + config.num_layers * D * (2 * (N + K) * H + 2 * F)
+    wanted = config.vocab_size * E
+    for layer in config.layers:
+        N, K, H = layer.attention.num_heads, layer.attention.num_kv_heads, layer.attention.head_dim
+        wanted += config.width * (2 * (N + K) * H + 2 * layer.mlp.width)
     if wanted > 2 * source.num_elements():
         raise ValueError(
             f"{source.path}: the configuration asks for at least {wanted} parameters, "

@@ -1,23 +1,27 @@
 """Our ``config.json``: a `ModelConfig` as JSON."""
 
 import dataclasses
+import itertools
 import json
 import typing
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union
 
-from bass_jax.models.model_config import ModelConfig, RopeScaling
+from bass_jax.models.model_config import ModelConfig
+from bass_jax.runtime.checks import check_integer
 from bass_jax.runtime.files import read_json
 
 NAME = "config.json"
-RUN_SETTINGS = ("attention", "cache_dtype", "product_dtype", "tensor_axis")
+RUN_SETTINGS = ("attention_implementation", "cache_dtype", "product_dtype", "tensor_axis")
 """Fields that a run chooses and a checkpoint does not keep."""
 
 
 def write_config(directory: Path, config: ModelConfig) -> None:
-    """Writes ``config.json`` into `directory`."""
+    """Writes ``config.json`` into `directory`; equal layers that follow each other are written once, with a count."""
     content = {key: value for key, value in dataclasses.asdict(config).items() if key not in RUN_SETTINGS}
+    groups = [(layer, len(list(equal))) for layer, equal in itertools.groupby(config.layers)]
+    content["layers"] = [{"count": count, **dataclasses.asdict(layer)} for layer, count in groups]
     (directory / NAME).write_text(json.dumps(content, indent=2) + "\n")
 
 
@@ -35,28 +39,36 @@ def read_config(directory: Path) -> ModelConfig:
     """
     path = directory / NAME
     content = read_json(path)
-    hints = typing.get_type_hints(ModelConfig)
-    if unknown := sorted(set(content) - (set(hints) - set(RUN_SETTINGS))):
-        raise ValueError(f"{path}: unknown key {unknown[0]!r}")
     try:
-        if content.get("rope_scaling") is not None:
-            content["rope_scaling"] = RopeScaling(**content["rope_scaling"])
-        if isinstance(content.get("windowed_layers"), list):
-            content["windowed_layers"] = tuple(content["windowed_layers"])
-        for key, value in content.items():
-            if not _fits(value, hints[key]):
-                raise ValueError(f"{key}={value!r}: expected {hints[key]}")
-        return ModelConfig(**content)
-    except (TypeError, ValueError) as error:
+        if unknown := sorted(set(content) & set(RUN_SETTINGS)):
+            raise ValueError(f"unknown key {unknown[0]!r}")
+        content["layers"] = [
+            {key: value for key, value in layer.items() if key != "count"}
+            for layer in content.get("layers", [])
+            for _ in range(check_integer("count", layer.get("count", 1), 1))
+        ]
+        return _parse(ModelConfig, content, NAME)
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    origin = typing.get_origin(hint)
+def _parse(hint: Any, value: Any, name: str) -> Any:
+    """Returns a value of a JSON file as the type `hint`.
+
+    Raises:
+        ValueError: naming the key, if one is unknown or of another type.
+    """
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, UnionType):
-        return any(_fits(value, part) for part in typing.get_args(hint))
-    if origin is Literal:
-        return value in typing.get_args(hint)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(isinstance(part, typing.get_args(hint)[0]) for part in value)
-    return isinstance(value, int | float if hint is float else hint)
+        return None if value is None else _parse(parts[0], value, name)
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        hints = typing.get_type_hints(hint)
+        if unknown := sorted(set(value) - set(hints)):
+            raise ValueError(f"unknown key {unknown[0]!r}")
+        return hint(**{key: _parse(hints[key], own, key) for key, own in value.items()})  # type: ignore[operator]
+    if origin is tuple and isinstance(value, list):
+        return tuple(_parse(parts[0], own, name) for own in value)
+    kind: Any = int | float if hint is float else origin or hint
+    if value in parts if origin is Literal else isinstance(value, kind):
+        return value
+    raise ValueError(f"{name}={value!r}: expected {hint}")

@@ -54,8 +54,9 @@ class Inspection:
     @property
     def num_cache_bytes_per_token(self) -> int:
         """Bytes of the key-value cache that one token of one row takes."""
-        config = self.config
-        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * jnp.dtype(config.dtype).itemsize
+        size = jnp.dtype(self.config.dtype).itemsize
+        attentions = [layer.attention for layer in self.config.layers]
+        return 2 * size * sum(attention.num_kv_heads * attention.head_dim for attention in attentions)
 
 
 def inspect_checkpoint(path: str | PathLike[str]) -> Inspection:

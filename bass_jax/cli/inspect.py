@@ -69,11 +69,12 @@ def _list_presets(inspections):
 
 def _describe(inspection) -> dict[str, str]:
     config = inspection.config
+    attention, mlp = config.layers[0].attention, config.layers[0].mlp
     return {
         "family": config.family,
         "layers x width": f"{config.num_layers} x {config.width}",
-        "heads": f"{config.num_heads} query, {config.num_kv_heads} key-value, of {config.head_dim}",
-        "mlp": f"{config.mlp_width}",
+        "heads": f"{attention.num_heads} query, {attention.num_kv_heads} key-value, of {attention.head_dim}",
+        "mlp": f"{mlp.width}",
         "parameters": f"{inspection.num_parameters:,} in {config.dtype}",
         "bytes": f"{inspection.num_bytes:,} in memory, {inspection.num_stored_bytes:,} stored",
         "context": f"{config.context:,} tokens",

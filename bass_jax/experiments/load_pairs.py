@@ -68,7 +68,7 @@ def with_attention(pair: Pair, attention: str) -> Pair:
     """Returns the pair with another implementation of attention, in target and draft."""
 
     def changed(model: Model) -> Model:
-        return dataclasses.replace(model, config=dataclasses.replace(model.config, attention=attention))
+        return dataclasses.replace(model, config=dataclasses.replace(model.config, attention_implementation=attention))
 
     drafter = pair.drafter
     if isinstance(drafter, ModelDrafter):

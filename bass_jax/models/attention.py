@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from bass_jax.models import rotary
 from bass_jax.models.kv_cache import Int8KV, PagedKV, append
 from bass_jax.models.mesh import has_axis
-from bass_jax.models.model_config import ModelConfig
+from bass_jax.models.model_config import AttentionConfig, ModelConfig
 from bass_jax.models.norm import apply_norm, declare_norm, project
 from bass_jax.models.parameters import declare, zeros
 from bass_jax.models.weights import Weight, declare_weight, multiply
@@ -24,11 +24,11 @@ class Attention(nn.Module):
 
     Attributes:
         config: of the model.
-        window: positions that a query sees, itself included; None for all.
+        attention: of the layer.
     """
 
     config: ModelConfig
-    window: int | None = None
+    attention: AttentionConfig
 
     @nn.compact
     def __call__(self, x, positions, angles, keys, values, num_candidates=1):
@@ -38,17 +38,17 @@ class Attention(nn.Module):
         are that many chains, one after the other, that follow the same prefix: the cache is left with the last one's
         tokens in it, and the new keys and values of all, ``[B, T, K, H]``, are returned behind it.
         """
-        config = self.config
-        K, R, H, D = config.num_kv_heads, config.queries_per_kv_head, config.head_dim, config.width
+        config, attention = self.config, self.attention
+        K, R, H, D = attention.num_kv_heads, attention.queries_per_kv_head, attention.head_dim, config.width
         qkv = declare_weight(self, "qkv", (D, K, R + 2, H), ("embed", "kv_heads", None, None))
         projected = project(x, qkv, rounds_to=config.rounds_to)
-        if config.has_attention_bias:
+        if attention.has_bias:
             projected += declare(self, "qkv_bias", (K, R + 2, H), ("kv_heads", None, None), zeros)
         scored = projected[:, :, :, : R + 1]
-        if config.has_qk_norm:
-            query_norm, key_norm = (declare_norm(self, f"{name}_norm", H) for name in ("query", "key"))
+        if (norm := attention.qk_norm) is not None:
+            query_norm, key_norm = (declare_norm(self, f"{name}_norm", norm, H, None) for name in ("query", "key"))
             queries, new_keys = scored[:, :, :, :R], scored[:, :, :, R:]
-            normed = apply_norm(config, queries, query_norm), apply_norm(config, new_keys, key_norm)
+            normed = apply_norm(norm, queries, query_norm), apply_norm(norm, new_keys, key_norm)
             scored = jnp.concatenate(normed, axis=3)
         if angles is not None:
             scored = rotary.rotate(scored, *angles)
@@ -64,7 +64,7 @@ class Attention(nn.Module):
             candidate = slice(part * T // num_candidates, (part + 1) * T // num_candidates)
             new = None if is_whole else (new_keys[:, candidate], new_values[:, candidate])
             attended, keys, values = _write_and_attend(
-                config, self.window, queries[:, candidate], new, keys, values, positions[:, candidate]
+                config, attention, queries[:, candidate], new, keys, values, positions[:, candidate]
             )
             parts.append(attended)
         attended = parts[0] if num_candidates == 1 else jnp.concatenate(parts, axis=1)
@@ -73,19 +73,19 @@ class Attention(nn.Module):
         flat = Weight(out.values.reshape(K * R * H, D), out.scale)
         attended = attended.reshape(B, T, K * R * H)
         y = multiply(attended, flat, rounds_to=config.rounds_to).astype(attended.dtype)
-        if config.has_out_bias:
+        if attention.has_out_bias:
             y += declare(self, "out_bias", (D,), ("embed",), zeros)
         return (y, keys, values) if num_candidates == 1 else (y, keys, values, new_keys, new_values)
 
 
-def _write_and_attend(config: ModelConfig, window: int | None, queries, new, keys, values, positions):
+def _write_and_attend(config: ModelConfig, attention: AttentionConfig, queries, new, keys, values, positions):
     """Appends a chain's keys and values, if they are not there yet, and scores the cache for its queries.
 
     On a mesh every device does so for its own heads: a kernel is not XLA's to split.
 
     Args:
         config: of the model.
-        window: positions that a query sees, or None.
+        attention: of the layer.
         queries: ``[B, T, N, H]``.
         new: keys and values to append, ``[B, T, K, H]``; None where `keys` and `values` are those of whole sequences.
         keys: of the cache, ``[B, K, S, H]``.
@@ -98,13 +98,11 @@ def _write_and_attend(config: ModelConfig, window: int | None, queries, new, key
 
     def run(queries, new, keys, values, positions):
         if new is None:
-            attended = causal_attention(
-                queries, keys, values,
-                window=window, scale=config.attention_scale, soft_cap=config.attention_softcap,
-            )  # fmt: skip
+            options = {"window": attention.window, "scale": attention.scale, "soft_cap": attention.softcap}
+            attended = causal_attention(queries, keys, values, **options)
             return attended, keys, values
         keys, values = append(keys, new[0], positions), append(values, new[1], positions)
-        return _attend(config, window, queries, keys, values, positions), keys, values
+        return _attend(config, attention, queries, keys, values, positions), keys, values
 
     axis = config.tensor_axis
     if not has_axis(axis):
@@ -117,7 +115,7 @@ def _write_and_attend(config: ModelConfig, window: int | None, queries, new, key
     return spread(queries, new, keys, values, positions)
 
 
-def _attend(config: ModelConfig, window: int | None, queries, keys, values, positions):
+def _attend(config: ModelConfig, attention: AttentionConfig, queries, keys, values, positions):
     """Scores the cache for one chain's queries ``[B, T, N, H]``."""
     num_queries = (positions < keys.shape[2]).sum(axis=1, dtype=jnp.int32)
     lengths = jnp.where(num_queries > 0, positions[:, 0], 0)
@@ -129,12 +127,21 @@ def _attend(config: ModelConfig, window: int | None, queries, keys, values, posi
         layout = {"tables": keys.tables}
         keys, values = keys.pages, values.pages
     attend = functools.partial(
-        ops.ragged_attention, queries, keys, values, lengths, num_queries=num_queries, window=window,
-        scale=config.attention_scale, soft_cap=config.attention_softcap, **layout,
-    )  # fmt: skip
-    if config.attention in ("pad", "split"):
-        return attend(form=config.attention)
-    if config.attention == "cudnn":
+        ops.ragged_attention,
+        queries,
+        keys,
+        values,
+        lengths,
+        num_queries=num_queries,
+        window=attention.window,
+        scale=attention.scale,
+        soft_cap=attention.softcap,
+        **layout,
+    )
+    implementation = config.attention_implementation
+    if implementation in ("pad", "split"):
+        return attend(form=implementation)
+    if implementation == "cudnn":
         with contextlib.suppress(NotImplementedError):
             return attend(implementation="cudnn")
-    return attend(implementation="xla" if config.attention == "xla" else None)
+    return attend(implementation="xla" if implementation == "xla" else None)

@@ -10,6 +10,7 @@ chosen for speed and for sharding alike:
   no pass transposes it. Looking a token up reads a column.
 """
 
+import dataclasses
 import functools
 
 import flax.linen as nn
@@ -20,8 +21,8 @@ from bass_jax.models import rotary
 from bass_jax.models.attention import Attention
 from bass_jax.models.kv_cache import KVCache, PagedCache, layers_of, with_layers
 from bass_jax.models.mesh import replicate
-from bass_jax.models.mlp import GatedMlp, PlainMlp
-from bass_jax.models.model_config import ModelConfig
+from bass_jax.models.mlp import MLP
+from bass_jax.models.model_config import LayerConfig, ModelConfig, NormConfig
 from bass_jax.models.norm import Normed, apply_norm, declare_norm, norm_for_projections
 from bass_jax.models.parameters import declare, zeros
 from bass_jax.models.weights import declare_weight, multiply, product
@@ -29,49 +30,49 @@ from bass_jax.typing import Array, Float, Int, Params
 
 
 class Layer(nn.Module):
-    """Attention and mlp around the residual stream, as `ModelConfig.block` says.
+    """Attention and MLP around the residual stream, as `LayerConfig.block` says.
 
     Attributes:
         config: of the model.
-        window: of the attention.
+        layer: of this layer.
     """
 
     config: ModelConfig
-    window: int | None = None
+    layer: LayerConfig
 
     @nn.compact
     def __call__(self, x, positions, angles, keys, values, num_candidates=1):
         """Returns the new residual stream and what the attention returns behind its output."""
-        config = self.config
+        config, layer = self.config, self.layer
 
         def normed(name, x):
-            return apply_norm(config, x, declare_norm(self, name))
+            return apply_norm(layer.norm, x, declare_norm(self, name, layer.norm, config.width))
 
         def normed_input(name, x):
-            return norm_for_projections(config, x, declare_norm(self, name))
+            return norm_for_projections(layer.norm, x, declare_norm(self, name, layer.norm, config.width))
 
         def attend(x):
-            attention = Attention(config, self.window, name="attention")
+            attention = Attention(config, layer.attention, name="attention")
             return attention(x, positions, angles, keys, values, num_candidates)
 
-        mlp = (GatedMlp if config.is_gated else PlainMlp)(config, name="mlp")
-        if config.block == "parallel":
-            y, *layer = attend(shared := normed_input("attention_norm", x))
-            return x + y + mlp(normed_input("mlp_norm", x) if config.has_parallel_mlp_norm else shared), *layer
-        if config.block == "post_norm":
-            y, *layer = attend(Normed(x, None))
+        mlp = MLP(config, layer.mlp, name="mlp")
+        if layer.block == "parallel":
+            y, *written = attend(shared := normed_input("attention_norm", x))
+            return x + y + mlp(normed_input("mlp_norm", x) if layer.has_parallel_mlp_norm else shared), *written
+        if layer.block == "post_norm":
+            y, *written = attend(Normed(x, None))
             x = normed("attention_norm", x + y)
-            return normed("mlp_norm", x + mlp(Normed(x, None))), *layer
-        y, *layer = attend(normed_input("attention_norm", x))
-        x = x + (normed("attention_post_norm", y) if config.block == "sandwich" else y)
+            return normed("mlp_norm", x + mlp(Normed(x, None))), *written
+        y, *written = attend(normed_input("attention_norm", x))
+        x = x + (normed("attention_post_norm", y) if layer.block == "sandwich" else y)
         y = mlp(normed_input("mlp_norm", x))
-        return x + (normed("mlp_post_norm", y) if config.block == "sandwich" else y), *layer
+        return x + (normed("mlp_post_norm", y) if layer.block == "sandwich" else y), *written
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _run_layer(config: ModelConfig, window: int | None, num_candidates: int, params: Params, *arguments):
-    """Runs a layer; inside a pass that is compiled, what is the same for several of them is one function."""
-    return Layer(config, window, parent=None).apply({"params": params}, *arguments, num_candidates)
+def _run_layer(config: ModelConfig, layer: LayerConfig, num_candidates: int, params: Params, *arguments):
+    """Runs a layer. Equal layers of a compiled pass are lowered as one function."""
+    return Layer(config, layer, parent=None).apply({"params": params}, *arguments, num_candidates)
 
 
 class Decoder(nn.Module):
@@ -91,15 +92,15 @@ class Decoder(nn.Module):
         if config.embedding_width is not None:
             self.embedding_projection = declare(self, "embedding_projection", (E, D), (None, "embed"))
         if config.hidden_width is not None:
-            self.hidden_norm = declare_norm(self, "hidden_norm", config.hidden_width)
+            self.hidden_norm = declare_norm(self, "hidden_norm", self._hidden_norm, config.hidden_width, None)
             self.hidden_projection = declare(self, "hidden_projection", (config.hidden_width, D), (None, "embed"))
             self.hidden_output = declare(self, "hidden_output", (D, config.hidden_width), ("embed", None))
-        if config.positions == "learned":
+        if config.has_learned_positions:
             rows = config.context + config.position_offset
             self.position_embedding = declare(self, "position_embedding", (rows, D), (None, "embed"))
-        self.layers = [Layer(config, config.window_of(i), name=f"layer_{i}") for i in range(config.num_layers)]
-        if config.has_final_norm:
-            self.final_norm = declare_norm(self, "final_norm")
+        self.layers = [Layer(config, layer, name=f"layer_{i}") for i, layer in enumerate(config.layers)]
+        if config.final_norm is not None:
+            self.final_norm = declare_norm(self, "final_norm", config.final_norm, D)
         if config.has_output_projection:
             self.output_projection = declare(self, "output_projection", (D, E), ("embed", None))
         O = config.output_vocab_size or config.vocab_size  # noqa: E741
@@ -121,22 +122,24 @@ class Decoder(nn.Module):
         if config.embedding_width is not None:
             x = product(x, self.embedding_projection, rounds_to=config.product_dtype)
         if hidden is not None:
-            normed = apply_norm(config, hidden, self.hidden_norm)
+            normed = apply_norm(self._hidden_norm, hidden, self.hidden_norm)
             x += product(normed, self.hidden_projection, rounds_to=config.product_dtype)
-        if config.positions == "learned":
+        if config.has_learned_positions:
             rows = jnp.clip(positions, 0, config.context - 1) + config.position_offset
             x = x + jnp.take(self.position_embedding, rows, axis=0)
         return x
 
+    @property
+    def _hidden_norm(self) -> NormConfig:
+        return dataclasses.replace(self.config.layers[0].norm, kind="rms")
+
     def _angles(self, positions):
-        """Cosines and sines for layers without and with a window."""
-        config = self.config
-        if config.positions == "learned":
-            return None, None
-        everywhere = rotary.angles(positions, rotary.frequencies(config), rotary.amplitude(config))
-        if config.window_rope_base is None:
-            return everywhere, everywhere
-        return everywhere, rotary.angles(positions, rotary.window_frequencies(config))
+        """Returns the cosines and sines for each kind of rotary positions and head size, None for none."""
+        kinds = dict.fromkeys((layer.attention.rope, layer.attention.head_dim) for layer in self.config.layers)
+        return {
+            (rope, head_dim): None if rope is None else rotary.angles(positions, rope, head_dim)
+            for rope, head_dim in kinds
+        }
 
     def hidden_states(
         self,
@@ -154,22 +157,21 @@ class Decoder(nn.Module):
         """
         config = self.config
         x = self._embed(tokens, positions, hidden)
-        angles, window_angles = self._angles(positions)
+        angles = self._angles(positions)
         written = []
         nothing = (None,) * config.num_layers
         cached = (nothing, nothing) if cache is None else layers_of(cache)
         params = self.variables.get("params", {})
-        for i, (k, v) in enumerate(zip(*cached, strict=True)):
-            window = config.window_of(i)
-            arguments = x, positions, angles if window is None else window_angles, k, v
+        for i, (layer, k, v) in enumerate(zip(config.layers, *cached, strict=True)):
+            arguments = x, positions, angles[layer.attention.rope, layer.attention.head_dim], k, v
             if self.is_initializing():
                 x, *layer_written = self.layers[i](*arguments)
             else:
-                x, *layer_written = _run_layer(config, window, num_candidates, params[f"layer_{i}"], *arguments)
+                x, *layer_written = _run_layer(config, layer, num_candidates, params[f"layer_{i}"], *arguments)
             written.append(layer_written)
         keys, values, *new = zip(*written, strict=True)
-        if config.has_final_norm:
-            x = apply_norm(config, x, self.final_norm)
+        if config.final_norm is not None:
+            x = apply_norm(config.final_norm, x, self.final_norm)
         cache = with_layers(cache, keys, values)
         return (x, cache) if num_candidates == 1 else (x, cache, KVCache(*new))
 

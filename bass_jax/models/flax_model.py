@@ -37,7 +37,7 @@ class Model:
         """Makes an empty cache of `capacity` slots for `batch` rows."""
         config = self.config
         dtype = jnp.dtype(config.cache_dtype or config.dtype)
-        cache = kv.allocate(config.num_layers, batch, config.num_kv_heads, capacity, config.head_dim, dtype)
+        cache = kv.allocate(_cache_heads(config), batch, capacity, dtype)
         return split_heads(cache, config.tensor_axis)
 
     def forward(
@@ -100,6 +100,10 @@ class Model:
         return _apply(self.config, self.params, hidden_states, method="logits")
 
 
+def _cache_heads(config: ModelConfig) -> list[tuple[int, int]]:
+    return [(layer.attention.num_kv_heads, layer.attention.head_dim) for layer in config.layers]
+
+
 def forward(config: ModelConfig, params: Params, tokens, positions, cache) -> Any:
     """`Model.forward` for callers that hold parameters alone, such as a loss to be differentiated."""
     return _apply(config, params, tokens, positions, cache)
@@ -116,14 +120,14 @@ def init_params(config: ModelConfig, key: Key[Array, ""]) -> Params:
 
 
 def abstract_params(config: ModelConfig) -> Params:
-    """Shapes and dtypes of the parameters, boxed with their logical axes; nothing is computed.
+    """Returns shapes and dtypes of the parameters, boxed with their logical axes; nothing is computed.
 
-    Layers differ in their windows alone, so one is traced for all: of a deep model that is a second saved at its start.
+    Equal layers are traced once, which saves a second when a deep model is loaded.
     """
-    windows = None if config.windowed_layers is None else config.windowed_layers[:1]
-    found = dict(_abstract(dataclasses.replace(config, num_layers=1, windowed_layers=windows)))
-    layer = found.pop("layer_0")
-    layers = {f"layer_{index}": layer for index in range(config.num_layers)}
+    kinds = tuple(dict.fromkeys(config.layers))
+    found = dict(_abstract(dataclasses.replace(config, layers=kinds)))
+    by_kind = {layer: found.pop(f"layer_{index}") for index, layer in enumerate(kinds)}
+    layers = {f"layer_{index}": by_kind[layer] for index, layer in enumerate(config.layers)}
     # A tree of the caller's own: the one that is kept must not change.
     return jax.tree.map(lambda leaf: leaf, dict(sorted((found | layers).items())))
 
@@ -140,7 +144,7 @@ def _traced_init(config, key, transform):
         # Made inside, where an abstract pass allocates nothing.
         tokens = jnp.zeros((1, 1), jnp.int32)
         dtype = jnp.dtype(config.dtype)
-        cache = kv.allocate(config.num_layers, 1, config.num_kv_heads, 8, config.head_dim, dtype)
+        cache = kv.allocate(_cache_heads(config), 1, 8, dtype)
         return decoder(config).init(key, tokens, tokens, cache)["params"]
 
     return transform(init)(key)

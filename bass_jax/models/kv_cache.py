@@ -7,6 +7,7 @@ lowering the row's length: nothing is moved or cleared, because no query reads p
 In pages, the slots of a row lie in stretches that a table names, and rows that will grow long hold more of them.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -89,19 +90,23 @@ def with_layers(cache: KVCache | PagedCache | None, keys: tuple, values: tuple) 
     return KVCache(keys, values)
 
 
-def allocate(num_layers: int, batch: int, num_kv_heads: int, capacity: int, head_dim: int, dtype: jnp.dtype) -> KVCache:
-    """Makes a zeroed cache.
+def allocate(heads: Sequence[tuple[int, int]], batch: int, capacity: int, dtype: jnp.dtype) -> KVCache:
+    """Makes a zeroed cache. An uninitialized one could hold NaN, and a masked probability of 0 times NaN is NaN.
 
-    Zeroed and not uninitialized: a masked probability of 0 times an uninitialized NaN is NaN.
+    Args:
+        heads: of each layer, the number of key-value heads and their size.
+        batch: rows.
+        capacity: slots per row.
+        dtype: of keys and values.
     """
-    shape = (batch, num_kv_heads, capacity, head_dim)
 
-    def empty():
+    def empty(num_kv_heads, head_dim):
+        shape = (batch, num_kv_heads, capacity, head_dim)
         if dtype == jnp.int8:
             return Int8KV(jnp.zeros(shape, jnp.int8), jnp.zeros(shape[:3], jnp.float32))
         return jnp.zeros(shape, dtype)
 
-    return KVCache(*(tuple(empty() for _ in range(num_layers)) for _ in KVCache._fields))
+    return KVCache(*(tuple(empty(*one) for one in heads) for _ in KVCache._fields))
 
 
 def append(

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bass_jax.models.model_config import ModelConfig
+from bass_jax.models.model_config import NormConfig
 from bass_jax.models.parameters import declare, ones, zeros
 from bass_jax.models.weights import Weight, multiply
 from bass_jax.typing import Array, Float
@@ -43,39 +43,38 @@ def layer_norm(
     return (normed * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
 
 
-def declare_norm(module: nn.Module, name: str, size: int | None = None) -> tuple:
-    """Declares what a norm of the module's configuration learns: ``(scale,)`` or ``(scale, bias)``.
+def declare_norm(module: nn.Module, name: str, norm: NormConfig, size: int, axis: str | None = "embed") -> tuple:
+    """Declares the parameters of a norm: ``(scale,)`` or ``(scale, bias)``.
 
     Args:
         module: with a `config`.
         name: of the scale; the bias is ``{name}_bias``.
-        size: of a head, for an RMS norm of queries or keys; default the width.
+        norm: its kind.
+        size: of the normalized axis.
+        axis: the logical name of the normalized axis.
     """
-    config: ModelConfig = module.config  # type: ignore[attr-defined]
-    axes = ("embed",) if size is None else (None,)
-    if config.norm == "rms" or size is not None:
-        initializer = zeros if config.norm_offset else ones
-        return (declare(module, name, (size or config.width,), axes, initializer),)
-    scale = declare(module, name, (config.width,), axes, ones)
-    return scale, declare(module, f"{name}_bias", (config.width,), axes, zeros)
+    if norm.kind == "rms":
+        return (declare(module, name, (size,), (axis,), zeros if norm.offset else ones),)
+    scale = declare(module, name, (size,), (axis,), ones)
+    return scale, declare(module, f"{name}_bias", (size,), (axis,), zeros)
 
 
-def apply_norm(config: ModelConfig, x: Float[Array, "... D"], learned: tuple) -> Float[Array, "... D"]:
-    """Normalizes with what `declare_norm` declared."""
-    if len(learned) == 1:
-        return rms_norm(x, learned[0], config.norm_eps, config.norm_offset)
-    return layer_norm(x, learned[0], learned[1], config.norm_eps)
+def apply_norm(norm: NormConfig, x: Float[Array, "... D"], learned: tuple) -> Float[Array, "... D"]:
+    """Normalizes with the parameters of `declare_norm`."""
+    if norm.kind == "rms":
+        return rms_norm(x, learned[0], norm.eps, norm.offset)
+    return layer_norm(x, learned[0], learned[1], norm.eps)
 
 
-def norm_for_projections(config: ModelConfig, x: Float[Array, "B T D"], learned: tuple) -> Normed:
+def norm_for_projections(norm: NormConfig, x: Float[Array, "B T D"], learned: tuple) -> Normed:
     """Normalizes with what `declare_norm` declared, leaving an RMS norm's division to `project`.
 
     A row of a product may be scaled before or after it. After it, the sum of squares is no step between two products:
     on a GPU it joins the residual's addition in one kernel.
     """
-    if len(learned) != 1 or config.norm_offset:
-        return Normed(apply_norm(config, x, learned), None)
-    return Normed((x * learned[0]).astype(x.dtype), _inverse_rms(x.astype(jnp.float32), config.norm_eps))
+    if norm.kind != "rms" or norm.offset:
+        return Normed(apply_norm(norm, x, learned), None)
+    return Normed((x * learned[0]).astype(x.dtype), _inverse_rms(x.astype(jnp.float32), norm.eps))
 
 
 def project(x: Normed, weight: Weight, *, rounds_to: str | None = None) -> Float[Array, "B T ..."]:

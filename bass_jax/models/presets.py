@@ -168,7 +168,7 @@ def _spread(name: str, config: ModelConfig) -> tuple[float, float]:
     if name.endswith("bias"):
         return 0.0, 0.0
     if name.endswith("norm"):
-        return 1.0 - config.norm_offset, 0.0
+        return 1.0 - config.layers[0].norm.offset, 0.0
     if name.endswith("_scale"):
         return 0.02 / UNIFORM_DEVIATION, 0.0
     return 0.0, 0.02

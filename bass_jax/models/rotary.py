@@ -5,31 +5,16 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.models.model_config import ModelConfig, RopeScaling
+from bass_jax.models.model_config import RopeConfig, RopeScaling
 from bass_jax.typing import Array, Float, Int
 
 
-def frequencies(config: ModelConfig) -> np.ndarray:
+def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
     """Returns the angle per position of each pair of rotated lanes, ``[rotary_dim / 2]`` float32."""
-    inverse = _inverse(config, config.rope_base)
-    return inverse if config.rope_scaling is None else _scale(inverse, config.rope_scaling, config.rope_base)
-
-
-def amplitude(config: ModelConfig) -> float:
-    """Returns the factor on rotated queries and keys, of the layers without a base of their own."""
-    scaling = config.rope_scaling
-    return 1.0 if scaling is None or scaling.attention_factor is None else scaling.attention_factor
-
-
-def window_frequencies(config: ModelConfig) -> np.ndarray:
-    """As `frequencies`, of the layers with a window where they have a base of their own."""
-    return _inverse(config, config.window_rope_base or config.rope_base)
-
-
-def _inverse(config: ModelConfig, base: float) -> np.ndarray:
-    lanes = config.rotary_dim or config.head_dim
+    lanes = rope.rotary_dim or head_dim
     exponents = np.arange(0, lanes, 2, dtype=np.float32) / np.float32(lanes)
-    return (np.float32(1.0) / np.float32(base) ** exponents).astype(np.float32)
+    inverse = (np.float32(1.0) / np.float32(rope.base) ** exponents).astype(np.float32)
+    return inverse if rope.scaling is None else _scale(inverse, rope.scaling, rope.base)
 
 
 def _scale(inverse: np.ndarray, scaling: RopeScaling, base: float) -> np.ndarray:
@@ -65,11 +50,12 @@ def _scale_lanes(inverse: np.ndarray, scaling: RopeScaling, base: float) -> np.n
 
 
 def angles(
-    positions: Int[Array, "B T"], inverse: np.ndarray, amplitude: float = 1.0
+    positions: Int[Array, "B T"], rope: RopeConfig, head_dim: int
 ) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
-    """Returns cosine and sine of every position, times `amplitude`, float32."""
-    angle = positions[..., None].astype(jnp.float32) * inverse
-    if amplitude == 1.0:
+    """Returns the cosine and sine of every position, float32, times the factor of YaRN where there is one."""
+    angle = positions[..., None].astype(jnp.float32) * frequencies(rope, head_dim)
+    amplitude = None if rope.scaling is None else rope.scaling.attention_factor
+    if amplitude is None or amplitude == 1.0:
         return jnp.cos(angle), jnp.sin(angle)
     return amplitude * jnp.cos(angle), amplitude * jnp.sin(angle)
 

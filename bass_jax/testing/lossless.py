@@ -22,7 +22,7 @@ from bass_jax.decoding.prefill import prefill
 from bass_jax.decoding.step import speculate_step
 from bass_jax.drafters import Drafter
 from bass_jax.models import Model, abstract_params
-from bass_jax.models.model_config import ModelConfig
+from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig
 from bass_jax.policies import Policy
 from bass_jax.runtime.checks import check_integer, check_kind, check_number
 from bass_jax.sampling import SamplingParams, find_processors
@@ -169,7 +169,7 @@ def verify_lossless(
 
 def tiny_target(vocab_size: int = 5, seed: int = 1) -> Model:
     """Makes a random decoder of one layer whose distributions are uneven and depend on the whole prefix."""
-    config = ModelConfig(vocab_size, 8, 1, 1, 1, 8, 16, context=CAPACITY)
+    config = ModelConfig(vocab_size, 8, CAPACITY, (LayerConfig(AttentionConfig(1, 1, 8), DenseMLP(16)),))
     random = np.random.default_rng(seed)
 
     def fill(leaf):

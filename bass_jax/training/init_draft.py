@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bass_jax.models import Model, init_params
-from bass_jax.models.model_config import ModelConfig
+from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig, RopeConfig
 from bass_jax.training.distill_config import DraftConfig
 from bass_jax.typing import Array, Float, Int, Key, Params
 
@@ -28,18 +28,17 @@ def draft_config(shape: DraftConfig, target: ModelConfig, dtype: str = "float32"
     """
     if shape.target_layers:
         return _pruned_config(shape, target, dtype)
+    layer = next((layer for layer in target.layers if layer.attention.window is None), target.layers[0])
+    rope = layer.attention.rope or RopeConfig()
+    rope = RopeConfig(rope.base, scaling=rope.scaling)
+    norm = NormConfig(eps=layer.norm.eps)
+    attention = AttentionConfig(shape.num_heads, shape.num_kv_heads, shape.head_dim, rope)
     return ModelConfig(
         vocab_size=target.vocab_size,
         width=shape.width,
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        mlp_width=shape.mlp_width,
         context=target.context,
-        rope_base=target.rope_base,
-        rope_scaling=target.rope_scaling,
-        norm_eps=target.norm_eps,
+        layers=(LayerConfig(attention, DenseMLP(shape.mlp_width), norm),) * shape.num_layers,
+        final_norm=norm,
         is_tied=False,
         embedding_width=target.embedding_width or target.width,
         output_vocab_size=shape.output_vocab_size,
@@ -53,11 +52,9 @@ def _pruned_config(shape: DraftConfig, target: ModelConfig, dtype: str) -> Model
     for layer in shape.target_layers:
         if not 0 <= layer < target.num_layers:
             raise ValueError(f"target_layers: {layer}: the target has layers 0 to {target.num_layers - 1}")
-    windowed = target.windowed_layers
     return dataclasses.replace(
         target,
-        num_layers=len(shape.target_layers),
-        windowed_layers=None if windowed is None else tuple(windowed[layer] for layer in shape.target_layers),
+        layers=tuple(target.layers[layer] for layer in shape.target_layers),
         is_tied=target.is_tied and shape.output_vocab_size is None,
         output_vocab_size=shape.output_vocab_size,
         hidden_width=target.width if shape.reads_hidden else None,
@@ -142,7 +139,8 @@ def with_layers(draft: Model, num_layers: int) -> Model:
         layer = draft.params[f"layer_{source}"]
         is_new = place > 0 and source == sources[place - 1]
         params[f"layer_{place}"] = _silenced(layer) if is_new else layer
-    return Model(params, dataclasses.replace(draft.config, num_layers=num_layers), draft.output_ids)
+    layers = tuple(draft.config.layers[source] for source in sources)
+    return Model(params, dataclasses.replace(draft.config, layers=layers), draft.output_ids)
 
 
 def with_output_ids(draft: Model, output_ids: Int[np.ndarray, "O"]) -> Model:

@@ -22,21 +22,23 @@ def write_gguf(
     """Writes `model` with its matrices quantized as `kind`."""
     config = model.config
     arch = ARCHITECTURES[config.family]
+    layer = config.layers[0]
+    attention = layer.attention
     writer = gguf.GGUFWriter(path, architecture or gguf.MODEL_ARCH_NAMES[arch])
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.context)
     writer.add_embedding_length(config.width)
     writer.add_block_count(config.num_layers)
-    writer.add_feed_forward_length(config.mlp_width)
-    writer.add_head_count(config.num_heads)
+    writer.add_feed_forward_length(layer.mlp.width)
+    writer.add_head_count(attention.num_heads)
     if config.family == "gpt2":
-        writer.add_layer_norm_eps(config.norm_eps)
+        writer.add_layer_norm_eps(layer.norm.eps)
     else:
         _write_rotary(writer, config)
-    if config.window is not None:
-        writer.add_sliding_window(config.window)
+    if attention.window is not None:
+        writer.add_sliding_window(attention.window)
     if config.family == "gemma2":
-        writer.add_attn_logit_softcapping(config.attention_softcap)
+        writer.add_attn_logit_softcapping(attention.softcap)
         writer.add_final_logit_softcapping(config.logit_softcap)
     if tokens is not None:
         writer.add_tokenizer_model("gpt2")
@@ -51,7 +53,7 @@ def write_gguf(
     for name, tensor in hugging_face_tensors(model).items():
         stem, suffix = name.rsplit(".", 1)
         if config.family == "llama" and stem.endswith(("q_proj", "k_proj")):
-            tensor = interleave(tensor, config.num_heads if stem.endswith("q_proj") else config.num_kv_heads)
+            tensor = interleave(tensor, attention.num_heads if stem.endswith("q_proj") else attention.num_kv_heads)
         if config.family.startswith("gemma") and stem.endswith("norm"):
             tensor = tensor + 1
         if config.family == "gpt2" and tensor.ndim == 2 and ".h." in stem:
@@ -72,16 +74,19 @@ def finish(writer: gguf.GGUFWriter) -> None:
 
 
 def _write_rotary(writer: gguf.GGUFWriter, config) -> None:
-    writer.add_head_count_kv(config.num_kv_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_rope_freq_base(config.rope_base)
-    scaling = config.rope_scaling
+    layer = config.layers[-1]  # Gemma 3 has its global rotary positions in the last layer.
+    attention, rope = layer.attention, layer.attention.rope
+    writer.add_head_count_kv(attention.num_kv_heads)
+    writer.add_key_length(attention.head_dim)
+    writer.add_layer_norm_rms_eps(layer.norm.eps)
+    writer.add_rope_freq_base(rope.base)
+    scaling = rope.scaling
     if scaling is None:
         return
     if scaling.kind == "llama3":
-        plain = config.rope_base ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
-        writer.add_tensor("rope_freqs.weight", (plain / rotary.frequencies(config)).astype(np.float32))
+        plain = rope.base ** -(np.arange(0, attention.head_dim, 2) / attention.head_dim)
+        divisors = plain / rotary.frequencies(rope, attention.head_dim)
+        writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
         return
     writer.add_rope_scaling_type(gguf.RopeScalingType(scaling.kind))
     writer.add_rope_scaling_factor(scaling.factor)

@@ -13,6 +13,7 @@ from bass_jax.models import Model, abstract_params
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.runtime.trees import flatten, unflatten
 from tests.checkpoint.slow_bpe import byte_names
+from tests.flat_config import flat_config
 
 VOCAB = 264
 
@@ -22,7 +23,7 @@ def small_config(**changes) -> ModelConfig:
         "vocab_size": VOCAB, "width": 16, "num_layers": 2, "num_heads": 4, "num_kv_heads": 4, "head_dim": 4,
         "mlp_width": 32, "context": 128, "is_tied": True,
     }  # fmt: skip
-    return ModelConfig(**(options | changes))
+    return flat_config(**(options | changes))
 
 
 def random_model(config: ModelConfig, seed: int = 0) -> Model:

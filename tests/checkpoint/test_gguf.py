@@ -1,7 +1,5 @@
 """GGUF files: every architecture and quantization that is read, and one line for what is not."""
 
-import dataclasses
-
 import gguf
 import jax
 import jax.numpy as jnp
@@ -11,7 +9,7 @@ from gguf import GGUFReader
 
 from bass_jax.checkpoint import load_model
 from bass_jax.checkpoint.gguf import GgufFile
-from bass_jax.models.model_config import ModelConfig, RopeScaling
+from bass_jax.models.model_config import RopeScaling
 from tests.checkpoint.gguf_writer import finish, write_gguf
 from tests.checkpoint.small import random_model, small_config
 
@@ -33,8 +31,8 @@ CONFIGS = {
     | SANDWICH
     | {"num_layers": 6, "windowed_layers": (True,) * 5 + (False,)},
     "gpt2": {
-        "family": "gpt2", "positions": "learned", "norm": "layer", "has_attention_bias": True, "has_mlp_bias": True,
-        "is_gated": False, "activation": "gelu_tanh",
+        "family": "gpt2", "has_learned_positions": True, "norm": "layer", "has_attention_bias": True,
+        "has_mlp_bias": True, "is_gated": False, "activation": "gelu_tanh",
     },
 }  # fmt: skip
 
@@ -48,7 +46,7 @@ def test_every_architecture(changes, tmp_path):
     assert jax.tree.structure(found) == jax.tree.structure(model)
     # Gemma's norms are stored plus one, which costs their last digits.
     for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(model.params), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=3e-7 if model.config.norm_offset else 0)
+        np.testing.assert_allclose(a, b, rtol=0, atol=3e-7 if model.config.layers[0].norm.offset else 0)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +175,7 @@ def test_a_context_scaled_by_the_divisors_alone(tmp_path):
 
 
 def test_bfloat16_stays_so(tmp_path):
-    model = random_model(dataclasses.replace(ModelConfig(264, 16, 1, 2, 2, 8, 32, 64), dtype="float32"))
+    model = random_model(small_config(num_layers=1, num_heads=2, num_kv_heads=2, head_dim=8, context=64))
     write_gguf(tmp_path / "model.gguf", model, kind="BF16")
     assert load_model(tmp_path / "model.gguf").config.dtype == "float32"  # Norms are float32.
     assert load_model(tmp_path / "model.gguf", dtype="bfloat16").params["embedding"].dtype == jnp.bfloat16

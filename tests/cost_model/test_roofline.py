@@ -12,12 +12,11 @@ import bass_jax as bass
 from bass_jax.cost_model import A100, H200, fit_roofline, pass_shape, roofline
 from bass_jax.policies.batch_table import best_draft_len
 from tests import tiny
+from tests.flat_config import flat_config
 
 OPT = {"vocab_size": 50272, "context": 2**17, "is_gated": False, "activation": "relu", "dtype": "bfloat16"}
-OPT_6_7B = bass.ModelConfig(
-    width=4096, num_layers=32, num_heads=32, num_kv_heads=32, head_dim=128, mlp_width=16384, **OPT
-)
-OPT_125M = bass.ModelConfig(width=768, num_layers=12, num_heads=12, num_kv_heads=12, head_dim=64, mlp_width=3072, **OPT)
+OPT_6_7B = flat_config(width=4096, num_layers=32, num_heads=32, num_kv_heads=32, head_dim=128, mlp_width=16384, **OPT)
+OPT_125M = flat_config(width=768, num_layers=12, num_heads=12, num_kv_heads=12, head_dim=64, mlp_width=3072, **OPT)
 RATES = np.diff(0.9 * np.arange(9) ** 0.548)
 RATES = jnp.asarray(RATES / np.concatenate([[1.0], RATES[:-1]]))
 """Acceptance of the second paper's fit, ``0.9 s^0.548`` accepted of s."""

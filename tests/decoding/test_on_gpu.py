@@ -9,11 +9,12 @@ import pytest
 import bass_jax as bass
 from bass_jax.drafters import ModelDrafter, NgramDrafter
 from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS, compile_with_thunks, is_one_graph
+from tests.flat_config import flat_config
 
 pytestmark = pytest.mark.gpu
 
 # A head of 64 and capacities of whole blocks: shapes that the kernels take.
-CONFIG = bass.ModelConfig(
+CONFIG = flat_config(
     vocab_size=512, width=256, num_layers=3, num_heads=8, num_kv_heads=2, head_dim=64, mlp_width=512, context=1024
 )
 PROMPTS = [list(range(1, 1 + length)) for length in (1, 7, 64, 200)]
@@ -21,8 +22,8 @@ PROMPTS = [list(range(1, 1 + length)) for length in (1, 7, 64, 200)]
 
 def pair(attention: str, drafter: str) -> bass.Pair:
     target = bass.init_model(CONFIG, jax.random.key(0))
-    target = dataclasses.replace(target, config=dataclasses.replace(CONFIG, attention=attention))
-    draft = bass.init_model(dataclasses.replace(target.config, num_layers=1), jax.random.key(1))
+    target = dataclasses.replace(target, config=dataclasses.replace(CONFIG, attention_implementation=attention))
+    draft = bass.init_model(dataclasses.replace(target.config, layers=CONFIG.layers[:1]), jax.random.key(1))
     return bass.Pair(target, ModelDrafter(draft, CONFIG.vocab_size) if drafter == "model" else NgramDrafter())
 
 

@@ -1,6 +1,5 @@
 """A whole step compiled for an H200 without one: caches stay in place, one CUDA graph, few kernels per layer."""
 
-import dataclasses
 import functools
 import re
 from collections import Counter
@@ -13,17 +12,23 @@ import bass_jax as bass
 from bass_jax.decoding.state import SpecState
 from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS, Thunk, is_one_graph
 from tests.abstract import abstract_pair, abstract_state, num_bytes, of_depth
+from tests.flat_config import flat_config
 from tests.gpu_compile import compile_with_thunks_for, needs_gpu_compiler
 
 BATCH, CAPACITY, LAYERS = 8, 2048, 4
 
 # Shaped like a 7.8B model. Layers compile alike: most tests compile few of them and take a layer's kernels from the
 # difference of two depths; a slow one compiles all 32.
-TARGET = bass.ModelConfig(
-    vocab_size=32000, width=4096, num_layers=LAYERS, num_heads=32, num_kv_heads=8, head_dim=128, mlp_width=11008,
-    context=8192, is_tied=False, dtype="bfloat16",
-)  # fmt: skip
-DRAFT = dataclasses.replace(TARGET, width=2048, num_layers=2, num_heads=16, mlp_width=5504)
+SHAPE = {
+    "vocab_size": 32000,
+    "context": 8192,
+    "num_kv_heads": 8,
+    "head_dim": 128,
+    "is_tied": False,
+    "dtype": "bfloat16",
+}
+TARGET = flat_config(width=4096, num_layers=LAYERS, num_heads=32, mlp_width=11008, **SHAPE)
+DRAFT = flat_config(width=2048, num_layers=2, num_heads=16, mlp_width=5504, **SHAPE)
 KERNELS_PER_LAYER, KERNELS_PER_DRAFT_LAYER = 12, 14
 STEPS = {"speculate": bass.speculate_step, "decode": bass.decode_step}
 

@@ -28,10 +28,9 @@ SLOWLY = (
 def smaller(model: bass.Model, num_layers: int = 1) -> bass.Model:
     """The same family with fewer layers: the first of a larger member's."""
     config = model.config
-    windowed = None if config.windowed_layers is None else config.windowed_layers[:num_layers]
     dropped = {f"layer_{i}" for i in range(num_layers, config.num_layers)}
     params = {name: value for name, value in model.params.items() if name not in dropped}
-    return bass.Model(params, dataclasses.replace(config, num_layers=num_layers, windowed_layers=windowed))
+    return bass.Model(params, dataclasses.replace(config, layers=config.layers[:num_layers]))
 
 
 def test_every_family_is_here():

@@ -66,8 +66,7 @@ def test_the_layer_that_is_traced_stands_for_all(name):
 
 
 def shallow(config: bass.ModelConfig, num_layers: int) -> bass.ModelConfig:
-    windowed = None if config.windowed_layers is None else config.windowed_layers[:num_layers]
-    return dataclasses.replace(config, num_layers=num_layers, windowed_layers=windowed)
+    return dataclasses.replace(config, layers=config.layers[:num_layers])
 
 
 def test_every_preset_has_the_parameters_of_its_model():
@@ -87,7 +86,12 @@ def test_every_preset_has_the_parameters_of_its_model():
 ])  # fmt: skip
 def test_drafts_of_bass(name, letter, layers, heads, width):
     config = preset(name)
-    assert (config.num_layers, config.num_heads, config.width, config.dtype) == (layers, heads, width, "bfloat16")
+    assert (config.num_layers, config.layers[0].attention.num_heads, config.width, config.dtype) == (
+        layers,
+        heads,
+        width,
+        "bfloat16",
+    )
     assert config.vocab_size == preset("bass-7.8b").vocab_size
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from bass_jax.models import init_model
-from bass_jax.models.model_config import ModelConfig
 from bass_jax.training.corpus import Corpus
 from bass_jax.training.data import CorpusRows
 from bass_jax.training.distill_config import parse_config
 from bass_jax.training.init_draft import init_draft
 from bass_jax.training.rollout import Rollout
+from tests.flat_config import flat_config
 
 VOCAB = 64
 
@@ -54,7 +54,7 @@ def next_token(model, tokens) -> int:
 
 @pytest.fixture(scope="session")
 def target():
-    config = ModelConfig(
+    config = flat_config(
         vocab_size=VOCAB, width=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, mlp_width=32, context=128
     )
     return init_model(config, jax.random.key(3))

@@ -11,11 +11,11 @@ import yaml
 from bass_jax.checkpoint import Tokenizer, load_model, load_tokenizer, read_datastore, save_model
 from bass_jax.cli.main import main
 from bass_jax.models import init_model
-from bass_jax.models.model_config import ModelConfig
 from bass_jax.training import run_corpus, run_distill
 from bass_jax.training.agreement import measure_agreement
 from bass_jax.training.corpus import Corpus
 from tests.checkpoint.small import small_tokenizer
+from tests.flat_config import flat_config
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def config_path(tmp_path):
     fast.chat_template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
     tokenizer = Tokenizer(fast)
     shape = {"width": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "mlp_width": 16}
-    target = init_model(ModelConfig(vocab_size=tokenizer.vocab_size, context=256, **shape), jax.random.key(0))
+    target = init_model(flat_config(vocab_size=tokenizer.vocab_size, context=256, **shape), jax.random.key(0))
     save_model(tmp_path / "target", target, tokenizer=tokenizer)
     for name, count in (("train", 24), ("test", 3)):
         lines = [json.dumps({"text": f"{name} number {index}"}) for index in range(count)]

@@ -6,17 +6,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import bass_jax as bass
 from bass_jax.training.batches import Batch
 from bass_jax.training.distill_config import OptimizerConfig
 from bass_jax.training.loss import LossWeights
 from bass_jax.training.optimizer import make_optimizer
 from bass_jax.training.trainer import TrainState, train_step
 from tests.abstract import abstract_model
+from tests.flat_config import flat_config
 from tests.gpu_compile import compile_for, needs_gpu_compiler
 
 B, T, M, TOP = 16, 512, 1024, 16
-DRAFT = bass.ModelConfig(
+DRAFT = flat_config(
     vocab_size=49152, width=256, num_layers=1, num_heads=16, num_kv_heads=2, head_dim=16, mlp_width=256, context=8192,
     is_tied=False, embedding_width=128, output_vocab_size=512, dtype="bfloat16",
 )  # fmt: skip

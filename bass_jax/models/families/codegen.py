@@ -17,7 +17,7 @@ from bass_jax.models.families.base import (
     refuse_aliases,
 )
 from bass_jax.models.families.gpt2 import ALIASES
-from bass_jax.models.model_config import ModelConfig
+from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig, RopeConfig
 
 _NUM_BLOCKS = 4
 """The fused projection was laid out for four devices, whatever it runs on."""
@@ -33,43 +33,44 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
     width, num_heads = read_integer(source, "n_embd"), read_integer(source, "n_head")
     if num_heads % _NUM_BLOCKS:
         raise ValueError(f"config.json: n_head={num_heads}: expected a multiple of {_NUM_BLOCKS}")
+    norm = NormConfig("layer", read_number(source, "layer_norm_epsilon", 1e-5))
+    rope = RopeConfig(rotary_dim=read_integer(source, "rotary_dim", 64))
+    mlp = DenseMLP(
+        width=read_integer(source, "n_inner", 4 * width, is_nullable=True),
+        activation=read_activation(source, "activation_function", "gelu_new"),
+        is_gated=False,
+        has_bias=True,
+    )
+    attention = AttentionConfig(num_heads, num_heads, width // max(num_heads, 1), rope)
     return ModelConfig(
         family="codegen",
         vocab_size=read_integer(source, "vocab_size"),
         width=width,
-        num_layers=read_integer(source, "n_layer"),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=width // max(num_heads, 1),
-        mlp_width=read_integer(source, "n_inner", 4 * width, is_nullable=True),
         context=read_integer(source, "n_positions", 2048),
-        norm="layer",
-        norm_eps=read_number(source, "layer_norm_epsilon", 1e-5),
-        block="parallel",
-        rotary_dim=read_integer(source, "rotary_dim", 64),
+        layers=(LayerConfig(attention, mlp, norm, "parallel"),) * read_integer(source, "n_layer"),
+        final_norm=norm,
         is_tied=read_flag(source, "tie_word_embeddings", False),
         has_head_bias=True,
-        has_mlp_bias=True,
-        is_gated=False,
-        activation=read_activation(source, "activation_function", "gelu_new"),
     )
 
 
 def write_config(config: ModelConfig) -> dict[str, Any]:
     """Makes the Hugging Face configuration of ours."""
+    layer = config.layers[0]
+    assert layer.attention.rope is not None
     return {
         "architectures": ["CodeGenForCausalLM"],
         "model_type": "codegen",
         "vocab_size": config.vocab_size,
         "n_embd": config.width,
-        "n_head": config.num_heads,
+        "n_head": layer.attention.num_heads,
         "n_layer": config.num_layers,
-        "n_inner": config.mlp_width,
+        "n_inner": layer.mlp.width,
         "n_positions": config.context,
         "n_ctx": config.context,
-        "layer_norm_epsilon": config.norm_eps,
-        "rotary_dim": config.rotary_dim,
-        "activation_function": WRITTEN_ACTIVATIONS[config.activation],
+        "layer_norm_epsilon": layer.norm.eps,
+        "rotary_dim": layer.attention.rope.rotary_dim,
+        "activation_function": WRITTEN_ACTIVATIONS[layer.mlp.activation],
         "tie_word_embeddings": config.is_tied,
     }
 
@@ -79,25 +80,27 @@ def rules(config: ModelConfig) -> dict[str, Rule]:
     table = {
         "embedding": tensor_names.transposed("transformer.wte.weight"),
         "head_bias": tensor_names.same("lm_head.bias"),
-        **tensor_names.norm(config, "final_norm", "transformer.ln_f"),
     }
+    if config.final_norm is not None:
+        table |= tensor_names.norm(config.final_norm, "final_norm", "transformer.ln_f")
     if not config.is_tied:
         table["head"] = tensor_names.transposed("lm_head.weight")
-    for i in range(config.num_layers):
+    for i, layer in enumerate(config.layers):
         ours, theirs = f"layer_{i}", f"transformer.h.{i}"
-        table |= tensor_names.norm(config, f"{ours}/attention_norm", f"{theirs}.ln_1")
-        attention = tensor_names.fused_qkv(config, f"{theirs}.attn.qkv_proj", *_blocked(config))
-        attention |= tensor_names.attention_out(config, f"{theirs}.attn.out_proj")
+        table |= tensor_names.norm(layer.norm, f"{ours}/attention_norm", f"{theirs}.ln_1")
+        attention = tensor_names.fused_qkv(layer.attention, f"{theirs}.attn.qkv_proj", *_blocked(layer.attention))
+        attention |= tensor_names.attention_out(layer.attention, f"{theirs}.attn.out_proj", config.width)
         up, down = f"{theirs}.mlp.fc_in", f"{theirs}.mlp.fc_out"
         table |= tensor_names.under(f"{ours}/attention", attention)
-        table |= tensor_names.under(f"{ours}/mlp", tensor_names.plain_mlp(config, up, down))
+        table |= tensor_names.under(f"{ours}/mlp", tensor_names.plain_mlp(layer.mlp, up, down))
     return table
 
 
-def _blocked(config: ModelConfig) -> tuple[Callable, Callable]:
+def _blocked(config: AttentionConfig) -> tuple[Callable, Callable]:
     """Four blocks of a quarter of the heads each, in them query, value, key; rotated lanes interleaved."""
     N, H = config.num_heads, config.head_dim
-    lanes = config.rotary_dim or H
+    assert config.rope is not None
+    lanes = config.rope.rotary_dim or H
     halves = [*range(0, lanes, 2), *range(1, lanes, 2), *range(lanes, H)]
 
     def order(part, lanes):

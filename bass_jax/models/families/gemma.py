@@ -6,8 +6,8 @@ from typing import Any
 
 from bass_jax.models.families import llama, rope
 from bass_jax.models.families.base import WRITTEN_ACTIVATIONS, Family, read_integer, read_number, refuse
-from bass_jax.models.families.windows import read_windows, write_layer_types
-from bass_jax.models.model_config import ModelConfig
+from bass_jax.models.families.windows import change_attention, read_windows, write_layer_types, write_window
+from bass_jax.models.model_config import ModelConfig, RopeConfig
 
 
 def read_gemma(source: Mapping[str, Any]) -> ModelConfig:
@@ -28,11 +28,13 @@ def read_gemma2(source: Mapping[str, Any]) -> ModelConfig:
         ValueError: if a key is missing or asks for what this decoder does not do.
     """
     config = _common(source, "gemma2", "hidden_activation", num_kv_heads=4)
-    return dataclasses.replace(
-        _with_windows(config, source, [i % 2 == 0 for i in range(config.num_layers)]),
-        attention_softcap=_read_softcap(source, "attn_logit_softcapping", 50.0),
-        logit_softcap=_read_softcap(source, "final_logit_softcapping", 30.0),
+    config = change_attention(
+        config,
+        _read_windows(source, [i % 2 == 0 for i in range(config.num_layers)]),
+        scale=_read_scale(source),
+        softcap=_read_softcap(source, "attn_logit_softcapping", 50.0),
     )
+    return _sandwich(config, _read_softcap(source, "final_logit_softcapping", 30.0))
 
 
 def read_gemma3(source: Mapping[str, Any]) -> ModelConfig:
@@ -50,12 +52,17 @@ def read_gemma3(source: Mapping[str, Any]) -> ModelConfig:
     pattern = read_integer(source, "sliding_window_pattern", 6)
     if pattern < 1:
         raise ValueError(f"config.json: sliding_window_pattern={pattern}: expected a positive integer")
-    return dataclasses.replace(
-        _with_windows(config, source, [(i + 1) % pattern != 0 for i in range(config.num_layers)]),
-        has_qk_norm=True,
-        window_rope_base=rope.read_base(local, read_number(source, "rope_local_base_freq", 10000.0)),
-        logit_softcap=_read_softcap(source, "final_logit_softcapping", None),
+    windows = _read_windows(source, [(i + 1) % pattern != 0 for i in range(config.num_layers)])
+    config = change_attention(config, windows, scale=_read_scale(source), qk_norm=config.final_norm)
+    windowed_rope = RopeConfig(rope.read_base(local, read_number(source, "rope_local_base_freq", 10000.0)))
+    layers = (
+        layer
+        if layer.attention.window is None
+        else dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, rope=windowed_rope))
+        for layer in config.layers
     )
+    config = dataclasses.replace(config, layers=tuple(layers))
+    return _sandwich(config, _read_softcap(source, "final_logit_softcapping", None))
 
 
 def _read_ropes(source: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -77,15 +84,21 @@ def _read_softcap(source: Mapping[str, Any], key: str, default: float | None) ->
     return None if source.get(key, default) is None else read_number(source, key, default)
 
 
-def _with_windows(config: ModelConfig, source: Mapping[str, Any], default: list[bool]) -> ModelConfig:
-    """What Gemma 2 and 3 share: norms around both parts, a scale and a window of their own."""
+def _read_scale(source: Mapping[str, Any]) -> float:
     scalar = read_number(source, "query_pre_attn_scalar", 256.0)
     if scalar <= 0:
         raise ValueError(f"config.json: query_pre_attn_scalar={scalar}: expected a positive number")
+    return scalar**-0.5
+
+
+def _read_windows(source: Mapping[str, Any], default: list[bool]) -> list[int | None]:
     window = None if source.get("sliding_window", 4096) is None else read_integer(source, "sliding_window", 4096)
-    return dataclasses.replace(
-        config, block="sandwich", attention_scale=scalar**-0.5, **read_windows(source, window, default)
-    )
+    return read_windows(source, window, default)
+
+
+def _sandwich(config: ModelConfig, logit_softcap: float | None) -> ModelConfig:
+    layers = tuple(dataclasses.replace(layer, block="sandwich") for layer in config.layers)
+    return dataclasses.replace(config, layers=layers, logit_softcap=logit_softcap)
 
 
 def _common(source: Mapping[str, Any], family: str, activation: str, num_kv_heads: int) -> ModelConfig:
@@ -98,43 +111,53 @@ def _common(source: Mapping[str, Any], family: str, activation: str, num_kv_head
         activation: "gelu_pytorch_tanh",
     }
     config = llama.read_config({**defaults, **source, "mlp_bias": False}, family, is_tied=True, activation=activation)
-    return dataclasses.replace(config, norm_offset=1.0, embedding_scale=float(config.width) ** 0.5)
+    norm = dataclasses.replace(config.layers[0].norm, offset=1.0)
+    layers = (dataclasses.replace(config.layers[0], norm=norm),) * config.num_layers
+    return dataclasses.replace(config, layers=layers, final_norm=norm, embedding_scale=float(config.width) ** 0.5)
 
 
 def write_gemma(config: ModelConfig) -> dict[str, Any]:
     """Makes the Hugging Face configuration of ours."""
-    activation = WRITTEN_ACTIVATIONS[config.activation]
+    activation = WRITTEN_ACTIVATIONS[config.layers[0].mlp.activation]
     return llama.write_config(config, "GemmaForCausalLM") | {"hidden_act": activation}
 
 
 def write_gemma2(config: ModelConfig) -> dict[str, Any]:
     """Makes the Hugging Face configuration of ours."""
-    caps = {"attn_logit_softcapping": config.attention_softcap, "final_logit_softcapping": config.logit_softcap}
+    caps = {
+        "attn_logit_softcapping": config.layers[0].attention.softcap,
+        "final_logit_softcapping": config.logit_softcap,
+    }
     return llama.write_config(config, "Gemma2ForCausalLM") | _write_windows(config) | caps
 
 
 def write_gemma3(config: ModelConfig) -> dict[str, Any]:
     """Makes the Hugging Face configuration of ours."""
+    attentions = [layer.attention for layer in config.layers]
+    full = next((attention.rope for attention in attentions if attention.window is None), RopeConfig(1e6))
+    windowed = next((attention.rope for attention in attentions if attention.window is not None), full)
+    assert windowed is not None
     return (
         llama.write_config(config, "Gemma3ForCausalLM")
         | _write_windows(config)
         | {
             "final_logit_softcapping": config.logit_softcap,
             "rope_parameters": {
-                "full_attention": rope.write_rope(config),
-                "sliding_attention": {"rope_type": "default", "rope_theta": config.window_rope_base},
+                "full_attention": rope.write_rope(full),
+                "sliding_attention": {"rope_type": "default", "rope_theta": windowed.base},
             },
         }
     )
 
 
 def _write_windows(config: ModelConfig) -> dict[str, Any]:
-    assert config.attention_scale is not None
-    scalar = round(config.attention_scale**-2, 6)
+    layer = config.layers[0]
+    assert layer.attention.scale is not None
+    scalar = round(layer.attention.scale**-2, 6)
     return {
-        "hidden_activation": WRITTEN_ACTIVATIONS[config.activation],
+        "hidden_activation": WRITTEN_ACTIVATIONS[layer.mlp.activation],
         "query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar,  # Theirs is typed as an integer.
-        "sliding_window": config.window,
+        "sliding_window": write_window(config),
         "layer_types": write_layer_types(config),
     }
 

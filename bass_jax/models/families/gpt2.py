@@ -1,6 +1,6 @@
 """GPT-2 and its multi-query descendant GPT-BigCode (SantaCoder, StarCoder): learned positions, layer norms."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bass_jax.models.families import tensor_names
@@ -15,7 +15,7 @@ from bass_jax.models.families.base import (
     refuse,
     refuse_aliases,
 )
-from bass_jax.models.model_config import ModelConfig
+from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig
 
 ALIASES = {
     "hidden_size": "n_embd",
@@ -49,25 +49,30 @@ def read_bigcode(source: Mapping[str, Any]) -> ModelConfig:
 def _read(source: Mapping[str, Any], family: str, activation: str, num_kv_heads: int) -> ModelConfig:
     refuse_aliases(source, ALIASES)
     width, num_heads = read_integer(source, "n_embd"), read_integer(source, "n_head")
+    norm = NormConfig("layer", read_number(source, "layer_norm_epsilon", 1e-5))
+    attention = AttentionConfig(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=width // max(num_heads, 1),
+        rope=None,
+        has_bias=True,
+        scale=None if read_flag(source, "scale_attn_weights", True) else 1.0,
+    )
+    mlp = DenseMLP(
+        width=read_integer(source, "n_inner", 4 * width, is_nullable=True),
+        activation=read_activation(source, "activation_function", activation),
+        is_gated=False,
+        has_bias=True,
+    )
     return ModelConfig(
         family=family,
         vocab_size=read_integer(source, "vocab_size"),
         width=width,
-        num_layers=read_integer(source, "n_layer"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=width // max(num_heads, 1),
-        mlp_width=read_integer(source, "n_inner", 4 * width, is_nullable=True),
         context=read_integer(source, "n_positions", 1024),
-        norm="layer",
-        norm_eps=read_number(source, "layer_norm_epsilon", 1e-5),
-        positions="learned",
+        layers=(LayerConfig(attention, mlp, norm),) * read_integer(source, "n_layer"),
+        final_norm=norm,
+        has_learned_positions=True,
         is_tied=read_flag(source, "tie_word_embeddings", True),
-        has_attention_bias=True,
-        has_mlp_bias=True,
-        is_gated=False,
-        activation=read_activation(source, "activation_function", activation),
-        attention_scale=None if read_flag(source, "scale_attn_weights", True) else 1.0,
     )
 
 
@@ -78,56 +83,61 @@ def write_gpt2(config: ModelConfig) -> dict[str, Any]:
 
 def write_bigcode(config: ModelConfig) -> dict[str, Any]:
     """Makes the Hugging Face configuration of ours."""
-    is_multi_query = config.num_kv_heads == 1
+    is_multi_query = config.layers[0].attention.num_kv_heads == 1
     return _write(config) | {"architectures": ["GPTBigCodeForCausalLM"], "multi_query": is_multi_query}
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
+    layer = config.layers[0]
     return {
         "model_type": config.family,
         "vocab_size": config.vocab_size,
         "n_embd": config.width,
-        "n_head": config.num_heads,
+        "n_head": layer.attention.num_heads,
         "n_layer": config.num_layers,
-        "n_inner": config.mlp_width,
+        "n_inner": layer.mlp.width,
         "n_positions": config.context,
-        "layer_norm_epsilon": config.norm_eps,
-        "activation_function": WRITTEN_ACTIVATIONS[config.activation],
-        "scale_attn_weights": config.attention_scale is None,
+        "layer_norm_epsilon": layer.norm.eps,
+        "activation_function": WRITTEN_ACTIVATIONS[layer.mlp.activation],
+        "scale_attn_weights": layer.attention.scale is None,
         "tie_word_embeddings": config.is_tied,
     }
 
 
 def gpt2_rules(config: ModelConfig) -> dict[str, Rule]:
     """Says where each of our tensors comes from; GPT-2 stores its matrices ``[in, out]``."""
-    return _rules(config, tensor_names.stacked(config), is_in_first=True)
+    return _rules(config, tensor_names.stacked, is_in_first=True)
 
 
 def bigcode_rules(config: ModelConfig) -> dict[str, Rule]:
     """Says where each of our tensors comes from."""
-    is_multi_query = config.num_kv_heads == 1
-    return _rules(
-        config, (tensor_names.stacked if is_multi_query else tensor_names.per_head)(config), is_in_first=False
-    )
+    is_multi_query = config.layers[0].attention.num_kv_heads == 1
+    return _rules(config, tensor_names.stacked if is_multi_query else tensor_names.per_head, is_in_first=False)
 
 
-def _rules(config: ModelConfig, order: tuple, *, is_in_first: bool) -> dict[str, Rule]:
+def _rules(config: ModelConfig, order: Callable[[AttentionConfig], tuple], *, is_in_first: bool) -> dict[str, Rule]:
     table = {
         "embedding": tensor_names.transposed("transformer.wte.weight"),
         "position_embedding": tensor_names.same("transformer.wpe.weight"),
-        **tensor_names.norm(config, "final_norm", "transformer.ln_f"),
     }
+    if config.final_norm is not None:
+        table |= tensor_names.norm(config.final_norm, "final_norm", "transformer.ln_f")
     if not config.is_tied:
         table["head"] = tensor_names.transposed("lm_head.weight")
-    for i in range(config.num_layers):
+    for i, layer in enumerate(config.layers):
         ours, theirs = f"layer_{i}", f"transformer.h.{i}"
-        table |= tensor_names.norm(config, f"{ours}/attention_norm", f"{theirs}.ln_1")
-        table |= tensor_names.norm(config, f"{ours}/mlp_norm", f"{theirs}.ln_2")
-        attention = tensor_names.fused_qkv(config, f"{theirs}.attn.c_attn", *order, is_in_first=is_in_first)
-        attention |= tensor_names.attention_out(config, f"{theirs}.attn.c_proj", is_in_first=is_in_first)
+        table |= tensor_names.norm(layer.norm, f"{ours}/attention_norm", f"{theirs}.ln_1")
+        table |= tensor_names.norm(layer.norm, f"{ours}/mlp_norm", f"{theirs}.ln_2")
+        attention = tensor_names.fused_qkv(
+            layer.attention, f"{theirs}.attn.c_attn", *order(layer.attention), is_in_first=is_in_first
+        )
+        attention |= tensor_names.attention_out(
+            layer.attention, f"{theirs}.attn.c_proj", config.width, is_in_first=is_in_first
+        )
         up, down = f"{theirs}.mlp.c_fc", f"{theirs}.mlp.c_proj"
         table |= tensor_names.under(f"{ours}/attention", attention)
-        table |= tensor_names.under(f"{ours}/mlp", tensor_names.plain_mlp(config, up, down, is_in_first=is_in_first))
+        mlp = tensor_names.plain_mlp(layer.mlp, up, down, is_in_first=is_in_first)
+        table |= tensor_names.under(f"{ours}/mlp", mlp)
     return table
 
 

@@ -13,7 +13,7 @@ from bass_jax.models.families.base import (
     read_integer,
     read_number,
 )
-from bass_jax.models.model_config import ModelConfig
+from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig
 
 
 def read_config(
@@ -31,46 +31,51 @@ def read_config(
         ValueError: if a key is missing or asks for what this decoder does not do.
     """
     width, num_heads = read_integer(source, "hidden_size"), read_integer(source, "num_attention_heads")
-    rope_base, rope_scaling = rope.read_rope(source)
+    attention = AttentionConfig(
+        num_heads=num_heads,
+        num_kv_heads=read_integer(source, "num_key_value_heads", num_heads, is_nullable=True),
+        head_dim=read_integer(source, "head_dim", width // max(num_heads, 1), is_nullable=True),
+        rope=rope.read_rope(source),
+        has_bias=read_flag(source, "attention_bias", False),
+    )
+    mlp = DenseMLP(
+        width=read_integer(source, "intermediate_size"),
+        activation=read_activation(source, activation, "silu"),
+        has_bias=read_flag(source, "mlp_bias", False),
+    )
+    norm = NormConfig("rms", read_number(source, "rms_norm_eps", 1e-6))
     return ModelConfig(
         family=family,
         vocab_size=read_integer(source, "vocab_size"),
         width=width,
-        num_layers=read_integer(source, "num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=read_integer(source, "num_key_value_heads", num_heads, is_nullable=True),
-        head_dim=read_integer(source, "head_dim", width // max(num_heads, 1), is_nullable=True),
-        mlp_width=read_integer(source, "intermediate_size"),
         context=read_integer(source, "max_position_embeddings", 2048),
-        rope_base=rope_base,
-        rope_scaling=rope_scaling,
-        norm_eps=read_number(source, "rms_norm_eps", 1e-6),
+        layers=(LayerConfig(attention, mlp, norm),) * read_integer(source, "num_hidden_layers"),
+        final_norm=norm,
         is_tied=read_flag(source, "tie_word_embeddings", is_tied),
-        has_attention_bias=read_flag(source, "attention_bias", False),
-        has_mlp_bias=read_flag(source, "mlp_bias", False),
-        activation=read_activation(source, activation, "silu"),
     )
 
 
 def write_config(config: ModelConfig, architecture: str = "LlamaForCausalLM") -> dict[str, Any]:
     """Makes the Hugging Face configuration of ours."""
+    layer = config.layers[0]
+    attention = layer.attention
     return {
         "architectures": [architecture],
         "model_type": config.family,
-        "hidden_act": WRITTEN_ACTIVATIONS[config.activation],
+        "hidden_act": WRITTEN_ACTIVATIONS[layer.mlp.activation],
         "vocab_size": config.vocab_size,
         "hidden_size": config.width,
         "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.mlp_width,
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "intermediate_size": layer.mlp.width,
         "max_position_embeddings": config.context,
-        "rope_parameters": rope.write_rope(config),
-        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": rope.write_rope(attention.rope),
+        "rms_norm_eps": layer.norm.eps,
         "tie_word_embeddings": config.is_tied,
-        "attention_bias": config.has_attention_bias,
-        "mlp_bias": config.has_mlp_bias,
+        "attention_bias": attention.has_bias,
+        "mlp_bias": layer.mlp.has_bias,
     }
 
 
@@ -82,12 +87,14 @@ def rules(config: ModelConfig) -> dict[str, Rule]:
     }
     if not config.is_tied:
         table["head"] = tensor_names.transposed("lm_head.weight")
-    for i in range(config.num_layers):
+    for i, layer in enumerate(config.layers):
         ours, theirs = f"layer_{i}", f"model.layers.{i}"
-        table |= tensor_names.under(f"{ours}/attention", _attention(config, f"{theirs}.self_attn"))
-        table |= tensor_names.under(f"{ours}/mlp", tensor_names.gated_mlp(config, f"{theirs}.mlp"))
+        table |= tensor_names.under(
+            f"{ours}/attention", _attention(layer.attention, f"{theirs}.self_attn", config.width)
+        )
+        table |= tensor_names.under(f"{ours}/mlp", tensor_names.gated_mlp(layer.mlp, f"{theirs}.mlp"))
         norms = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-        if config.block == "sandwich":
+        if layer.block == "sandwich":
             norms |= {
                 "attention_post_norm": "post_attention_layernorm",
                 "mlp_norm": "pre_feedforward_layernorm",
@@ -99,17 +106,17 @@ def rules(config: ModelConfig) -> dict[str, Rule]:
     return table
 
 
-def _attention(config: ModelConfig, theirs: str) -> dict[str, Rule]:
+def _attention(config: AttentionConfig, theirs: str, width: int) -> dict[str, Rule]:
     q, k, v = (f"{theirs}.{name}_proj" for name in "qkv")
     table = {"qkv": tensor_names.qkv(config, (q, k, v), "weight")}
-    if config.has_attention_bias:
+    if config.has_bias:
         table["qkv_bias"] = tensor_names.qkv(config, (q, k, v), "bias")
-    if config.has_qk_norm:
+    if config.qk_norm is not None:
         table |= {
             "query_norm": tensor_names.same(f"{theirs}.q_norm.weight"),
             "key_norm": tensor_names.same(f"{theirs}.k_norm.weight"),
         }
-    return table | tensor_names.attention_out(config, f"{theirs}.o_proj")
+    return table | tensor_names.attention_out(config, f"{theirs}.o_proj", width)
 
 
 FAMILY = Family("llama", read_config, write_config, rules)

@@ -1,12 +1,11 @@
 """Mistral: Llama with a sliding window; Ministral has it in some layers only."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from bass_jax.models.families import llama
 from bass_jax.models.families.base import Family, read_integer
-from bass_jax.models.families.windows import read_windows, write_layer_types
+from bass_jax.models.families.windows import change_attention, read_windows, write_layer_types, write_window
 from bass_jax.models.model_config import ModelConfig
 
 
@@ -21,14 +20,14 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
     # Biases are keys of other families; these projections have none.
     config = llama.read_config({**defaults, **source, "attention_bias": False, "mlp_bias": False}, family)
     window = read_integer(source, "sliding_window", 4096) if source.get("sliding_window", 4096) is not None else None
-    return dataclasses.replace(config, **read_windows(source, window, [window is not None] * config.num_layers))
+    return change_attention(config, read_windows(source, window, [window is not None] * config.num_layers))
 
 
 def write_config(config: ModelConfig) -> dict[str, Any]:
     """Makes the Hugging Face configuration of ours."""
     name = "MinistralForCausalLM" if config.family == "ministral" else "MistralForCausalLM"
     types = {"layer_types": write_layer_types(config)} if config.family == "ministral" else {}
-    return llama.write_config(config, name) | {"sliding_window": config.window} | types
+    return llama.write_config(config, name) | {"sliding_window": write_window(config)} | types
 
 
 MISTRAL = Family("mistral", read_config, write_config, llama.rules)

@@ -13,7 +13,7 @@ from bass_jax.models.families.base import (
     read_integer,
     refuse,
 )
-from bass_jax.models.model_config import ModelConfig
+from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig
 
 
 def read_config(source: Mapping[str, Any]) -> ModelConfig:
@@ -27,34 +27,38 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
     embedding_width = read_integer(source, "word_embed_proj_dim", width, is_nullable=True)
     is_before = read_flag(source, "do_layer_norm_before", True)
     has_bias = read_flag(source, "enable_bias", True)
+    norm = NormConfig("layer")
+    layer = LayerConfig(
+        AttentionConfig(num_heads, num_heads, width // max(num_heads, 1), rope=None, has_bias=has_bias),
+        DenseMLP(
+            width=read_integer(source, "ffn_dim"),
+            activation=read_activation(source, "activation_function", "relu"),
+            is_gated=False,
+            has_bias=has_bias,
+        ),
+        norm,
+        "pre_norm" if is_before else "post_norm",
+    )
+    has_final_norm = is_before and not read_flag(source, "_remove_final_layer_norm", False)
     return ModelConfig(
         family="opt",
         vocab_size=read_integer(source, "vocab_size"),
         width=width,
-        num_layers=read_integer(source, "num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=width // max(num_heads, 1),
-        mlp_width=read_integer(source, "ffn_dim"),
         context=read_integer(source, "max_position_embeddings", 2048),
-        norm="layer",
-        block="pre_norm" if is_before else "post_norm",
-        has_final_norm=is_before and not read_flag(source, "_remove_final_layer_norm", False),
-        positions="learned",
+        layers=(layer,) * read_integer(source, "num_hidden_layers"),
+        final_norm=norm if has_final_norm else None,
+        has_learned_positions=True,
         position_offset=2,
         embedding_width=None if embedding_width == width else embedding_width,
         has_output_projection=embedding_width != width,
         is_tied=read_flag(source, "tie_word_embeddings", True),
-        has_attention_bias=has_bias,
-        has_mlp_bias=has_bias,
-        is_gated=False,
-        activation=read_activation(source, "activation_function", "relu"),
     )
 
 
 def write_config(config: ModelConfig) -> dict[str, Any]:
     """Makes the Hugging Face configuration of ours."""
-    is_before = config.block == "pre_norm"
+    layer = config.layers[0]
+    is_before = layer.block == "pre_norm"
     return {
         "architectures": ["OPTForCausalLM"],
         "model_type": "opt",
@@ -62,13 +66,13 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
         "hidden_size": config.width,
         "word_embed_proj_dim": config.embedding_width or config.width,
         "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "ffn_dim": config.mlp_width,
+        "num_attention_heads": layer.attention.num_heads,
+        "ffn_dim": layer.mlp.width,
         "max_position_embeddings": config.context,
         "do_layer_norm_before": is_before,
-        "_remove_final_layer_norm": is_before and not config.has_final_norm,
-        "enable_bias": config.has_attention_bias,
-        "activation_function": WRITTEN_ACTIVATIONS[config.activation],
+        "_remove_final_layer_norm": is_before and config.final_norm is None,
+        "enable_bias": layer.attention.has_bias,
+        "activation_function": WRITTEN_ACTIVATIONS[layer.mlp.activation],
         "tie_word_embeddings": config.is_tied,
     }
 
@@ -79,24 +83,25 @@ def rules(config: ModelConfig) -> dict[str, Rule]:
         "embedding": tensor_names.transposed("model.decoder.embed_tokens.weight"),
         "position_embedding": tensor_names.same("model.decoder.embed_positions.weight"),
     }
-    if config.has_final_norm:
-        table |= tensor_names.norm(config, "final_norm", "model.decoder.final_layer_norm")
+    if config.final_norm is not None:
+        table |= tensor_names.norm(config.final_norm, "final_norm", "model.decoder.final_layer_norm")
     if config.has_output_projection:
         table["embedding_projection"] = tensor_names.transposed("model.decoder.project_in.weight")
         table["output_projection"] = tensor_names.transposed("model.decoder.project_out.weight")
     if not config.is_tied:
         table["head"] = tensor_names.transposed("lm_head.weight")
-    for i in range(config.num_layers):
+    for i, layer in enumerate(config.layers):
         ours, theirs = f"layer_{i}", f"model.decoder.layers.{i}"
-        table |= tensor_names.norm(config, f"{ours}/attention_norm", f"{theirs}.self_attn_layer_norm")
-        table |= tensor_names.norm(config, f"{ours}/mlp_norm", f"{theirs}.final_layer_norm")
+        table |= tensor_names.norm(layer.norm, f"{ours}/attention_norm", f"{theirs}.self_attn_layer_norm")
+        table |= tensor_names.norm(layer.norm, f"{ours}/mlp_norm", f"{theirs}.final_layer_norm")
         q, k, v = (f"{theirs}.self_attn.{name}_proj" for name in "qkv")
-        attention = {"qkv": tensor_names.qkv(config, (q, k, v), "weight")}
-        if config.has_attention_bias:
-            attention["qkv_bias"] = tensor_names.qkv(config, (q, k, v), "bias")
-        attention |= tensor_names.attention_out(config, f"{theirs}.self_attn.out_proj")
+        attention = {"qkv": tensor_names.qkv(layer.attention, (q, k, v), "weight")}
+        if layer.attention.has_bias:
+            attention["qkv_bias"] = tensor_names.qkv(layer.attention, (q, k, v), "bias")
+        attention |= tensor_names.attention_out(layer.attention, f"{theirs}.self_attn.out_proj", config.width)
         table |= tensor_names.under(f"{ours}/attention", attention)
-        table |= tensor_names.under(f"{ours}/mlp", tensor_names.plain_mlp(config, f"{theirs}.fc1", f"{theirs}.fc2"))
+        mlp = tensor_names.plain_mlp(layer.mlp, f"{theirs}.fc1", f"{theirs}.fc2")
+        table |= tensor_names.under(f"{ours}/mlp", mlp)
     return table
 
 

@@ -1,12 +1,11 @@
 """Qwen2, Qwen2.5 and Qwen3: Llama with biases or norms on queries and keys, and windows in the upper layers."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from bass_jax.models.families import llama
 from bass_jax.models.families.base import Family, read_flag, read_integer
-from bass_jax.models.families.windows import read_windows, write_layer_types
+from bass_jax.models.families.windows import change_attention, read_windows, write_layer_types, write_window
 from bass_jax.models.model_config import ModelConfig
 
 
@@ -19,7 +18,7 @@ def read_qwen2(source: Mapping[str, Any]) -> ModelConfig:
     defaults = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
     # These projections have biases or none, whatever a key of another family says.
     config = llama.read_config({**defaults, **source, "attention_bias": False, "mlp_bias": False}, "qwen2")
-    return _with_windows(dataclasses.replace(config, has_attention_bias=True, has_out_bias=False), source)
+    return change_attention(config, _read_windows(config, source), has_bias=True, has_out_bias=False)
 
 
 def read_qwen3(source: Mapping[str, Any]) -> ModelConfig:
@@ -30,7 +29,7 @@ def read_qwen3(source: Mapping[str, Any]) -> ModelConfig:
     """
     defaults = {"head_dim": 128, "num_key_value_heads": 32, "max_position_embeddings": 32768}
     config = llama.read_config({**defaults, **source, "mlp_bias": False}, "qwen3")
-    return _with_windows(dataclasses.replace(config, has_qk_norm=True), source)
+    return change_attention(config, _read_windows(config, source), qk_norm=config.final_norm)
 
 
 def write_qwen2(config: ModelConfig) -> dict[str, Any]:
@@ -43,18 +42,19 @@ def write_qwen3(config: ModelConfig) -> dict[str, Any]:
     return llama.write_config(config, "Qwen3ForCausalLM") | _write_windows(config)
 
 
-def _with_windows(config: ModelConfig, source: Mapping[str, Any]) -> ModelConfig:
+def _read_windows(config: ModelConfig, source: Mapping[str, Any]) -> list[int | None]:
     first, window = read_integer(source, "max_window_layers", 28), None
     if read_flag(source, "use_sliding_window", False) and source.get("sliding_window", 4096) is not None:
         window = read_integer(source, "sliding_window", 4096)
     default = [window is not None and i >= first for i in range(config.num_layers)]
-    return dataclasses.replace(config, **read_windows(source, window, default))
+    return read_windows(source, window, default)
 
 
 def _write_windows(config: ModelConfig) -> dict[str, Any]:
+    window = write_window(config)
     return {
-        "use_sliding_window": config.window is not None,
-        "sliding_window": config.window,
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
         "max_window_layers": config.num_layers,
         "layer_types": write_layer_types(config),
     }

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bass_jax.models.families.base import read_flag, read_number
-from bass_jax.models.model_config import ModelConfig, RopeScaling
+from bass_jax.models.model_config import RopeConfig, RopeScaling
 
 
 def find_rope(source: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -23,8 +23,8 @@ def find_rope(source: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def read_rope(source: Mapping[str, Any], *, default_base: float = 10000.0) -> tuple[float, RopeScaling | None]:
-    """Reads the base and the scaling of rotary positions that are the same in all layers.
+def read_rope(source: Mapping[str, Any], *, default_base: float = 10000.0) -> RopeConfig:
+    """Reads rotary positions that are the same in all layers.
 
     Raises:
         ValueError: if a key is missing or asks for what this decoder does not do.
@@ -33,7 +33,8 @@ def read_rope(source: Mapping[str, Any], *, default_base: float = 10000.0) -> tu
     for where in (source, rope):
         if (share := where.get("partial_rotary_factor")) not in (None, 1):
             raise ValueError(f"config.json: partial_rotary_factor={share!r}: expected 1")
-    return read_base(rope, read_number(source, "rope_theta", default_base)), read_scaling(rope, source)
+    base = read_base(rope, read_number(source, "rope_theta", default_base))
+    return RopeConfig(base, scaling=read_scaling(rope, source))
 
 
 def read_base(rope: Mapping[str, Any], default: float) -> float:
@@ -93,11 +94,11 @@ def _read_yarn(rope: Mapping[str, Any], context: Any, original: int) -> RopeScal
     )
 
 
-def write_rope(config: ModelConfig) -> dict[str, Any]:
+def write_rope(config: RopeConfig | None) -> dict[str, Any]:
     """Makes ``rope_parameters``."""
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_base}
-    if config.rope_scaling is not None:
-        scaling = config.rope_scaling
+    assert config is not None
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.base}
+    if (scaling := config.scaling) is not None:
         rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
         if scaling.kind == "llama3":
             rope |= {

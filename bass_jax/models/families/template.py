@@ -26,7 +26,7 @@ from bass_jax.models.families.base import (
     read_number,
     refuse,
 )
-from bass_jax.models.model_config import ModelConfig
+from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig, RopeConfig
 
 
 def read_config(source: Mapping[str, Any]) -> ModelConfig:
@@ -37,38 +37,42 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
     """
     refuse(source, alibi=False)  # The decoder has no such positions.
     width, num_heads = read_integer(source, "dim"), read_integer(source, "heads")
+    norm = NormConfig("rms", read_number(source, "eps", 1e-5))
+    attention = AttentionConfig(
+        num_heads=num_heads,
+        num_kv_heads=read_integer(source, "kv_heads", num_heads),
+        head_dim=width // max(num_heads, 1),
+        rope=RopeConfig(read_number(source, "theta", 10000.0)),
+    )
+    mlp = DenseMLP(read_integer(source, "hidden"), read_activation(source, "act", "silu"))
     return ModelConfig(
         family="template",
         vocab_size=read_integer(source, "vocab"),
         width=width,
-        num_layers=read_integer(source, "depth"),
-        num_heads=num_heads,
-        num_kv_heads=read_integer(source, "kv_heads", num_heads),
-        head_dim=width // max(num_heads, 1),
-        mlp_width=read_integer(source, "hidden"),
         context=read_integer(source, "max_len"),
-        rope_base=read_number(source, "theta", 10000.0),
-        norm_eps=read_number(source, "eps", 1e-5),
+        layers=(LayerConfig(attention, mlp, norm),) * read_integer(source, "depth"),
+        final_norm=norm,
         is_tied=read_flag(source, "tied", False),
-        activation=read_activation(source, "act", "silu"),
     )
 
 
 def write_config(config: ModelConfig) -> dict[str, Any]:
     """Makes the ``config.json`` of ours."""
+    layer = config.layers[0]
+    assert layer.attention.rope is not None
     return {
         "model_type": config.family,
         "vocab": config.vocab_size,
         "dim": config.width,
         "depth": config.num_layers,
-        "heads": config.num_heads,
-        "kv_heads": config.num_kv_heads,
-        "hidden": config.mlp_width,
+        "heads": layer.attention.num_heads,
+        "kv_heads": layer.attention.num_kv_heads,
+        "hidden": layer.mlp.width,
         "max_len": config.context,
-        "theta": config.rope_base,
-        "eps": config.norm_eps,
+        "theta": layer.attention.rope.base,
+        "eps": layer.norm.eps,
         "tied": config.is_tied,
-        "act": WRITTEN_ACTIVATIONS[config.activation],
+        "act": WRITTEN_ACTIVATIONS[layer.mlp.activation],
     }
 
 
@@ -77,13 +81,15 @@ def rules(config: ModelConfig) -> dict[str, Rule]:
     table = {"embedding": tensor_names.transposed("tok.weight"), "final_norm": tensor_names.same("out_norm.weight")}
     if not config.is_tied:
         table["head"] = tensor_names.transposed("head.weight")
-    for i in range(config.num_layers):
+    for i, layer in enumerate(config.layers):
         ours, theirs = f"layer_{i}", f"blocks.{i}"
         # All queries, then all keys, then all values, in one matrix.
-        attention = tensor_names.fused_qkv(config, f"{theirs}.attn.qkv", *tensor_names.stacked(config))
-        attention |= tensor_names.attention_out(config, f"{theirs}.attn.out")
+        attention = tensor_names.fused_qkv(
+            layer.attention, f"{theirs}.attn.qkv", *tensor_names.stacked(layer.attention)
+        )
+        attention |= tensor_names.attention_out(layer.attention, f"{theirs}.attn.out", config.width)
         table |= tensor_names.under(f"{ours}/attention", attention)
-        table |= tensor_names.under(f"{ours}/mlp", tensor_names.gated_mlp(config, f"{theirs}.mlp"))
+        table |= tensor_names.under(f"{ours}/mlp", tensor_names.gated_mlp(layer.mlp, f"{theirs}.mlp"))
         table[f"{ours}/attention_norm"] = tensor_names.same(f"{theirs}.norm_1.weight")
         table[f"{ours}/mlp_norm"] = tensor_names.same(f"{theirs}.norm_2.weight")
     return table

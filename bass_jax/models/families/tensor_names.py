@@ -9,7 +9,7 @@ import numpy as np
 
 from bass_jax.models.families import tensor_layout
 from bass_jax.models.families.base import Rule
-from bass_jax.models.model_config import ModelConfig
+from bass_jax.models.model_config import AttentionConfig, DenseMLP, NormConfig
 
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Query, key and value, each ``[heads * H, ...]``."""
@@ -25,28 +25,28 @@ def transposed(name: str) -> Rule:
     return Rule((name,), np.transpose, lambda x: (np.transpose(x),))
 
 
-def norm(config: ModelConfig, ours: str, theirs: str) -> dict[str, Rule]:
-    """A norm: its scale, and its bias if the configuration's norms have one."""
+def norm(config: NormConfig, ours: str, theirs: str) -> dict[str, Rule]:
+    """A norm: its scale, and its bias if it has one."""
     rules = {ours: same(f"{theirs}.weight")}
-    return rules | {f"{ours}_bias": same(f"{theirs}.bias")} if config.norm == "layer" else rules
+    return rules | {f"{ours}_bias": same(f"{theirs}.bias")} if config.kind == "layer" else rules
 
 
-def attention_out(config: ModelConfig, theirs: str, *, is_in_first: bool = False) -> dict[str, Rule]:
+def attention_out(config: AttentionConfig, theirs: str, width: int, *, is_in_first: bool = False) -> dict[str, Rule]:
     """The output projection ``[K, R, H, D]`` and its bias, without their path."""
-    K, R, H, D = config.num_kv_heads, config.queries_per_kv_head, config.head_dim, config.width
+    K, R, H = config.num_kv_heads, config.queries_per_kv_head, config.head_dim
 
     def build(weight):
-        return (weight if is_in_first else weight.T).reshape(K, R, H, D)
+        return (weight if is_in_first else weight.T).reshape(K, R, H, width)
 
     def split(out):
-        out = out.reshape(K * R * H, D)
+        out = out.reshape(K * R * H, width)
         return (out if is_in_first else out.T,)
 
     rules = {"out": Rule((f"{theirs}.weight",), build, split)}
     return rules | {"out_bias": same(f"{theirs}.bias")} if config.has_out_bias else rules
 
 
-def qkv(config: ModelConfig, names: tuple[str, str, str], suffix: str) -> Rule:
+def qkv(config: AttentionConfig, names: tuple[str, str, str], suffix: str) -> Rule:
     """Separate query, key and value tensors → ``[D, K, R + 2, H]``, or ``[K, R + 2, H]`` of biases."""
     return Rule(
         tuple(f"{name}.{suffix}" for name in names),
@@ -56,7 +56,7 @@ def qkv(config: ModelConfig, names: tuple[str, str, str], suffix: str) -> Rule:
 
 
 def fused_qkv(
-    config: ModelConfig,
+    config: AttentionConfig,
     theirs: str,
     unpack: Callable[[np.ndarray], Parts],
     pack: Callable[[Parts], np.ndarray],
@@ -66,7 +66,7 @@ def fused_qkv(
     """One tensor of query, key and value, and its bias, without their path.
 
     Args:
-        config: of the model.
+        config: of the layer.
         theirs: name of the projection.
         unpack: ``[out, ...]`` → query, key and value.
         pack: inverts `unpack`.
@@ -81,10 +81,10 @@ def fused_qkv(
         return (weight.T if is_in_first and weight.ndim == 2 else weight,)
 
     rules = {"qkv": Rule((f"{theirs}.weight",), build, split)}
-    return rules | {"qkv_bias": Rule((f"{theirs}.bias",), build, split)} if config.has_attention_bias else rules
+    return rules | {"qkv_bias": Rule((f"{theirs}.bias",), build, split)} if config.has_bias else rules
 
 
-def stacked(config: ModelConfig) -> tuple[Callable, Callable]:
+def stacked(config: AttentionConfig) -> tuple[Callable, Callable]:
     """All queries, then all keys, then all values: `unpack` and `pack`."""
     N, K, H = config.num_heads, config.num_kv_heads, config.head_dim
 
@@ -97,7 +97,7 @@ def stacked(config: ModelConfig) -> tuple[Callable, Callable]:
     return unpack, np.concatenate
 
 
-def per_head(config: ModelConfig) -> tuple[Callable, Callable]:
+def per_head(config: AttentionConfig) -> tuple[Callable, Callable]:
     """Each head's query, key and value together (without grouping): `unpack` and `pack`."""
     N, H = config.num_heads, config.head_dim
 
@@ -112,20 +112,20 @@ def per_head(config: ModelConfig) -> tuple[Callable, Callable]:
     return unpack, pack
 
 
-def gated_mlp(config: ModelConfig, theirs: str) -> dict[str, Rule]:
+def gated_mlp(config: DenseMLP, theirs: str) -> dict[str, Rule]:
     """``gate_proj``, ``up_proj`` and ``down_proj``, without their path."""
     names = (f"{theirs}.gate_proj", f"{theirs}.up_proj")
     rules = {"gate_up": _gate_up(names, "weight"), "down": transposed(f"{theirs}.down_proj.weight")}
-    if config.has_mlp_bias:
+    if config.has_bias:
         rules |= {"gate_up_bias": _gate_up(names, "bias"), "down_bias": same(f"{theirs}.down_proj.bias")}
     return rules
 
 
-def plain_mlp(config: ModelConfig, up: str, down: str, *, is_in_first: bool = False) -> dict[str, Rule]:
+def plain_mlp(config: DenseMLP, up: str, down: str, *, is_in_first: bool = False) -> dict[str, Rule]:
     """Two projections, without their path."""
     matrix = same if is_in_first else transposed
     rules = {"up": matrix(f"{up}.weight"), "down": matrix(f"{down}.weight")}
-    if config.has_mlp_bias:
+    if config.has_bias:
         rules |= {"up_bias": same(f"{up}.bias"), "down_bias": same(f"{down}.bias")}
     return rules
 
@@ -135,7 +135,7 @@ def under(path: str, rules: dict[str, Rule]) -> dict[str, Rule]:
     return {f"{path}/{name}": rule for name, rule in rules.items()}
 
 
-def _fuse(config: ModelConfig, parts: Parts) -> np.ndarray:
+def _fuse(config: AttentionConfig, parts: Parts) -> np.ndarray:
     K, R, H = config.num_kv_heads, config.queries_per_kv_head, config.head_dim
     # [out, in] weights, or [out] biases: out is (kv head, query of the group, lane).
     tail = parts[0].shape[1:]
@@ -148,7 +148,7 @@ def _fuse(config: ModelConfig, parts: Parts) -> np.ndarray:
     return fused
 
 
-def _unfuse(config: ModelConfig, fused: np.ndarray) -> Parts:
+def _unfuse(config: AttentionConfig, fused: np.ndarray) -> Parts:
     R = config.queries_per_kv_head
     fused = np.moveaxis(fused, 0, -1) if fused.ndim == 4 else fused
     q, k, v = (part.reshape(-1, *part.shape[3:]) for part in np.split(fused, [R, R + 1], axis=1))

@@ -1,12 +1,13 @@
 """Sliding windows in a Hugging Face configuration: a size, and the layers that have it."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bass_jax.models.model_config import ModelConfig
 
 
-def read_windows(source: Mapping[str, Any], window: int | None, default: Sequence[bool]) -> dict[str, Any]:
+def read_windows(source: Mapping[str, Any], window: int | None, default: Sequence[bool]) -> list[int | None]:
     """Reads which layers have the window.
 
     Args:
@@ -15,7 +16,7 @@ def read_windows(source: Mapping[str, Any], window: int | None, default: Sequenc
         default: for each layer whether it has the window, where ``layer_types`` does not say.
 
     Returns:
-        ``window`` and ``windowed_layers`` of `ModelConfig`.
+        The window of each layer, None for none.
 
     Raises:
         ValueError: if a layer is of another type, or has a window that has no size.
@@ -32,14 +33,26 @@ def read_windows(source: Mapping[str, Any], window: int | None, default: Sequenc
                     f"config.json: layer_types: {kind!r}: expected 'sliding_attention' or 'full_attention'"
                 )
         windowed = tuple(kind == "sliding_attention" for kind in types)
-    if not any(windowed):
-        return {"window": None, "windowed_layers": None}
-    if window is None:
+    if any(windowed) and window is None:
         raise ValueError("config.json: sliding_window: expected a size, because layer_types has 'sliding_attention'")
-    return {"window": window, "windowed_layers": None if all(windowed) else windowed}
+    return [window if is_windowed else None for is_windowed in windowed]
 
 
 def write_layer_types(config: ModelConfig) -> list[str]:
     """Makes ``layer_types``."""
-    windows = (config.window_of(i) for i in range(config.num_layers))
+    windows = (layer.attention.window for layer in config.layers)
     return ["full_attention" if window is None else "sliding_attention" for window in windows]
+
+
+def write_window(config: ModelConfig) -> int | None:
+    """Returns the size of the window; None where no layer has one."""
+    return next((layer.attention.window for layer in config.layers if layer.attention.window is not None), None)
+
+
+def change_attention(config: ModelConfig, windows: Sequence[int | None], **changes: Any) -> ModelConfig:
+    """Returns a configuration with the window of each layer, and fields of every layer's attention, changed."""
+    attentions = [dataclasses.replace(config.layers[0].attention, window=window, **changes) for window in windows]
+    layers = zip(config.layers, attentions, strict=True)
+    return dataclasses.replace(
+        config, layers=tuple(dataclasses.replace(layer, attention=attention) for layer, attention in layers)
+    )

@@ -1,0 +1,48 @@
+"""Model configurations from flat keyword arguments, so that a test can change one field of every layer."""
+
+from bass_jax.models import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig, RopeConfig
+
+_ATTENTION = {
+    "num_heads": "num_heads",
+    "num_kv_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "has_attention_bias": "has_bias",
+    "has_out_bias": "has_out_bias",
+    "attention_scale": "scale",
+    "attention_softcap": "softcap",
+}
+_ROPE = {"rope_base": "base", "rotary_dim": "rotary_dim", "rope_scaling": "scaling"}
+_MLP = {"mlp_width": "width", "activation": "activation", "is_gated": "is_gated", "has_mlp_bias": "has_bias"}
+_NORM = {"norm": "kind", "norm_eps": "eps", "norm_offset": "offset"}
+_LAYER = {"block": "block", "has_parallel_mlp_norm": "has_parallel_mlp_norm"}
+
+
+def flat_config(
+    *,
+    num_layers: int,
+    window: int | None = None,
+    windowed_layers: tuple[bool, ...] | None = None,
+    window_rope_base: float | None = None,
+    has_qk_norm: bool = False,
+    has_final_norm: bool = True,
+    **fields,
+) -> ModelConfig:
+    """Equal layers, but for the windows; every other keyword is a field of one of the configuration's parts."""
+
+    def take(names):
+        return {ours: fields.pop(name) for name, ours in names.items() if name in fields}
+
+    rope, norm = RopeConfig(**take(_ROPE)), NormConfig(**take(_NORM))
+    mlp, attention, layer = DenseMLP(**take(_MLP)), take(_ATTENTION), take(_LAYER)
+    qk_norm = norm if has_qk_norm else None
+    local_rope = rope if window_rope_base is None else RopeConfig(window_rope_base, rope.rotary_dim)
+
+    def one(is_windowed):
+        own = None if fields.get("has_learned_positions") else local_rope if is_windowed else rope
+        own_window = window if is_windowed else None
+        return LayerConfig(
+            AttentionConfig(**attention, rope=own, window=own_window, qk_norm=qk_norm), mlp, norm, **layer
+        )
+
+    layers = tuple(map(one, windowed_layers or (window is not None,) * num_layers))
+    return ModelConfig(layers=layers, final_norm=norm if has_final_norm else None, **fields)
