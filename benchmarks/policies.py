@@ -1,7 +1,7 @@
 r"""Draft-length policies against fixed lengths and regular decoding, over the batch, and the simulator beside them.
 
     python benchmarks/policies.py --file HumanEval.jsonl.gz \
-        --template 'Complete the following Python function:\n```python\n{prompt}```' --output docs/measurements/policies
+        --template 'Complete the following Python function:\n```python\n{prompt}```' --output policies
 
 First the pair is profiled (costs, and acceptance on prompts of its own); then, greedily, batches of other prompts are
 decoded by every way in turn, `--repeats` times: all ways of a cell share its minutes. A exhaustive run of the same

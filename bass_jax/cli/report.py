@@ -5,7 +5,7 @@ from pathlib import Path
 
 EXAMPLES = """examples:
   bass-jax report runs/quickstart
-  bass-jax report runs/quickstart --output docs/reports/quickstart --title "SmolLM2-135M on two cores"
+  bass-jax report runs/quickstart --output quickstart --title "SmolLM2-135M on two cores"
   bass-jax report runs/drafts/* --output drafts"""
 
 

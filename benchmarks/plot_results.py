@@ -1,0 +1,60 @@
+"""Draws the plots of docs/results.md from docs/results/results.json.
+
+python benchmarks/plot_results.py
+"""
+
+import json
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+DIRECTORY = Path(__file__).parents[1] / "docs" / "results"
+METADATA = {"Date": None}
+"""Keeps the drawing time out of the files, so that the same data gives the same files."""
+
+
+def plot_policies(data: dict, path: Path) -> None:
+    """Draws the speed of every policy over regular decoding, with the range of its repeats, against the batch size."""
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, cells) in enumerate(data["speedup"].items()):
+        medians = [median for median, _, _ in cells]
+        below = [median - lowest for median, lowest, _ in cells]
+        above = [highest - median for median, _, highest in cells]
+        style = "o:" if name.startswith("fixed") else "o-"
+        batches = [
+            batch * 2 ** (0.03 * (number - 3)) for batch in data["batches"]
+        ]  # Shifted so that ranges stay apart.
+        axes.errorbar(batches, medians, yerr=[below, above], fmt=style, markersize=3, capsize=2, label=name)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(data["batches"], [str(batch) for batch in data["batches"]])
+    axes.set(xlabel="batch", ylabel="tokens/s over regular decoding", title=f"{data['device']}, {data['date']}")
+    axes.legend(fontsize=8)
+    figure.savefig(path, metadata=METADATA)
+
+
+def plot_traffic(data: dict, path: Path) -> None:
+    """Draws the simulated mean latency of every policy against the load, one panel per device."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    for axes, device in zip(figure.subplots(1, 2), ("H200", "A100"), strict=True):
+        for name, seconds in data[device]["mean_latency_seconds"].items():
+            axes.plot(data[device]["patterns"], seconds, "o-", markersize=3, label=name)
+        axes.set_yscale("log")
+        axes.set(xlabel="mean inter-arrival time, service times", title=f"{device}, simulated")
+    axes = figure.axes[0]
+    axes.set_ylabel("mean latency, s")
+    axes.legend(fontsize=8)
+    figure.savefig(path, metadata=METADATA)
+
+
+def main() -> None:
+    data = json.loads((DIRECTORY / "results.json").read_text())
+    with rc_context({"svg.hashsalt": "bass_jax"}):
+        plot_policies(data["policies"], DIRECTORY / "policies.svg")
+        plot_traffic(data["traffic"], DIRECTORY / "traffic.svg")
+
+
+if __name__ == "__main__":
+    main()
