@@ -143,7 +143,7 @@ def masked_acceptance(
     # Past the last draft nothing was rejected, which is a draft distribution of zeros.
     rejected = jnp.concatenate([draft_probs, jnp.zeros((batch, 1, vocab_size))], axis=1)[row, num_accepted]
     rejected = jnp.where((num_accepted < num_drafted)[:, None], rejected, 0.0)
-    residual = jnp.maximum(law - rejected, 0.0)
+    residual = jnp.maximum(distribution - rejected, 0.0)
     distribution = jnp.where(residual.sum(axis=1, keepdims=True) > 0, residual, distribution)
     gumbel = jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,)))(residual_key)
     next_token = jnp.argmax(jnp.log(distribution) + gumbel, axis=1).astype(jnp.int32)

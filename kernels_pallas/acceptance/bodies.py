@@ -174,7 +174,7 @@ def draw(
         (residual, residual_best_ref, residual_token_ref),
         (target, target_best_ref, target_token_ref),
     ):
-        score = jnp.where(law > 0, jnp.log(jnp.where(law > 0, distribution, 1.0)) + gumbel, -jnp.inf)
+        score = jnp.where(distribution > 0, jnp.log(jnp.where(distribution > 0, distribution, 1.0)) + gumbel, -jnp.inf)
         best = score.max(axis=0)
         best_ref[()] = best
         token_ref[()] = jnp.where(score == best, chunk.token, NO_TOKEN).min(axis=0)
