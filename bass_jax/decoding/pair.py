@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bass_jax.drafters import Drafter, ModelDrafter, NgramDrafter, RetrievalDrafter
+from bass_jax.drafters import Drafter, NgramDrafter, RetrievalDrafter, network_drafter
 from bass_jax.drafters.ensemble import ensemble_drafter
 from bass_jax.models import Model, preset, random_model
 from bass_jax.models.model_config import ModelConfig
@@ -139,7 +139,7 @@ def _find_drafter(
 ) -> Drafter:
     """Returns the drafter that `load_pair` was asked for by name or path."""
     vocab_size = target.config.vocab_size
-    network = None if draft is None else ModelDrafter(draft, vocab_size)
+    network = None if draft is None else network_drafter(draft, vocab_size)
     if name == "ngram":
         return NgramDrafter()
     if network is None and name in ("model", *_OF_HIDDEN_DRAFT):
@@ -157,7 +157,7 @@ def _find_drafter(
         return load_datastore(name, target, tokenizer)
     from bass_jax import checkpoint
 
-    return ModelDrafter(checkpoint.load_draft(name, target, tokenizer, **of_draft), vocab_size)
+    return network_drafter(checkpoint.load_draft(name, target, tokenizer, **of_draft), vocab_size)
 
 
 def random_pair(
@@ -205,7 +205,7 @@ def random_pair(
     if draft is None:
         return Pair(made, NgramDrafter())
     small = make(draft, keys[1], rules if draft_rules is None else draft_rules, quantize=quantize_draft)
-    return Pair(made, ModelDrafter(small, made.config.vocab_size))
+    return Pair(made, network_drafter(small, made.config.vocab_size))
 
 
 def _check_types(dtype: Any, quantize: Any, cache_dtype: Any, quantize_draft: Any) -> None:
