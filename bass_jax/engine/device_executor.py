@@ -34,7 +34,7 @@ from bass_jax.engine.slots import (
 )
 from bass_jax.models.kv_cache import KVCache, pages_of, with_pages
 from bass_jax.policies import Policy
-from bass_jax.policies.protocol import bucket_of, policy_buckets
+from bass_jax.policies.protocol import plan_bucket, policy_buckets
 from bass_jax.runtime.jit_cache import JIT_CACHE
 
 
@@ -161,7 +161,7 @@ class DeviceExecutor:
         self._send_finish()
         num_wanted = int(max(self._wanted[0], min(self._wanted[1], self._room_of_new)))
         self._room_of_new = 0
-        bucket = bucket_of(self._buckets, num_wanted)
+        bucket = plan_bucket(self._buckets, num_wanted)
         start = time.perf_counter()
         self.state, info = self._step(bucket)(self._pair, self.state, bucket_spec(self._spec, bucket))
         self._policy_state, plan, wanted = self._plan()(

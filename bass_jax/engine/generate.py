@@ -21,7 +21,7 @@ from bass_jax.decoding.state import FinishReason, StepInfo, TokenLogprobs
 from bass_jax.decoding.stop_strings import StopStrings
 from bass_jax.decoding.traces import TraceWriter
 from bass_jax.policies import Policy
-from bass_jax.policies.protocol import bucket_of
+from bass_jax.policies.protocol import plan_bucket
 from bass_jax.runtime.checks import check_callable, check_flag, check_integer, check_kind, check_sequence, check_texts
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import SamplingParams
@@ -240,7 +240,7 @@ class Run:
     def __iter__(self) -> Iterator[StepInfo]:
         seconds = 0.0
         while (self._finish == FinishReason.RUNNING).any():
-            bucket = bucket_of(self._steps.buckets, self._num_wanted)
+            bucket = plan_bucket(self._steps.buckets, self._num_wanted)
             compiled = JIT_CACHE.compile_seconds
             step = self._steps.get(bucket, self.pair, self.state)
             self.compile_seconds += JIT_CACHE.compile_seconds - compiled
