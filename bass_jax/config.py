@@ -1,4 +1,4 @@
-"""Frozen, validated, hashable configurations of a model and of speculation."""
+"""The configuration of speculation, and the buckets of draft length, batch size and capacity."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -8,22 +8,22 @@ import jax
 from bass_jax.runtime.checks import check_choice, check_flag, check_integer, check_kind, shown
 
 DRAFT_LEN_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Draft lengths that get an executable of their own."""
+"""Draft lengths for which a step is compiled."""
 
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
-"""Batch sizes that get an executable of their own; larger ones are multiples of the last."""
+"""Batch sizes for which a step is compiled; larger sizes are multiples of the last."""
 
 MAX_CANDIDATES = 8
-"""Most chains of drafts per row."""
+"""The largest number of candidate drafts per row."""
 
 MAX_SAMPLES = 4096
-"""Most samples per prompt."""
+"""The largest number of samples per prompt."""
 
 MAX_LOGPROBS = 100
-"""Most alternatives that are reported per token."""
+"""The largest number of alternatives that are reported per token."""
 
 MIN_CAPACITY = 64
-"""Smallest prompt or cache capacity, in tokens; larger ones are powers of two."""
+"""The smallest prompt or cache capacity in tokens; larger ones are powers of two."""
 
 
 def draft_len_bucket(draft_len: int) -> int:
@@ -57,23 +57,24 @@ def capacity_bucket(num_tokens: int) -> int:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class SpecConfig:
-    """What is static about speculation: a change compiles another executable.
+    """The static configuration of a speculative step. Changing it compiles another step.
 
     Attributes:
-        draft_len: G, draft tokens per step, 0 to 32. A length between two buckets runs in the next
-            larger one, with the tail neither drafted nor accepted.
-        acceptance: name of a registered acceptance rule, or ``"module:name"`` of one's own.
-        acceptance_kernel: ``"pallas"`` runs the greedy and the token rule as one fused kernel on a GPU, to the
-            same tokens; ``"xla"`` never does.
-        record_drafts: infos carry a `bass_jax.decoding.state.DraftRecord`; costs the distributions that the fused
-            kernel saves.
-        num_candidates: M, alternative chains of drafts per row that one target pass checks; more than 1 needs a rule
-            and a drafter that can (``"multi_draft"``, ``"greedy"``).
-        logits_processors: functions ``(logits [V], tokens [C], position) -> logits [V]``, or ``"module:name"`` of
-            them, applied in this order to target and draft; see `bass_jax.sampling.logits_processors.LogitsProcessor`.
-        num_logprobs: also report the log-probability of every emitted token under the distribution that it was drawn
-            from, and this many most probable tokens of both distributions, 0 to 100; None reports the raw
-            distribution's alone.
+        draft_len: G, draft tokens per step, 0 to 32. A length between two buckets runs in the larger one, whose
+            remaining positions are not drafted.
+        acceptance: name of a registered acceptance rule, or ``"module:name"`` of your own.
+        acceptance_kernel: ``"pallas"`` runs the greedy and the token rule as one fused kernel on a GPU and gives the
+            same tokens; ``"xla"`` does not use the kernel.
+        record_drafts: add a `bass_jax.decoding.state.DraftRecord` to the step's info. The distributions, which the
+            fused kernel avoids, are then computed.
+        num_candidates: M, candidate drafts per row, which the target scores in one pass. More than 1 needs a drafter
+            that can propose them and a rule that can accept them (``"multi_draft"``, ``"greedy"``).
+        logits_processors: functions ``(logits [V], tokens [C], position) -> logits [V]``, or their ``"module:name"``.
+            They are applied in this order to target and draft; see
+            `bass_jax.sampling.logits_processors.LogitsProcessor`.
+        num_logprobs: 0 to 100. Also report the log-probability of every emitted token under the distribution that it
+            was sampled from, and this many most probable tokens of this and of the raw distribution. None reports only
+            the raw log-probability of the emitted tokens.
     """
 
     draft_len: int = 4
@@ -92,7 +93,7 @@ class SpecConfig:
         if self.num_logprobs is not None:
             check_integer("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS)
         if self.record_drafts and self.num_candidates > 1:
-            raise ValueError("record_drafts=True: drafts are recorded of one chain; expected num_candidates=1")
+            raise ValueError("record_drafts=True: expected num_candidates=1, because only single drafts are recorded")
         check_kind("logits_processors", self.logits_processors, tuple | list, "a sequence of processors")
         for processor in self.logits_processors:
             if not isinstance(processor, str | Callable):
@@ -102,5 +103,5 @@ class SpecConfig:
 
     @property
     def bucket(self) -> int:
-        """The bucket that `draft_len` runs in."""
+        """The smallest bucket that holds `draft_len`."""
         return draft_len_bucket(self.draft_len)

@@ -1,9 +1,9 @@
-"""The dimension table and the array types that the package's annotations use.
+"""The dimension letters and the array types of the package's annotations.
 
 | letter | meaning |
 |---|---|
 | B | rows of the batch |
-| T | query tokens of a pass; ``G + 1`` when it verifies |
+| T | query tokens of a pass; ``G + 1`` in a verification pass |
 | G | draft tokens of a step (the bucket) |
 | S | capacity of a cache, in tokens |
 | C | capacity of a token buffer |
@@ -13,9 +13,9 @@
 | H | size of a head |
 | D | width of the residual stream |
 | E | width of the input embedding (``D`` unless projected) |
-| F | width of the mlp |
-| V | vocabulary |
-| O | vocabulary that a trimmed draft can propose |
+| F | width of the MLP |
+| V | vocabulary size |
+| O | reduced vocabulary: tokens that a draft model can propose |
 | L | layers |
 """
 
@@ -29,20 +29,20 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key, UInt
 
 type Params = Any
-"""A nested dict of arrays, as Linen's ``init`` returns under ``"params"``."""
+"""A nested dict of arrays, as Flax Linen's ``init`` returns it under ``"params"``."""
 
 
 def check_array(value: Any, name: str, shape: Sequence[int], kind: Any) -> None:
-    """Checks what a user's part returned; when traced, and free at run time.
+    """Checks the type and shape of an array that a user's code returned. The check runs during tracing only.
 
     Args:
-        value: to check.
-        name: of it, for the message.
-        shape: expected.
-        kind: expected, ``jnp.integer`` or ``jnp.floating``.
+        value: the object to check.
+        name: its name in the error message.
+        shape: the expected shape.
+        kind: the expected kind of dtype, ``jnp.integer`` or ``jnp.floating``.
 
     Raises:
-        ValueError: naming the value, what it is and what was expected.
+        ValueError: if the type, dtype or shape differs.
     """
     expected = f"expected {kind.__name__} values of shape {list(shape)}"
     if not isinstance(value, jax.Array | np.ndarray):

@@ -53,8 +53,8 @@ def main() -> None:
     parser.add_argument("--num-answers", type=int, default=500, help="greedy answers, spread over the corpus")
     parser.add_argument("--held-out", action="store_true", help="the answers to the held-out prompts, all of them")
     parser.add_argument("--draft-len", type=int, default=4)
-    parser.add_argument("--lookup-trusts", default="0.4,0.5,0.6,0.7,0.8")
-    parser.add_argument("--store-trusts", default="0.2,0.3,0.4,0.5,0.6")
+    parser.add_argument("--lookup-scales", default="0.4,0.5,0.6,0.7,0.8")
+    parser.add_argument("--retrieval-scales", default="0.2,0.3,0.4,0.5,0.6")
     options = parser.parse_args()
 
     config = load_config(options.config, overrides_of(options) | {"held_out_temperatures": []})
@@ -82,10 +82,12 @@ def main() -> None:
         "lookup": worth((1.0, -1.0, -1.0), 1.0),
         "network": worth((-1.0, 1.0, -1.0), 1.0),
         "store": worth((-1.0, -1.0, 1.0), 1.0),
-        "combined": worth(tuple(shipped.confidence_scale), shipped.enough),
-        "combined, no network": worth((alone.confidence_scale[0], -1.0, alone.confidence_scale[1]), alone.enough),
+        "combined": worth(tuple(shipped.confidence_scale), shipped.sufficient_score),
+        "combined, no network": worth(
+            (alone.confidence_scale[0], -1.0, alone.confidence_scale[1]), alone.sufficient_score
+        ),
     }
-    sure = shipped.enough / shipped.confidence_scale[0]
+    sure = shipped.sufficient_score / shipped.confidence_scale[0]
     for looked, stored in itertools.product(*map(numbers, (options.lookup_scales, options.retrieval_scales))):
         found[f"lookup {looked}, store {stored}"] = worth((looked, 1.0, stored), looked * sure)
         found[f"lookup {looked}, store {stored}, no network"] = worth((looked, -1.0, stored), looked * sure)

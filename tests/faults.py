@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from bass_jax.acceptance import TOKEN, AcceptanceRule
-from bass_jax.sampling import draw
+from bass_jax.sampling import sample_tokens
 from bass_jax.sampling.keys import Role, draw_keys, gumbel
 from bass_jax.sampling.logits_processors import _penalize
 from tests.tiny import TableDrafter
@@ -55,7 +55,7 @@ def shared_stream(role: Role):
 
 def _residual_from_uniform(draft_tokens, num_drafted, draft_probs, target, keys):
     result = TOKEN.accept(draft_tokens, num_drafted, draft_probs, target, keys)
-    uniform = draw(jnp.ones_like(target.probs[:, 0]), gumbel(keys.residual, target.probs.shape[-1]))
+    uniform = sample_tokens(jnp.ones_like(target.probs[:, 0]), gumbel(keys.residual, target.probs.shape[-1]))
     is_rejected = result.num_accepted < num_drafted
     return result._replace(next_token=jnp.where(is_rejected, uniform, result.next_token))
 
@@ -70,7 +70,7 @@ def _first_token_unchecked(draft_tokens, num_drafted, draft_probs, target, keys)
 def _off_by_one(draft_tokens, num_drafted, draft_probs, target, keys):
     result = TOKEN.accept(draft_tokens, num_drafted, draft_probs, target, keys)
     probs = target.probs[jnp.arange(len(num_drafted)), jnp.maximum(num_drafted - 1, 0)]
-    stale = draw(probs, gumbel(keys.residual, probs.shape[-1]))
+    stale = sample_tokens(probs, gumbel(keys.residual, probs.shape[-1]))
     is_full = (result.num_accepted == num_drafted) & (num_drafted > 0)
     return result._replace(next_token=jnp.where(is_full, stale, result.next_token))
 

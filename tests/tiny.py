@@ -9,10 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 import bass_jax as bass
-from bass_jax.drafters import DraftContext, EnsembleDrafter, ModelDrafter, NgramDrafter, Proposal, RetrievalDrafter
+from bass_jax.drafters import (
+    DraftContext,
+    EagleDrafter,
+    EnsembleDrafter,
+    ModelDrafter,
+    NgramDrafter,
+    Proposal,
+    RetrievalDrafter,
+)
 from bass_jax.drafters.retrieval import suffix_hashes
 from bass_jax.models import abstract_params
-from bass_jax.sampling import draw
+from bass_jax.sampling import sample_tokens
 from bass_jax.sampling.keys import gumbel
 from tests.flat_config import flat_config
 
@@ -103,7 +111,9 @@ class TableDrafter:
                 keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, candidate) if candidate else keys
                 noise = gumbel(keys, distribution.shape[-1])
                 tokens.append(
-                    draw(distribution, noise) if is_sampled else jnp.argmax(distribution, axis=-1).astype(jnp.int32)
+                    sample_tokens(distribution, noise)
+                    if is_sampled
+                    else jnp.argmax(distribution, axis=-1).astype(jnp.int32)
                 )
                 distributions.append(distribution)
             left = left.at[rows, tokens[0]].set(0.0)
@@ -127,10 +137,10 @@ def model_drafter(draft: bass.Model, vocab_size: int = VOCAB) -> ModelDrafter:
     return ModelDrafter(draft, vocab_size)
 
 
-def hidden_drafter(target: bass.Model, vocab_size: int = VOCAB, scale: float = 16.0) -> ModelDrafter:
+def hidden_drafter(target: bass.Model, vocab_size: int = VOCAB, scale: float = 16.0) -> EagleDrafter:
     """A random draft that reads the hidden states of `target`."""
     draft = model(7, scale, vocab_size, num_layers=1, hidden_width=target.config.width)
-    return ModelDrafter(draft, vocab_size)
+    return EagleDrafter(draft, vocab_size)
 
 
 def retrieval_drafter(vocab_size: int = VOCAB, min_confidence: float = 0.0) -> RetrievalDrafter:
@@ -145,6 +155,6 @@ def retrieval_drafter(vocab_size: int = VOCAB, min_confidence: float = 0.0) -> R
     return RetrievalDrafter(*map(jnp.asarray, arrays), max_ngram=2, min_ngram=1, min_confidence=min_confidence)
 
 
-def ensemble_drafter(network: ModelDrafter, vocab_size: int = VOCAB) -> EnsembleDrafter:
+def ensemble_drafter(network: ModelDrafter | EagleDrafter, vocab_size: int = VOCAB) -> EnsembleDrafter:
     """Lookup, a store that is not always sure, and a network."""
     return EnsembleDrafter((NgramDrafter(3, 2), retrieval_drafter(vocab_size, min_confidence=0.4), network))

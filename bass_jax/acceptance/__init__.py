@@ -1,7 +1,7 @@
 """Acceptance rules: which drafts are accepted, and which token follows them.
 
 Imports `bass_jax.sampling` and lower packages. Start with `base.py`, the interface of a rule, then `token.py`, the rule
-of Leviathan et al.; `template.py` is the file to copy for a rule of your own.
+of Leviathan et al. To write your own rule, copy `template.py`.
 """
 
 from bass_jax.acceptance.base import (

@@ -1,6 +1,6 @@
-"""Acceptance rules: which drafts stand, and which token follows them.
+"""The interface of an acceptance rule, and the registry of rules.
 
-A rule is one pure function behind `AcceptanceRule`; `template.py` beside this file is the one to copy.
+A rule is one pure function and its declared properties (`AcceptanceRule`).
 """
 
 import dataclasses
@@ -17,31 +17,31 @@ from bass_jax.typing import Array, check_array
 
 
 class RuleKeys(NamedTuple):
-    """Independent streams of one step."""
+    """The random keys of one step. The streams are independent."""
 
     accept: Array  # [B] key
     residual: Array  # [B] key
-    positions: Array  # [B, G + 1] key, of the absolute positions that the distributions are for: regular decoding's own
+    positions: Array  # [B, G + 1] key, of the absolute positions of the tokens, as in regular decoding
 
 
 class AcceptanceResult(NamedTuple):
-    """A rule's decision."""
+    """What a rule returns."""
 
-    num_accepted: Array  # [B] int32, leading drafts that stand, at most num_drafted
-    next_token: Array  # [B] int32, the residual token, or the bonus token after a full acceptance
+    num_accepted: Array  # [B] int32, the length of the accepted prefix, at most num_drafted
+    next_token: Array  # [B] int32, the residual token, or the bonus token if all drafts are accepted
 
 
 class MultiDraftAcceptanceResult(NamedTuple):
-    """A rule's decision over several chains of drafts."""
+    """What a rule returns for several candidate drafts."""
 
-    candidate: Array  # [B] int32, the chain whose drafts stand; any where none stands
-    num_accepted: Array  # [B] int32, leading drafts of it that stand
+    candidate: Array  # [B] int32, the accepted candidate; arbitrary if none is accepted
+    num_accepted: Array  # [B] int32, the length of its accepted prefix
     next_token: Array  # [B] int32
 
 
 @runtime_checkable
 class AcceptanceFunction(Protocol):
-    """The function of a rule; row by row, nothing crosses rows."""
+    """The function of a rule. A row's result depends only on that row's arguments."""
 
     def __call__(
         self,
@@ -51,22 +51,22 @@ class AcceptanceFunction(Protocol):
         target: TokenDistribution,
         keys: RuleKeys,
     ) -> AcceptanceResult:
-        """Judges each row's drafts.
+        """Accepts a prefix of each row's drafts.
 
         Args:
             draft_tokens: ``[B, G]`` int32.
-            num_drafted: ``[B]`` int32; drafts past it are padding and never stand.
-            draft_probs: ``[B, G, V]`` float32, the distribution that each draft was drawn from; None if the drafter
-                is deterministic, which is a one-hot distribution.
-            target: the target's distribution over ``[B, G + 1]`` positions, each given the drafts before it.
-            keys: the row's noise; consumed.
+            num_drafted: ``[B]`` int32; drafts past it are padding and are never accepted.
+            draft_probs: ``[B, G, V]`` float32, the distribution that each draft was sampled from. None if the drafter
+                is deterministic; the distributions are then one-hot.
+            target: the target's distributions at ``[B, G + 1]`` positions, each given the drafts before it.
+            keys: the row's random keys; consumed.
         """
         ...
 
 
 @runtime_checkable
 class MultiDraftAcceptanceFunction(Protocol):
-    """What a rule does with M chains per row that begin with different tokens."""
+    """The function of a rule for M candidate drafts per row, which begin with different tokens."""
 
     def __call__(
         self,
@@ -76,30 +76,31 @@ class MultiDraftAcceptanceFunction(Protocol):
         target: TokenDistribution,
         keys: RuleKeys,
     ) -> MultiDraftAcceptanceResult:
-        """Judges each row's chains.
+        """Accepts a prefix of one candidate per row.
 
         Args:
             draft_tokens: ``[B, M, G]`` int32.
             num_drafted: ``[B, M]`` int32.
-            draft_probs: ``[B, M, G, V]`` float32, the distribution that each draft was drawn from *given the chains
-                before its own*: the first tokens of earlier chains have probability 0 in it. None if deterministic.
-            target: the target's distribution over ``[B, M, G + 1]`` positions; the first is the same for all chains.
-            keys: the row's noise; consumed.
+            draft_probs: ``[B, M, G, V]`` float32, the distribution that each draft was sampled from *given the earlier
+                candidates*: it gives probability 0 to their first tokens. None if the drafter is deterministic.
+            target: the target's distributions at ``[B, M, G + 1]`` positions. The first is the same for all candidates.
+            keys: the row's random keys; consumed.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class AcceptanceRule:
-    """A rule with what a user must know of it on its face.
+    """An acceptance rule and its properties.
 
     Attributes:
         name: as in `SpecConfig.acceptance`.
-        evaluate: the function.
-        lossless: the emitted tokens follow the target's distribution exactly.
-        noise: ``"none"``, ``"step"`` (keyed by the row's step) or ``"position"`` (keyed by position).
-        source: where the rule comes from.
-        accept_candidates: for ``SpecConfig.num_candidates`` above 1; None if the rule knows one chain alone.
+        accept: the function.
+        lossless: whether the emitted tokens follow the target's distribution exactly.
+        noise: what the random numbers of drafter and rule are keyed by: ``"step"``, ``"position"``, or ``"none"`` for a
+            deterministic rule.
+        source: the paper.
+        accept_candidates: the function for ``SpecConfig.num_candidates`` above 1; None if the rule has none.
     """
 
     name: str
@@ -111,17 +112,17 @@ class AcceptanceRule:
 
 
 def check_acceptance(rule: AcceptanceRule, result: Any, kind: type, num_drafted: Array, vocab_size: int) -> Any:
-    """Checks the types and shapes of what `rule` decided, and clips what only its values can show.
+    """Checks the types and shapes of a rule's result, and clips its values to the valid range.
 
     Args:
-        rule: for the message.
-        result: what its function returned.
-        kind: the type that was expected.
-        num_drafted: ``[B]`` int32, or ``[B, M]`` for several chains.
+        rule: named in the error message.
+        result: the object that its function returned.
+        kind: the expected type.
+        num_drafted: ``[B]`` int32, or ``[B, M]`` for several candidates.
         vocab_size: V.
 
     Returns:
-        The result, with 0 to `num_drafted` accepted drafts and a token of the vocabulary.
+        The result, with 0 to `num_drafted` accepted drafts and a next token inside the vocabulary.
 
     Raises:
         ValueError: naming rule and field.
@@ -141,7 +142,7 @@ def check_acceptance(rule: AcceptanceRule, result: Any, kind: type, num_drafted:
 
 
 def check_greedy(rule: AcceptanceRule, sampling: SamplingParams) -> None:
-    """Refuses a rule without randomness for rows that are sampled: it would decode them greedily.
+    """Refuses a deterministic rule if any row has a temperature above 0, because it would decode that row greedily.
 
     Raises:
         ValueError: naming the temperature and the rule.
@@ -157,7 +158,7 @@ _FACTORIES: dict[str, Callable[..., AcceptanceRule]] = {}
 
 
 def register_rule(rule: AcceptanceRule) -> AcceptanceRule:
-    """Adds `rule` under its name.
+    """Registers `rule` under its name.
 
     Raises:
         ValueError: if the name is taken.
@@ -169,7 +170,7 @@ def register_rule(rule: AcceptanceRule) -> AcceptanceRule:
 
 
 def register_factory(name: str, make: Callable[..., AcceptanceRule]) -> None:
-    """Lets ``"name(0.3, 0.5)"`` stand for ``make(0.3, 0.5)`` wherever a rule is named."""
+    """Registers a function that makes rules: ``"name(0.3, 0.5)"`` then names the rule ``make(0.3, 0.5)``."""
     _FACTORIES[name] = make
 
 
@@ -179,10 +180,10 @@ def registered_rules() -> dict[str, AcceptanceRule]:
 
 
 def find_rule(name: str) -> AcceptanceRule:
-    """Returns the registered rule `name`, the one that ``"module:attribute"`` names, or a family's ``"name(0.3)"``.
+    """Returns the rule that `name` names: a registered one, ``"module:attribute"``, or ``"family(0.3)"``.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is no such rule.
     """
     check_kind("acceptance", name, str, "the name of a rule")
     if name in _REGISTRY:

@@ -1,4 +1,4 @@
-"""The greedy rule: a draft stands while it is the target's most probable token."""
+"""The greedy rule: accepts drafts that are the target's most probable tokens."""
 
 import jax.numpy as jnp
 
@@ -14,7 +14,7 @@ from bass_jax.typing import Array, Bool, Int
 
 
 def leading_run(is_accepted: Bool[Array, "... G"], num_drafted: Int[Array, "..."]) -> Int[Array, "..."]:
-    """Counts the accepted drafts before the first that fails or was not drafted."""
+    """Returns the length of the longest prefix of `is_accepted` that is True, at most `num_drafted`."""
     is_real = jnp.arange(is_accepted.shape[-1]) < num_drafted[..., None]
     return jnp.cumprod((is_accepted & is_real).astype(jnp.int32), axis=-1).sum(axis=-1, dtype=jnp.int32)
 
@@ -22,7 +22,7 @@ def leading_run(is_accepted: Bool[Array, "... G"], num_drafted: Int[Array, "..."
 def accept(
     draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: TokenDistribution, keys: RuleKeys
 ) -> AcceptanceResult:
-    """Compares drafts with the target's mode; temperature and noise play no part."""
+    """Compares the drafts with the argmax of the target's logits."""
     del draft_probs, keys
     num_accepted = leading_run(draft_tokens == target.argmax[:, :-1], num_drafted)
     return AcceptanceResult(num_accepted, jnp.take_along_axis(target.argmax, num_accepted[:, None], axis=1)[:, 0])
@@ -31,12 +31,12 @@ def accept(
 def accept_candidates(
     draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: TokenDistribution, keys: RuleKeys
 ) -> MultiDraftAcceptanceResult:
-    """Follows the chain that begins with the target's mode; first tokens differ, so there is one at the most."""
+    """Accepts from the candidate that begins with the target's most probable token; at most one does."""
     rows = jnp.arange(draft_tokens.shape[0])
     is_right = (draft_tokens[:, :, 0] == target.argmax[:, :, 0]) & (num_drafted > 0)
     candidate = jnp.argmax(is_right, axis=1).astype(jnp.int32)
-    of_candidate = TokenDistribution(probs=target.probs[rows, candidate], argmax=target.argmax[rows, candidate])
-    result = accept(draft_tokens[rows, candidate], num_drafted[rows, candidate], None, of_candidate, keys)
+    chosen = TokenDistribution(probs=target.probs[rows, candidate], argmax=target.argmax[rows, candidate])
+    result = accept(draft_tokens[rows, candidate], num_drafted[rows, candidate], None, chosen, keys)
     return MultiDraftAcceptanceResult(candidate, *result)
 
 
@@ -50,4 +50,4 @@ GREEDY = register_rule(
         accept_candidates=accept_candidates,
     )
 )
-"""For rows at temperature 0 alone; a row with another ends as `FinishReason.NOT_GREEDY`."""
+"""Only for rows at temperature 0. Other rows end with `FinishReason.NOT_GREEDY`."""

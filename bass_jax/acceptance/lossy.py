@@ -1,4 +1,4 @@
-"""Rules that trade the target's distribution for longer accepted runs; each says so on its face."""
+"""Lossy rules, which accept more drafts at the cost of changing the distribution of the output."""
 
 import functools
 
@@ -6,18 +6,18 @@ import jax.numpy as jnp
 
 from bass_jax.acceptance.base import AcceptanceResult, AcceptanceRule, RuleKeys, register_factory, register_rule
 from bass_jax.acceptance.greedy import leading_run
-from bass_jax.sampling.distribution import TokenDistribution, draw
+from bass_jax.sampling.distribution import TokenDistribution, sample_tokens
 from bass_jax.sampling.keys import gumbel
 from bass_jax.typing import Array, Bool
 
 
-def _verdict(
+def _accept_prefix(
     is_accepted: Bool[Array, "B G"], num_drafted: Array, target: TokenDistribution, keys: RuleKeys
 ) -> AcceptanceResult:
-    """The leading run stands; the next token comes from the target's distribution, whatever was rejected."""
+    """Accepts the longest prefix of accepted drafts, and samples the next token from the target's distribution."""
     num_accepted = leading_run(is_accepted, num_drafted)
     probs = target.probs[jnp.arange(num_drafted.shape[0]), num_accepted]
-    return AcceptanceResult(num_accepted, draw(probs, gumbel(keys.residual, probs.shape[-1])))
+    return AcceptanceResult(num_accepted, sample_tokens(probs, gumbel(keys.residual, probs.shape[-1])))
 
 
 def _accept_typical(
@@ -30,15 +30,13 @@ def _accept_typical(
     epsilon: float,
     delta: float,
 ) -> AcceptanceResult:
-    """A draft stands if ``target(x) > min(epsilon, delta * exp(-entropy of the target))``."""
+    """Accepts a draft x if ``target(x) > min(epsilon, delta * exp(-entropy of the target))``."""
     del draft_probs
-    distributions = target.probs[:, :-1]
-    entropy = -jnp.where(
-        distributions > 0, distributions * jnp.log(jnp.where(distributions > 0, distributions, 1.0)), 0.0
-    ).sum(axis=-1)
-    target_prob = jnp.take_along_axis(distributions, draft_tokens[..., None], axis=2)[..., 0]
+    probs = target.probs[:, :-1]
+    entropy = -jnp.where(probs > 0, probs * jnp.log(jnp.where(probs > 0, probs, 1.0)), 0.0).sum(axis=-1)
+    target_prob = jnp.take_along_axis(probs, draft_tokens[..., None], axis=2)[..., 0]
     is_accepted = target_prob > jnp.minimum(epsilon, delta * jnp.exp(-entropy))
-    return _verdict(is_accepted, num_drafted, target, keys)
+    return _accept_prefix(is_accepted, num_drafted, target, keys)
 
 
 def _accept_threshold(
@@ -50,22 +48,22 @@ def _accept_threshold(
     *,
     fraction: float,
 ) -> AcceptanceResult:
-    """A draft stands if it is at least `fraction` as probable as the target's most probable token."""
+    """Accepts a draft that is at least `fraction` times as probable as the target's most probable token."""
     del draft_probs
-    distributions = target.probs[:, :-1]
-    target_prob = jnp.take_along_axis(distributions, draft_tokens[..., None], axis=2)[..., 0]
-    return _verdict(target_prob >= fraction * distributions.max(axis=-1), num_drafted, target, keys)
+    probs = target.probs[:, :-1]
+    target_prob = jnp.take_along_axis(probs, draft_tokens[..., None], axis=2)[..., 0]
+    return _accept_prefix(target_prob >= fraction * probs.max(axis=-1), num_drafted, target, keys)
 
 
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> AcceptanceRule:
-    """Makes the typical rule: the flatter the target, the more drafts are good enough.
+    """Returns a rule whose threshold falls with the entropy of the target's distribution.
 
     Args:
-        epsilon: probability that always is enough, 0 to 1.
-        delta: share of ``exp(-entropy)`` that is enough, above 0.
+        epsilon: a draft with a higher target probability is always accepted; above 0 and at most 1.
+        delta: a draft with a target probability above ``delta * exp(-entropy)`` is accepted; above 0 and at most 1.
 
     Raises:
-        ValueError: if one is out of range.
+        ValueError: if an argument is out of range.
     """
     if not 0 < epsilon <= 1:
         raise ValueError(f"epsilon={epsilon}: expected a number above 0 and at most 1")
@@ -77,10 +75,10 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> AcceptanceRule:
 
 
 def threshold(fraction: float = 0.3) -> AcceptanceRule:
-    """Makes the threshold rule: a draft is good enough if it is nearly the target's favorite.
+    """Returns a rule that accepts drafts whose probability is close to that of the target's most probable token.
 
     Args:
-        fraction: of the most probable token's probability, above 0 and at most 1; 1 is exact match.
+        fraction: of the most probable token's probability; above 0 and at most 1. 1 is an exact match.
 
     Raises:
         ValueError: if it is out of range.

@@ -1,4 +1,4 @@
-"""A rule for speed studies: drafts stand by a coin, whatever they are."""
+"""A rule for speed studies: accepts drafts at random with given probabilities."""
 
 import functools
 
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from bass_jax.acceptance.base import AcceptanceResult, AcceptanceRule, RuleKeys, register_factory
 from bass_jax.acceptance.greedy import leading_run
-from bass_jax.sampling.distribution import TokenDistribution, draw
+from bass_jax.sampling.distribution import TokenDistribution, sample_tokens
 from bass_jax.sampling.keys import gumbel, uniform
 from bass_jax.typing import Array
 
@@ -22,24 +22,24 @@ def _accept(
 ) -> AcceptanceResult:
     del draft_probs
     num_slots = draft_tokens.shape[1]
-    chances = jnp.asarray([rates[min(slot, len(rates) - 1)] for slot in range(num_slots)], jnp.float32)
-    # A uniform is never 0, so that a rate of 0 accepts nothing; it may be 1, so that a rate of 1 accepts all.
-    num_accepted = leading_run(uniform(keys.accept, num_slots) <= chances, num_drafted)
+    accept_probs = jnp.asarray([rates[min(slot, len(rates) - 1)] for slot in range(num_slots)], jnp.float32)
+    # Uniform numbers are in (0, 1], so a rate of 0 accepts nothing and a rate of 1 accepts everything.
+    num_accepted = leading_run(uniform(keys.accept, num_slots) <= accept_probs, num_drafted)
     probs = target.probs[jnp.arange(num_drafted.shape[0]), num_accepted]
-    return AcceptanceResult(num_accepted, draw(probs, gumbel(keys.residual, probs.shape[-1])))
+    return AcceptanceResult(num_accepted, sample_tokens(probs, gumbel(keys.residual, probs.shape[-1])))
 
 
 def synthetic(*rates: float) -> AcceptanceRule:
-    """Makes the rule that accepts draft i, given those before it, with probability ``rates[i]``.
+    """Returns a rule that accepts draft i with probability ``rates[i]`` if the drafts before it are accepted.
 
-    Times a decoder as if it had a good draft; what it writes is no sample of the target. Its name says so:
-    ``SpecConfig(acceptance="synthetic(0.8)")``.
+    It measures the speed that a better drafter would give. The output does not follow the target's distribution. In a
+    configuration: ``SpecConfig(acceptance="synthetic(0.8)")``.
 
     Args:
-        rates: by position, 0 to 1; the last one serves all positions after it.
+        rates: by position, 0 to 1; the last one is used for all later positions.
 
     Raises:
-        ValueError: if there are none, or one is out of range.
+        ValueError: if there is no rate, or one is out of range.
     """
     if not rates or not all(0 <= rate <= 1 for rate in rates):
         raise ValueError(f"synthetic acceptance {rates}: expected numbers from 0 to 1, one or one per position")

@@ -1,11 +1,11 @@
-"""The token rule: each draft stands with probability min(1, target / draft)."""
+"""The token rule: accepts each draft with probability min(1, target / draft)."""
 
 import jax
 import jax.numpy as jnp
 
 from bass_jax.acceptance.base import AcceptanceResult, AcceptanceRule, RuleKeys, register_rule
 from bass_jax.acceptance.greedy import leading_run
-from bass_jax.sampling.distribution import TokenDistribution, draw
+from bass_jax.sampling.distribution import TokenDistribution, sample_tokens
 from bass_jax.sampling.keys import gumbel, uniform
 from bass_jax.typing import Array
 
@@ -13,10 +13,11 @@ from bass_jax.typing import Array
 def accept(
     draft_tokens: Array, num_drafted: Array, draft_probs: Array | None, target: TokenDistribution, keys: RuleKeys
 ) -> AcceptanceResult:
-    """Accepts by ratio and draws the next token from ``max(target - draft, 0)``, or the target itself.
+    """Accepts drafts by the ratio of the probabilities.
 
-    A draft of target probability 0 never stands, whatever rounding does to the ratio. A residual that is
-    zero everywhere (possible by rounding alone) falls back on the target's distribution.
+    After a rejection the next token is sampled from the residual ``max(target - draft, 0)``, otherwise from the
+    target's distribution. A draft whose target probability is 0 is never accepted, independent of rounding. Rounding
+    can make the residual zero everywhere; the target's distribution is then used instead.
     """
     num_slots, vocab_size = draft_tokens.shape[1], target.probs.shape[-1]
     token = draft_tokens[..., None]
@@ -35,11 +36,11 @@ def accept(
         residual = jnp.maximum(probs - rejected_probs, 0.0)
         use_residual = (num_accepted < num_drafted) & (residual.sum(axis=-1) > 0)
         probs = jnp.where(use_residual[:, None], residual, probs)
-    return AcceptanceResult(num_accepted, draw(probs, gumbel(keys.residual, vocab_size)))
+    return AcceptanceResult(num_accepted, sample_tokens(probs, gumbel(keys.residual, vocab_size)))
 
 
 def _at(values: Array, index: Array) -> Array:
-    """Takes ``values[b, index[b]]``."""
+    """Returns ``values[b, index[b]]`` for every row b."""
     return values[jnp.arange(values.shape[0]), index]
 
 

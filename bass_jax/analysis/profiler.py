@@ -22,8 +22,8 @@ from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.prefill import prefill
 from bass_jax.decoding.state import SpecState
 from bass_jax.decoding.step import decode_step, speculate_step
-from bass_jax.drafters import DraftContext, ModelDrafter
-from bass_jax.engine.generate import GenerateLoop, Prompts
+from bass_jax.drafters import DraftContext, EagleDrafter, ModelDrafter
+from bass_jax.engine.generate import Prompts, GenerateLoop
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import SamplingParams
 from bass_jax.sampling.keys import step_draft_keys
@@ -142,7 +142,9 @@ def measure_profile(
         "pair": name, "device": jax.devices()[0].device_kind, "jax": jax.__version__, "acceptance": spec.acceptance,
         "date": datetime.date.today().isoformat(), "num_prompts": len(prompts), "max_new_tokens": max_new_tokens,
     }  # fmt: skip
-    draft_shape = pass_shape(pair.drafter.model.config) if isinstance(pair.drafter, ModelDrafter) else None
+    draft_shape = (
+        pass_shape(pair.drafter.model.config) if isinstance(pair.drafter, ModelDrafter | EagleDrafter) else None
+    )
     return Profile(about, table, rates, pass_shape(pair.target.config), draft_shape)
 
 
@@ -220,7 +222,7 @@ def _draft_seconds(pair: Pair, spec: SpecConfig, state: SpecState) -> tuple[floa
 
     one = seconds(1)
     further = max((seconds(many) - one) / (many - 1), 0.0)
-    if not isinstance(pair.drafter, ModelDrafter):
+    if not isinstance(pair.drafter, ModelDrafter | EagleDrafter):
         return one, further, 0.0
     num_reads = 3
     return one, further, max((seconds(1, num_reads * CATCH_UP_CHUNK) - one) / num_reads, 0.0)

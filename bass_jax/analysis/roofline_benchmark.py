@@ -16,7 +16,7 @@ from bass_jax.cost_model import Device, PassShape, RooflineModel, expected_emitt
 from bass_jax.decoding.compiled_steps import bucket_spec
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.step import decode_step, speculate_step
-from bass_jax.drafters import ModelDrafter
+from bass_jax.drafters import EagleDrafter, ModelDrafter
 from bass_jax.models.mesh import mesh_of
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import SamplingParams
@@ -175,7 +175,7 @@ def _limits(pair: Pair, device: Device, batch: int, draft_len: int, context: int
     """Bytes that a step must read, and the seconds that it takes at least."""
     nothing = PassShape(0.0, 0.0, 0.0, 0.0, 0.0)
     target, draft = pass_shape(pair.target.config), nothing
-    if isinstance(pair.drafter, ModelDrafter):
+    if isinstance(pair.drafter, ModelDrafter | EagleDrafter):
         draft = pass_shape(pair.drafter.model.config)
     model = RooflineModel(target, draft, device.peak_flops, device.bandwidth, 0.0, overlap=1.0)
     seconds = model.target_seconds(batch, draft_len + 1, context) + model.draft_seconds(batch, draft_len, context, 0)

@@ -91,11 +91,11 @@ def _cost_and_rates(options, replay):
     if options.device not in DEVICES:
         raise ValueError(f"--device {options.device}: expected one of {sorted(DEVICES)}")
     import bass_jax as bass
-    from bass_jax.drafters import ModelDrafter
+    from bass_jax.drafters import EagleDrafter, ModelDrafter
 
     pair, _ = bass.load_pair(options.pair)
     draft = PassShape(0.0, 0.0, 0.0, 0.0, 0.0)
-    if isinstance(pair.drafter, ModelDrafter):
+    if isinstance(pair.drafter, ModelDrafter | EagleDrafter):
         draft = pass_shape(pair.drafter.model.config)
     cost = roofline(pass_shape(pair.target.config), draft, DEVICES[options.device])
     return cost, acceptance_by_position(replay)

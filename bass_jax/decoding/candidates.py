@@ -10,7 +10,7 @@ from bass_jax.decoding.accept import StepTokens, TargetLogits, describe
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.positions import input_positions, join_tokens, last_tokens, with_drafts
 from bass_jax.decoding.state import SpecState
-from bass_jax.drafters import Proposal, reads_hidden_states
+from bass_jax.drafters import MultiDraftDrafter, Proposal, reads_hidden_states
 from bass_jax.models.kv_cache import KVCache, keep_candidate
 from bass_jax.sampling import LogitsProcessors, TokenDistribution, token_distribution
 from bass_jax.typing import Array, Int
@@ -23,7 +23,7 @@ def check_candidates(pair: Pair, spec: SpecConfig, rule: AcceptanceRule) -> None
         raise ValueError(
             f"num_candidates={spec.num_candidates}: acceptance={rule.name!r} evaluates one chain; expected one of {able}"
         )
-    if not hasattr(pair.drafter, "propose_many"):
+    if not isinstance(pair.drafter, MultiDraftDrafter):
         name = type(pair.drafter).__name__
         raise ValueError(f"num_candidates={spec.num_candidates}: {name} has no propose_many and proposes one chain")
     if reads_hidden_states(pair.drafter):

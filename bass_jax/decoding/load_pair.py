@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bass_jax.decoding.pair import Pair
-from bass_jax.drafters import Drafter, ModelDrafter, NgramDrafter, RetrievalDrafter
+from bass_jax.drafters import Drafter, NgramDrafter, RetrievalDrafter, network_drafter
 from bass_jax.drafters.ensemble import ensemble_drafter
 from bass_jax.models import Model, preset, random_model
 from bass_jax.models.model_config import ModelConfig
@@ -157,7 +157,7 @@ def _load_drafter(path: str, target: Model, tokenizer: Any, options: ModelOption
 
 
 def _draft_of(draft: Model, target: Model) -> Drafter:
-    return ModelDrafter(draft, target.config.vocab_size)
+    return network_drafter(draft, target.config.vocab_size)
 
 
 def load_datastore(path: str | Path, target: Model, tokenizer: Any = None) -> RetrievalDrafter:
@@ -204,7 +204,7 @@ def random_pair(
     if draft is None:
         return Pair(made, NgramDrafter())
     small = make(draft, keys[1], options.of_draft["rules"], quantize=options.quantize_draft)
-    return Pair(made, ModelDrafter(small, made.config.vocab_size))
+    return Pair(made, network_drafter(small, made.config.vocab_size))
 
 
 def _is_pair(path: Path) -> bool:

@@ -160,9 +160,8 @@ def _verify(pair: Pair, state: SpecState, inputs: Int[Array, "B T"], num_inputs:
     if not reads_hidden_states(pair.drafter):
         logits, cache = pair.target.forward(inputs, positions, state.target_cache)
         return logits, cache, state.drafter
-    drafter: Any = pair.drafter
     hidden_states, cache = pair.target.hidden_states(inputs, positions, state.target_cache)
-    return pair.target.logits(hidden_states), cache, drafter.observe(state.drafter, hidden_states, positions)
+    return pair.target.logits(hidden_states), cache, pair.drafter.observe(state.drafter, hidden_states, positions)
 
 
 def _processors(state: SpecState, spec: SpecConfig) -> LogitsProcessors:

@@ -1,22 +1,36 @@
 """Drafters: what proposes the tokens that the target verifies.
 
-Imports `bass_jax.acceptance` and lower packages. Start with `protocols.py`, then `draft_model.py`; `template.py` is the
-file to copy for a drafter of your own.
+Imports `bass_jax.acceptance` and lower packages. Start with `protocols.py`, then `draft_model.py`. To write your own
+drafter, copy `template.py`.
 """
 
 from bass_jax.drafters.draft_model import ModelDrafter
+from bass_jax.drafters.eagle import EagleDrafter, network_drafter
 from bass_jax.drafters.ensemble import EnsembleDrafter
 from bass_jax.drafters.ngram import NgramDrafter
-from bass_jax.drafters.protocols import DraftContext, Drafter, Proposal, reads_hidden_states
+from bass_jax.drafters.protocols import (
+    ChunkedDrafter,
+    DraftContext,
+    Drafter,
+    HiddenStateDrafter,
+    MultiDraftDrafter,
+    Proposal,
+    reads_hidden_states,
+)
 from bass_jax.drafters.retrieval import RetrievalDrafter
 
 __all__ = [
+    "ChunkedDrafter",
     "DraftContext",
     "Drafter",
+    "EagleDrafter",
     "EnsembleDrafter",
+    "HiddenStateDrafter",
     "ModelDrafter",
+    "MultiDraftDrafter",
     "NgramDrafter",
     "Proposal",
     "RetrievalDrafter",
+    "network_drafter",
     "reads_hidden_states",
 ]

@@ -1,4 +1,4 @@
-"""Several drafters as one: each draft is proposed by the one of them that is most confident."""
+"""Several drafters as one: each draft is proposed by the most confident of them."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -7,206 +7,188 @@ import jax
 import jax.numpy as jnp
 
 from bass_jax.drafters.draft_model import ModelDrafter
+from bass_jax.drafters.eagle import EagleDrafter
 from bass_jax.drafters.ngram import NgramDrafter
 from bass_jax.drafters.protocols import DraftContext, Drafter, Proposal, reads_hidden_states
 from bass_jax.drafters.retrieval import RetrievalDrafter
-from bass_jax.typing import Array, Float, Int
+from bass_jax.typing import Array, Int
 
-LONGEST_MATCH = 6
-"""Tokens of a match that prompt lookup tries at most; behind one so long nobody else is asked."""
+MAX_NGRAM = 6
+"""The longest match of prompt lookup. After such a match the other parts are not run."""
 
 LOOKUP_SCALE, RETRIEVAL_SCALE = 0.6, 0.4
-"""Where lookup and the store differ from a network they are right less often than they say. Fitted to 500 answers of
-the quickstart target (docs/drafters.md)."""
+"""Confidence scales of prompt lookup and of the datastore, relative to a network. Where they disagree with the network,
+they are right less often than their confidence says. Fitted to 500 answers of the quickstart target
+(docs/drafters.md)."""
 
 
-class _Drafts(NamedTuple):
-    """What the rows have so far; those that are open have as many drafts as slots were filled."""
+class _Rows(NamedTuple):
+    """The state of a drafting round."""
 
-    tokens: Array  # [B, C] int32, committed tokens and drafts behind them
-    is_open: Array  # [B] bool, every slot so far has a draft
-    states: tuple[Any, ...]
+    tokens: Array  # [B, C] int32, committed tokens and the drafts after them
+    is_open: Array  # [B] bool, the row has a draft at every position so far
+    states: tuple[Any, ...]  # of the parts
 
 
-class _Slot(NamedTuple):
+class _Draft(NamedTuple):
     """One draft per row."""
 
     token: Array  # [B] int32
-    is_drafted: Array  # [B] bool
-    probs: Array | None  # [B, V]
-    confidence: Array  # [B] float32
+    score: Array  # [B] float32, the scaled confidence; -1 without a draft
+    confidence: Array  # [B] float32, as the part reports it
+    probs: Array | None  # [B, V] float32; None: deterministic
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EnsembleDrafter:
-    """Asks `parts` in order for every draft, and takes the most confident; of equals the first.
+    """Takes every draft from the most confident of its parts; of equally confident parts, from the first.
 
-    How sure a part is, is its confidence times the trust that it is given; one that does not say counts as sure. A
-    part is asked where none before it was worth `enough`. One that no row asks is not run, and a network catches up
-    when it is needed again. A part sees the drafts before its own as if they were committed, so it needs to know
-    nothing of the others; what it keeps of drafts that are rejected later is void like that of its own. Whose turn it
-    is depends on the tokens before a draft alone, never on what was drawn. The distribution of a draft is therefore its
-    own part's: one token for a deterministic part, a network's distribution for a network.
+    The parts are run in order, one draft at a time. A part's score is its confidence times its scale; a part that
+    reports no confidence has confidence 1. For a row whose best score has reached `sufficient_score`, the remaining
+    parts are not run. A part treats the drafts before its own as committed tokens, so any drafter can be a part. A
+    network that was not run catches up when it is next needed.
+
+    The choice of the part depends on the tokens before a draft and not on the draft. The distribution of a draft is
+    therefore the distribution of its part, and lossless rules stay lossless.
 
     Attributes:
-        parts: drafters of one vocabulary. One that reads the target's hidden states has to predict them behind a draft.
-        trust: of each part, 0 to 1; traced. None trusts all alike.
-        enough: what ends the asking; traced.
+        parts: drafters with the same vocabulary. One that reads hidden states has to predict them at drafts.
+        confidence_scale: of each part, 0 to 1. Traced. None is 1 for all.
+        sufficient_score: the score that ends the search. Traced.
     """
 
     parts: tuple[Drafter, ...]
-    confidence_scale: Any = None  # numbers or arrays; anything while jax rebuilds the tree
-    enough: Any = 1.0
+    confidence_scale: Any = None  # numbers or arrays; `Any` because JAX rebuilds the tree with other objects
+    sufficient_score: Any = 1.0
 
     def __post_init__(self):
-        if isinstance(self.parts, tuple) and not self.parts:
+        if not isinstance(self.parts, tuple):
+            return  # JAX rebuilds the tree with other objects.
+        if not self.parts:
             raise ValueError("parts=(): expected at least one drafter")
-        if (
-            isinstance(self.parts, tuple)
-            and isinstance(self.confidence_scale, tuple)
-            and len(self.confidence_scale) != len(self.parts)
-        ):
-            raise ValueError(f"trust={self.confidence_scale}: expected {len(self.parts)} numbers, one for each part")
+        scale = self.confidence_scale
+        if isinstance(scale, tuple) and len(scale) != len(self.parts):
+            raise ValueError(f"confidence_scale={scale}: expected {len(self.parts)} numbers, one for each part")
 
     @property
     def reads_hidden_states(self) -> bool:
-        """Whether any part does."""
+        """Whether any part reads the target's hidden states."""
         return any(reads_hidden_states(part) for part in self.parts)
 
-    def init(self, tokens: Array, lengths: Array, hidden_states: Array | None = None) -> tuple[Any, ...]:
-        """Every part's state."""
-        states = []
-        for part in self.parts:
-            reader: Any = part
-            is_reader = reads_hidden_states(part)
-            states.append(reader.init(tokens, lengths, hidden_states) if is_reader else part.init(tokens, lengths))
-        return tuple(states)
+    def init(self, tokens: Array, lengths: Array, hidden: Array | None = None) -> tuple[Any, ...]:
+        """Returns the states of the parts."""
+        return tuple(
+            part.init(tokens, lengths, hidden) if reads_hidden_states(part) else part.init(tokens, lengths)
+            for part in self.parts
+        )
 
-    def observe(self, state: tuple[Any, ...], hidden_states: Array, positions: Array) -> tuple[Any, ...]:
-        """Hands the target's hidden states to the parts that read them."""
-        states = []
-        for part, own in zip(self.parts, state, strict=True):
-            reader: Any = part
-            states.append(reader.observe(own, hidden_states, positions) if reads_hidden_states(part) else own)
-        return tuple(states)
+    def observe(self, state: tuple[Any, ...], hidden: Array, positions: Array) -> tuple[Any, ...]:
+        """Passes the target's hidden states to the parts that read them."""
+        return tuple(
+            part.observe(own, hidden, positions) if reads_hidden_states(part) else own
+            for part, own in zip(self.parts, state, strict=True)
+        )
 
     def propose(
         self, state: tuple[Any, ...], context: DraftContext, draft_len: int, *, is_sampled: bool
     ) -> tuple[Proposal, tuple[Any, ...]]:
-        """Fills slot after slot; a row ends at the first that no part has a draft for."""
-        if context.min_confidence is None:  # Of 0: reported, and never in the way.
+        """Drafts one position after the other; a row ends at the first position where no part has a draft."""
+        if context.min_confidence is None:  # A threshold of 0 makes the parts report confidence and stops no row.
             context = context._replace(min_confidence=jnp.zeros(context.lengths.shape, jnp.float32))
 
-        def fill(drafts: _Drafts, slot: Int[Array, ""]) -> tuple[_Drafts, _Slot]:
-            return self._fill(drafts, slot, context, is_sampled)
+        def extend(rows: _Rows, step: Int[Array, ""]) -> tuple[_Rows, _Draft]:
+            return self._extend(rows, step, context, is_sampled)
 
-        start = _Drafts(context.tokens, context.num_wanted > 0, state)
-        drafts, filled = jax.lax.scan(fill, start, jnp.arange(draft_len))
-        filled = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), filled)
-        num_drafted = filled.is_drafted.sum(axis=1, dtype=jnp.int32)
-        proposal = Proposal(filled.token, num_drafted, filled.probs, filled.confidence)
-        return proposal, drafts.states
+        start = _Rows(context.tokens, context.num_wanted > 0, state)
+        rows, drafts = jax.lax.scan(extend, start, jnp.arange(draft_len))
+        drafts = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), drafts)
+        num_drafted = (drafts.score >= 0).sum(axis=1, dtype=jnp.int32)
+        return Proposal(drafts.token, num_drafted, drafts.probs, drafts.confidence), rows.states
 
     def commit(self, state: tuple[Any, ...], lengths: Array) -> tuple[Any, ...]:
-        """Tells every part."""
+        """Commits in every part."""
         return tuple(part.commit(own, lengths) for part, own in zip(self.parts, state, strict=True))
 
-    def _fill(
-        self, drafts: _Drafts, slot: Int[Array, ""], context: DraftContext, is_sampled: bool
-    ) -> tuple[_Drafts, _Slot]:
-        """Asks the parts for one draft of every row that is open."""
-        lengths = context.lengths + slot
-        is_missing = drafts.is_open & (slot < context.num_wanted)
-        behind = context._replace(
-            tokens=drafts.tokens,
-            lengths=jnp.where(is_missing, lengths, context.lengths),
-            keys=jax.lax.dynamic_index_in_dim(context.keys, slot, axis=1),
-        )
+    def _extend(
+        self, rows: _Rows, step: Int[Array, ""], context: DraftContext, is_sampled: bool
+    ) -> tuple[_Rows, _Draft]:
+        """Adds one draft to every open row."""
+        lengths = context.lengths + step
+        is_wanted = rows.is_open & (step < context.num_wanted)
         num_rows = lengths.shape[0]
-        empty = jnp.zeros((num_rows, 1), jnp.int32)
-        found = Proposal(empty, jnp.zeros(num_rows, jnp.int32), None, jnp.ones((num_rows, 1), jnp.float32))
-        worth = jnp.full(num_rows, -1.0)
-        states = list(drafts.states)
+        context = context._replace(
+            tokens=rows.tokens,
+            lengths=jnp.where(is_wanted, lengths, context.lengths),
+            keys=jax.lax.dynamic_index_in_dim(context.keys, step, axis=1),
+        )
+        best = _Draft(jnp.zeros(num_rows, jnp.int32), jnp.full(num_rows, -1.0), jnp.ones(num_rows, jnp.float32), None)
+        states = list(rows.states)
         for index, part in enumerate(self.parts):
-            is_asked = is_missing & (worth < self.enough)
-            own = behind._replace(num_wanted=is_asked.astype(jnp.int32))
-            proposal, states[index] = _ask(part, states[index], own, 1, is_sampled)
-            found, worth = _most_confident(found, worth, proposal, self._worth(index, proposal))
-        assert found.confidence is not None  # `_surest` sees to it
-        is_drafted = found.num_drafted > 0
-        rows = jnp.arange(num_rows)
-        columns = jnp.where(is_drafted, lengths, drafts.tokens.shape[1])
-        tokens = drafts.tokens.at[rows, columns].set(found.tokens[:, 0], mode="drop")
-        probs = None if found.probs is None else found.probs[:, 0]
-        filled = _Slot(found.tokens[:, 0], is_drafted, probs, found.confidence[:, 0])
-        return _Drafts(tokens, drafts.is_open & is_drafted, tuple(states)), filled
-
-    def _worth(self, index: int, proposal: Proposal) -> Float[Array, "B"]:
-        """What a part's first draft of each row is worth; -1 where it has none."""
-        confidence = jnp.ones(()) if proposal.confidence is None else proposal.confidence[:, 0]
-        confidence_scale = 1.0 if self.confidence_scale is None else self.confidence_scale[index]
-        return jnp.where(proposal.num_drafted > 0, confidence * confidence_scale, -1.0)
+            is_needed = is_wanted & (best.score < self.sufficient_score)
+            own = context._replace(num_wanted=is_needed.astype(jnp.int32))
+            scale = 1.0 if self.confidence_scale is None else self.confidence_scale[index]
+            draft, states[index] = _propose_one(part, states[index], own, scale, is_sampled)
+            best = _more_confident(best, draft)
+        is_drafted = best.score >= 0
+        columns = jnp.where(is_drafted, lengths, rows.tokens.shape[1])
+        tokens = rows.tokens.at[jnp.arange(num_rows), columns].set(best.token, mode="drop")
+        return _Rows(tokens, rows.is_open & is_drafted, tuple(states)), best
 
 
-def ensemble_drafter(network: ModelDrafter | None, store: RetrievalDrafter | None = None) -> EnsembleDrafter:
-    """Combines prompt lookup with what there is.
+def ensemble_drafter(
+    network: ModelDrafter | EagleDrafter | None, datastore: RetrievalDrafter | None = None
+) -> EnsembleDrafter:
+    """Combines prompt lookup with a draft network and a datastore.
 
-    A match of `LONGEST_MATCH` tokens first; else the most confident of a shorter match, the network and the store. How
-    much their words are worth was measured on the target's answers: docs/drafters.md.
+    A match of `MAX_NGRAM` tokens is always taken. Otherwise the most confident of a shorter match, the network and the
+    datastore proposes the draft.
 
     Args:
-        network: a draft that reads tokens alone, or the target's hidden states; None for none.
-        store: a retrieval datastore, or None.
+        network: a drafter that runs a network, or None.
+        datastore: a retrieval datastore, or None.
     """
-    lookup = NgramDrafter(LONGEST_MATCH, 1)
+    lookup = NgramDrafter(MAX_NGRAM, 1)
     parts: list[tuple[Drafter, float]] = [(lookup, LOOKUP_SCALE)]
     if network is not None:
         parts.append((network, 1.0))
-    if store is not None:
-        parts.append((store, RETRIEVAL_SCALE))
-    drafters, confidence_scale = zip(*parts, strict=True)
-    # Halfway to the longest match, so that no rounding decides.
-    return EnsembleDrafter(drafters, confidence_scale, enough=LOOKUP_SCALE * lookup.confidence_of(LONGEST_MATCH - 0.5))
+    if datastore is not None:
+        parts.append((datastore, RETRIEVAL_SCALE))
+    drafters, scales = zip(*parts, strict=True)
+    # Half a token below the longest match, so that rounding cannot decide.
+    sufficient_score = LOOKUP_SCALE * lookup.confidence_of(MAX_NGRAM - 0.5)
+    return EnsembleDrafter(drafters, scales, sufficient_score)
 
 
-def _ask(part: Drafter, state: Any, context: DraftContext, num_drafts: int, is_sampled: bool) -> tuple[Proposal, Any]:
-    """Runs `part` unless no row wants anything of it."""
+def _propose_one(part: Drafter, state: Any, context: DraftContext, scale: Any, is_sampled: bool) -> tuple[_Draft, Any]:
+    """Proposes one draft per row with `part`, which is not run if no row wants a draft."""
 
     def propose(state):
-        proposal, state = part.propose(state, context, num_drafts, is_sampled=is_sampled)
+        proposal, state = part.propose(state, context, 1, is_sampled=is_sampled)
         return proposal._replace(num_drafted=jnp.minimum(proposal.num_drafted, context.num_wanted)), state
 
-    def decline(state):
-        like = jax.eval_shape(propose, state)[0]
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like), state
+    def skip(state):
+        shapes = jax.eval_shape(propose, state)[0]
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes), state
 
-    if not jax.tree.leaves(state):  # What keeps nothing costs nothing.
-        return propose(state)
-    return jax.lax.cond((context.num_wanted > 0).any(), propose, decline, state)
+    if jax.tree.leaves(state):
+        proposal, state = jax.lax.cond((context.num_wanted > 0).any(), propose, skip, state)
+    else:  # A drafter without a state is cheap: no condition is needed.
+        proposal, state = propose(state)
+    tokens, num_drafted, probs, confidence = jax.tree.map(lambda leaf: leaf[:, 0] if leaf.ndim > 1 else leaf, proposal)
+    confidence = jnp.ones(tokens.shape, jnp.float32) if confidence is None else confidence
+    return _Draft(tokens, jnp.where(num_drafted > 0, confidence * scale, -1.0), confidence, probs), state
 
 
-def _most_confident(
-    old: Proposal, old_worth: Float[Array, "B"], new: Proposal, new_worth: Float[Array, "B"]
-) -> tuple[Proposal, Float[Array, "B"]]:
-    """Takes the rows that are worth more from `new`; a part that does not say how sure it is counts as sure."""
-    is_new = new_worth > old_worth
-    confidence, kept = (
-        jnp.ones(one.tokens.shape, jnp.float32) if one.confidence is None else one.confidence for one in (new, old)
-    )
-    probs = None
-    if new.probs is not None or old.probs is not None:
-        vocab_size = next(one.probs.shape[-1] for one in (new, old) if one.probs is not None)
-        new_distribution, old_distribution = (
-            # Drafts that could be no others.
-            jax.nn.one_hot(one.tokens, vocab_size, dtype=jnp.float32) if one.probs is None else one.probs
-            for one in (new, old)
-        )
-        probs = jnp.where(is_new[:, None, None], new_distribution, old_distribution)
-    most_confident = Proposal(
-        jnp.where(is_new[:, None], new.tokens, old.tokens),
-        jnp.where(is_new, new.num_drafted, old.num_drafted),
-        probs,
-        jnp.where(is_new[:, None], confidence, kept),
-    )
-    return most_confident, jnp.maximum(old_worth, new_worth)
+def _more_confident(best: _Draft, other: _Draft) -> _Draft:
+    """Takes the rows from `other` where its score is higher."""
+    if best.probs is None and other.probs is not None:
+        best = best._replace(probs=jax.nn.one_hot(best.token, other.probs.shape[-1], dtype=jnp.float32))
+    if other.probs is None and best.probs is not None:
+        other = other._replace(probs=jax.nn.one_hot(other.token, best.probs.shape[-1], dtype=jnp.float32))
+    is_better = other.score > best.score
+
+    def choose(old, new):
+        return jnp.where(is_better[:, None] if old.ndim > 1 else is_better, new, old)
+
+    return jax.tree.map(choose, best, other)

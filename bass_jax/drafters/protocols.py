@@ -1,7 +1,7 @@
-"""The drafter's protocol: three pure functions over a state of its own."""
+"""The protocols of drafters, and what a drafter receives and returns."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import jax.numpy as jnp
 
@@ -11,91 +11,140 @@ from bass_jax.typing import Array, check_array
 
 
 class DraftContext(NamedTuple):
-    """What a drafter may see of a step."""
+    """The inputs of one drafting round."""
 
-    tokens: Array  # [B, C] int32, committed tokens; what lies past a row's length means nothing
-    lengths: Array  # [B] int32, committed tokens of each row, at least 1
+    tokens: Array  # [B, C] int32, committed tokens; entries at or past a row's length are arbitrary
+    lengths: Array  # [B] int32, number of committed tokens, at least 1
     num_wanted: Array  # [B] int32, drafts that a row can use, 0 to G; 0 for finished rows
-    sampling_arrays: SamplingArrays  # per row; a drafter that samples draws from its own distribution so warped
-    keys: Array  # [B, G] key, draft i is drawn with the Gumbel noise of keys[:, i]; consumed
-    processors: (
-        LogitsProcessors  # what is done to logits before the distribution; a drafter that has logits does it to its own
-    )
-    min_confidence: Array | None = None  # [B] float32, stop before the first draft that is less sure; None: never
+    sampling_arrays: SamplingArrays  # per row; a drafter that samples applies them to its own distribution
+    keys: Array  # [B, G] key, draft i is sampled with the Gumbel noise of keys[:, i]; consumed
+    processors: LogitsProcessors  # a drafter that has logits applies them to its own
+    min_confidence: Array | None = None  # [B] float32, a row stops before the first draft below it; None: never
 
 
 class Proposal(NamedTuple):
-    """Drafts of one step."""
+    """The drafts of one step."""
 
     tokens: Array  # [B, G] int32
     num_drafted: Array  # [B] int32, at most num_wanted
-    probs: Array | None  # [B, G, V] float32, the very distribution each draft was drawn from; None: deterministic
-    confidence: Array | None = None  # [B, G] float32, of the most probable token at each draft; None: not known
+    probs: Array | None  # [B, G, V] float32, the distribution each draft was sampled from; None: deterministic
+    confidence: Array | None = None  # [B, G] float32, probability of the most probable token; None: unknown
 
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes tokens; a frozen pytree, so that it passes through `jax.jit` as an argument.
+    """Proposes tokens. A drafter is a frozen pytree, so that it can be an argument of a jitted function.
 
-    Whatever it proposes, a lossless rule keeps the target's distribution, provided that ``probs`` is the distribution
-    that the drafts were drawn from, or None if they do not depend on ``context.keys``; and that ``num_drafted`` depends
-    on no draft that it leaves out (stopping after a draft is sound, and so is stopping at a distribution that is too
-    flat; dropping a draft for what it turned out to be is not).
+    A lossless rule keeps the target's distribution for every drafter that meets two conditions:
 
-    To draw draft i is ``draw(distribution, gumbel(context.keys[:, i], V))`` from `bass_jax.sampling`: rules of shared
-    noise then meet the drafter's choice with their own as often as can be.
+    * ``probs`` is the distribution that the drafts were sampled from. It is None if and only if the drafts do not
+      depend on ``context.keys``.
+    * ``num_drafted`` does not depend on a draft that it leaves out. A row may stop after a draft, or because the next
+      distribution is too flat. It must not drop a draft because of the token that was sampled.
+
+    Sample draft i with ``sample_token(probs, gumbel(context.keys[:, i], V))`` from `bass_jax.sampling`. The
+    shared-noise rule uses the same Gumbel noise, so this gives it the highest acceptance.
     """
 
     def init(self, tokens: Array, lengths: Array) -> Any:
         """Reads the prompts.
 
         Args:
-            tokens: ``[B, C]`` int32, right-padded; C is the capacity that the rows may grow to.
+            tokens: ``[B, C]`` int32, padded on the right; C is the capacity of the token buffer.
             lengths: ``[B]`` int32.
 
         Returns:
-            The drafter's state: a pytree of arrays with B first in every one, or None.
+            The drafter's state: None, or a pytree of arrays whose first axis is B.
         """
         ...
 
     def propose(self, state: Any, context: DraftContext, draft_len: int, *, is_sampled: bool) -> tuple[Proposal, Any]:
-        """Drafts up to `draft_len` (static, at least 1) tokens per row.
+        """Drafts up to `draft_len` tokens per row.
 
         Args:
             state: from `init` or the last `commit`.
-            context: the rows as they stand.
-            draft_len: G.
-            is_sampled: static; the rule reads the draft's distribution. If False, propose the most probable tokens
-                and return ``probs=None``.
+            context: the committed tokens and the options of each row.
+            draft_len: G, static, at least 1.
+            is_sampled: static; whether the acceptance rule reads the draft's distribution. If False, propose the most
+                probable tokens and return ``probs=None``.
         """
         ...
 
-    # A drafter may also have `propose_many(state, context, draft_len, num_candidates, *, is_sampled)`, for
-    # `SpecConfig.num_candidates` above 1: a proposal with M after B in every field. First tokens of a row's chains
-    # differ; `probs` of a first draft is the distribution that it was drawn from given the chains before its own.
-
-    # And `read(state, tokens, positions)`, for an engine that reads prompts in pieces between steps: takes the next
-    # tokens of each row, ``[B, T]``, at ``positions``, those at or past the capacity being padding; the state is that
-    # of `init` with lengths of 1. Without it an engine calls `init` once the whole prompt is at hand.
-
     def commit(self, state: Any, lengths: Array) -> Any:
-        """Takes note that each row's first ``lengths[b]`` tokens are now committed; the rest is void."""
+        """Returns the state after the first ``lengths[b]`` tokens of each row were committed and the rest rejected."""
         ...
 
-    # A drafter may read the target's final hidden states. It then has a true `reads_hidden_states`; its `init` takes
-    # ``hidden states`` ``[B, C, D]`` behind the lengths, of all committed tokens but the last; and after every pass of
-    # the target, drafts or none, `observe(state, hidden states, positions)` hands it those of the pass, ``[B, T, D]``
-    # at positions ``[B, T]``, before `commit` says how many of them stand. A position of C or more means nothing. In a
-    # combination such a drafter is asked behind drafts too, its own and others', whose hidden states nobody knows yet.
+
+@runtime_checkable
+class HiddenStateDrafter(Drafter, Protocol):
+    """A drafter that reads the target's final hidden states.
+
+    An `EnsembleDrafter` has these methods too; its `reads_hidden_states` is False if none of its parts reads them.
+    """
+
+    @property
+    def reads_hidden_states(self) -> bool:
+        """Whether `init` and `observe` have to be called with hidden states."""
+        ...
+
+    def init(self, tokens: Array, lengths: Array, hidden: Array | None = None) -> Any:
+        """Reads the prompts.
+
+        Args:
+            tokens: ``[B, C]`` int32, padded on the right.
+            lengths: ``[B]`` int32.
+            hidden: ``[B, C, D]``, the target's hidden states at all committed tokens except the last.
+        """
+        ...
+
+    def observe(self, state: Any, hidden: Array, positions: Array) -> Any:
+        """Stores the hidden states of a target pass. Called after every pass and before `commit`.
+
+        Args:
+            state: of the drafter.
+            hidden: ``[B, T, D]``, the target's hidden states.
+            positions: ``[B, T]`` int32, their positions; entries at or past the capacity C are padding.
+        """
+        ...
+
+
+@runtime_checkable
+class MultiDraftDrafter(Drafter, Protocol):
+    """A drafter that can propose several candidate drafts per row (``SpecConfig.num_candidates`` above 1)."""
+
+    def propose_many(
+        self, state: Any, context: DraftContext, draft_len: int, num_candidates: int, *, is_sampled: bool
+    ) -> tuple[Proposal, Any]:
+        """Drafts M candidates per row; every field of the proposal has an axis of size M after B.
+
+        The first tokens of a row's candidates differ. ``probs[:, m, 0]`` is the distribution that the first token of
+        candidate m was sampled from, given the candidates before m.
+        """
+        ...
+
+
+@runtime_checkable
+class ChunkedDrafter(Drafter, Protocol):
+    """A drafter whose prompts can be read in chunks. For other drafters the engine calls `init` with a whole prompt."""
+
+    def read(self, state: Any, tokens: Array, positions: Array) -> Any:
+        """Reads the next tokens of each row's prompt.
+
+        Args:
+            state: from `init` with lengths of 1, or from the last `read`.
+            tokens: ``[B, T]`` int32.
+            positions: ``[B, T]`` int32; entries at or past the capacity C are padding.
+        """
+        ...
 
 
 def check_proposal(drafter: Drafter, proposal: Any, shape: Sequence[int], vocab_size: int) -> None:
-    """Checks the types and shapes of what `drafter` proposed.
+    """Checks the types and shapes of what `drafter` returned.
 
     Args:
-        drafter: for the message.
-        proposal: what it returned.
-        shape: ``[B, G]``, or ``[B, M, G]`` of several chains.
+        drafter: named in the error message.
+        proposal: the object that it returned.
+        shape: ``[B, G]``, or ``[B, M, G]`` for several candidates.
         vocab_size: V of the target.
 
     Raises:
@@ -112,6 +161,6 @@ def check_proposal(drafter: Drafter, proposal: Any, shape: Sequence[int], vocab_
         check_array(proposal.confidence, f"{name}.propose: confidence", shape, jnp.floating)
 
 
-def reads_hidden_states(drafter: Drafter) -> bool:
-    """Whether the step hands `drafter` the target's final hidden states."""
+def reads_hidden_states(drafter: Drafter) -> TypeGuard[HiddenStateDrafter]:
+    """Returns whether `drafter` has to be given the target's final hidden states."""
     return getattr(drafter, "reads_hidden_states", False)

@@ -1,4 +1,4 @@
-"""An retrieval datastore: proposes what the target said most often after the last n tokens, whatever the prompt."""
+"""A retrieval datastore: proposes the token that followed the last n tokens most often in the target's outputs."""
 
 import dataclasses
 from typing import Any
@@ -14,18 +14,18 @@ _SPREAD, _MIX = np.uint32(0x9E3779B1), np.uint32(0x85EBCA6B)
 
 
 def suffix_hashes(tokens: Int[Array, "m n"] | Int[np.ndarray, "m n"]) -> UInt[Array, "m n"] | UInt[np.ndarray, "m n"]:
-    """Hashes the last 1, 2, … n tokens, for arrays of jax and of NumPy alike.
+    """Hashes the last 1, 2, … n tokens to 32 bits, for JAX and NumPy arrays.
 
-    32 bits: of a million entries one in 4,000 unknown contexts meets a stranger's, which costs a draft and never
-    exactness.
+    With a million entries, one in 4,000 unknown contexts has the hash of another one. This can cause a wrong draft,
+    which the target rejects.
     """
     tokens = tokens.astype(np.uint32)
-    found = tokens[..., -1] * 0 + _SPREAD
+    value = tokens[..., -1] * 0 + _SPREAD
     hashes = []
     for back in range(1, tokens.shape[-1] + 1):
-        found = (found ^ tokens[..., -back]) * _SPREAD
-        found = (found ^ (found >> 15)) * _MIX
-        hashes.append(found ^ (found >> 13))
+        value = (value ^ tokens[..., -back]) * _SPREAD
+        value = (value ^ (value >> 15)) * _MIX
+        hashes.append(value ^ (value >> 13))
     stack = jnp.stack if isinstance(tokens, jax.Array) else np.stack
     return stack(hashes, axis=-1)
 
@@ -33,24 +33,24 @@ def suffix_hashes(tokens: Int[Array, "m n"] | Int[np.ndarray, "m n"]) -> UInt[Ar
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RetrievalDrafter:
-    """Deterministic, no state; `bass_jax.training.build_datastore` makes its arrays from a target's outputs.
+    """Looks up the longest known context, draft by draft. Deterministic and without a state.
 
-    Every draft looks the longest context up first and backs off to shorter ones; it is looked up behind the drafts
-    before it. A row ends at the first context that is not known, or less sure than `min_confidence`.
+    The context of a draft includes the drafts before it. A row ends at the first context that is unknown, or whose
+    confidence is below `min_confidence`. `bass_jax.training.build_datastore` makes the arrays.
 
     Attributes:
-        keys: ``[E]`` uint32, ascending: hashes of contexts of all lengths.
+        keys: ``[E]`` uint32, ascending, hashes of contexts of all lengths.
         tokens: ``[E]`` int, the token that followed most often.
-        confidence: ``[E]`` uint8, in 255ths: how often it will follow again, by the counts.
-        max_ngram: longest context, in tokens.
-        min_ngram: shortest context, at least 1.
-        min_confidence: of a draft, 0 to 1; traced.
+        confidence: ``[E]`` uint8, the estimated probability that it follows again, times 255.
+        max_ngram: longest context in tokens.
+        min_ngram: shortest context in tokens, at least 1.
+        min_confidence: smallest confidence of a draft, 0 to 1; traced.
 
-    Source: He et al. 2023 (arXiv 2311.08252), retrieval as draft; the estimate is absolute discounting (Ney et al.
+    Source: He et al. 2023 (REST, arXiv 2311.08252). The probability is estimated by absolute discounting (Ney et al.
     1994).
     """
 
-    keys: Any  # arrays; anything while jax rebuilds the tree
+    keys: Any  # an array; `Any` because JAX rebuilds the tree with other objects
     tokens: Any
     confidence: Any
     max_ngram: int = dataclasses.field(metadata={"static": True})
@@ -58,24 +58,24 @@ class RetrievalDrafter:
     min_confidence: Any = 0.0
 
     def init(self, tokens: Array, lengths: Array) -> None:
-        """Nothing to keep: the committed tokens are all it reads."""
+        """Returns None: the drafter has no state."""
         del tokens, lengths
 
     def propose(self, state: None, context: DraftContext, draft_len: int, *, is_sampled: bool) -> tuple[Proposal, None]:
-        """Looks `draft_len` tokens up, one behind the other."""
+        """Looks up `draft_len` tokens, one after the other."""
         del is_sampled
         rows = jnp.arange(context.lengths.shape[0])[:, None]
         columns = context.lengths[:, None] - self.max_ngram + jnp.arange(self.max_ngram)
-        least = jnp.asarray(self.min_confidence, jnp.float32)
+        threshold = jnp.asarray(self.min_confidence, jnp.float32)
         if context.min_confidence is not None:
-            least = jnp.maximum(least, context.min_confidence)
+            threshold = jnp.maximum(threshold, context.min_confidence)
 
         def extend(carry, step):
             window, num_drafted = carry
             token, confidence, is_known = self._next(window, context.lengths + step)
-            goes_on = (num_drafted == step) & (step < context.num_wanted) & is_known & (confidence >= least)
+            is_drafted = (num_drafted == step) & (step < context.num_wanted) & is_known & (confidence >= threshold)
             window = jnp.concatenate([window[:, 1:], token[:, None]], axis=1)
-            return (window, num_drafted + goes_on), (token, confidence)
+            return (window, num_drafted + is_drafted), (token, confidence)
 
         window = context.tokens[rows, jnp.maximum(columns, 0)].astype(jnp.int32)
         start = window, jnp.zeros_like(context.num_wanted)
@@ -84,13 +84,13 @@ class RetrievalDrafter:
         return Proposal(tokens, num_drafted, probs=None, confidence=confidence), state
 
     def commit(self, state: None, lengths: Array) -> None:
-        """Nothing to keep."""
+        """Returns None: the drafter has no state."""
         del state, lengths
 
     def _next(
         self, window: Int[Array, "B n"], num_known: Int[Array, "B"]
     ) -> tuple[Int[Array, "B"], Float[Array, "B"], Bool[Array, "B"]]:
-        """The token after each row's window, how sure it is, and whether any context of it is known."""
+        """Returns the token after each row's window, its confidence, and whether a context of it is known."""
         lengths = jnp.arange(self.min_ngram, self.max_ngram + 1)
         hashes = suffix_hashes(window)[:, self.min_ngram - 1 :]
         index = jnp.minimum(jnp.searchsorted(self.keys, hashes), self.keys.shape[0] - 1)

@@ -1,7 +1,7 @@
 """A drafter to copy: it repeats the last token.
 
-Rarely right, never wrong: a lossless rule keeps the target's distribution whatever is proposed. The protocol tests
-run over every drafter named in `tests/drafters/test_protocol.py`, this one included.
+Few of its drafts are accepted, but a lossless rule keeps the target's distribution with every drafter. The protocol
+tests run over every drafter that `tests/drafters/test_protocol.py` names, including this one.
 """
 
 import dataclasses
@@ -16,10 +16,10 @@ from bass_jax.typing import Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RepeatDrafter:
-    """Deterministic, no state."""
+    """Proposes the last token. Deterministic and without a state."""
 
     def init(self, tokens: Array, lengths: Array) -> None:
-        """Nothing to keep."""
+        """Returns None: the drafter has no state."""
         del tokens, lengths
 
     def propose(self, state: None, context: DraftContext, draft_len: int, *, is_sampled: bool) -> tuple[Proposal, None]:
@@ -30,5 +30,5 @@ class RepeatDrafter:
         return Proposal(tokens, context.num_wanted, probs=None), state
 
     def commit(self, state: None, lengths: Array) -> None:
-        """Nothing to keep."""
+        """Returns None: the drafter has no state."""
         del state, lengths

@@ -31,7 +31,7 @@ from bass_jax.engine.slots import (
 )
 from bass_jax.models.kv_cache import KVCache, pages_of, with_pages
 from bass_jax.models.mesh import mesh_of, place_whole
-from bass_jax.policies.protocol import bucket_of
+from bass_jax.policies.protocol import plan_bucket
 from bass_jax.runtime.jit_cache import JIT_CACHE
 
 
@@ -170,7 +170,7 @@ class DeviceExecutor:
         self._send_finish()
         num_wanted = int(max(self._wanted[0], min(self._wanted[1], self._room_of_new)))
         self._room_of_new = 0
-        bucket = bucket_of(self.steps.buckets, num_wanted)
+        bucket = plan_bucket(self.steps.buckets, num_wanted)
         step, plan_next = self._step(bucket), None if self._policy is None else self._plan()
         start, wanted = time.perf_counter(), None
         self.state, info = step(self._pair, self.state, bucket_spec(self.steps.spec, bucket))

@@ -12,7 +12,7 @@ from bass_jax.config import SpecConfig
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.policy_runner import advance_rows
 from bass_jax.decoding.state import FinishReason, SpecState
-from bass_jax.drafters import reads_hidden_states
+from bass_jax.drafters.protocols import ChunkedDrafter, reads_hidden_states
 from bass_jax.engine.request import Request
 from bass_jax.models.kv_cache import KVCache, PagedCache, gather_rows, is_paged, paged, pages_of, with_pages
 from bass_jax.models.mesh import replicate
@@ -34,7 +34,7 @@ class Staging(NamedTuple):
 
 def reads_in_chunks(pair: Pair) -> bool:
     """Whether the drafter can read a prompt chunk by chunk."""
-    return hasattr(pair.drafter, "read") and not reads_hidden_states(pair.drafter)
+    return isinstance(pair.drafter, ChunkedDrafter) and not reads_hidden_states(pair.drafter)
 
 
 def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: int, is_processed: bool) -> SpecState:

@@ -14,7 +14,7 @@ from bass_jax.cost_model import Device, PassShape, pass_shape
 from bass_jax.decoding.metrics import per_token_latency, summarize
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.traces import TraceWriter
-from bass_jax.drafters import ModelDrafter
+from bass_jax.drafters import EagleDrafter, ModelDrafter
 from bass_jax.engine.generate import GenerateLoop, begin_trace
 from bass_jax.experiments.experiment_config import ExperimentConfig
 from bass_jax.experiments.plan import Batch, row_seed
@@ -166,7 +166,7 @@ def _policy(name: str | None, profile: str | None) -> Policy | None:
 
 def _draft_shape(pair: Pair, batch: Batch) -> PassShape | None:
     drafter = pair.drafter
-    if not isinstance(drafter, ModelDrafter) or batch.variant.method.step == "decode":
+    if not isinstance(drafter, ModelDrafter | EagleDrafter) or batch.variant.method.step == "decode":
         return None
     return pass_shape(drafter.model.config)
 

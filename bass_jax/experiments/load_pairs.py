@@ -5,8 +5,9 @@ from typing import Any
 
 import jax
 
-from bass_jax.decoding.pair import Pair, load_pair, random_pair
-from bass_jax.drafters import ModelDrafter, NgramDrafter
+from bass_jax.decoding.load_pair import load_pair, random_pair
+from bass_jax.decoding.pair import Pair
+from bass_jax.drafters import EagleDrafter, ModelDrafter, NgramDrafter
 from bass_jax.experiments.experiment_config import MethodConfig, PairConfig
 from bass_jax.models import Model, preset, random_model
 
@@ -71,6 +72,6 @@ def with_attention(pair: Pair, attention: str) -> Pair:
         return dataclasses.replace(model, config=dataclasses.replace(model.config, attention_implementation=attention))
 
     drafter = pair.drafter
-    if isinstance(drafter, ModelDrafter):
+    if isinstance(drafter, ModelDrafter | EagleDrafter):
         drafter = dataclasses.replace(drafter, model=changed(drafter.model))
     return dataclasses.replace(pair, target=changed(pair.target), drafter=drafter)

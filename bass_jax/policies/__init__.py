@@ -1,7 +1,7 @@
-"""Policies: how many tokens to draft in the next step, from what the last one did.
+"""Policies: how many tokens to draft in the next step, given the results of the previous ones.
 
-Imports `bass_jax.cost_model` and lower packages. Start with `protocol.py`, then `bass_heuristic.py`, the rule of BASS;
-`template.py` is the file to copy for a policy of your own.
+Imports `bass_jax.cost_model` and lower packages. Start with `protocol.py`, then `bass_heuristic.py`, the policy of
+BASS. To write your own policy, copy `template.py`.
 """
 
 from bass_jax.policies.bandit import Bandit as bandit  # noqa: N813

@@ -11,25 +11,26 @@ from bass_jax.typing import Array
 
 
 class HeuristicState(NamedTuple):
-    """l and s of the paper."""
+    """The variables l and s of the paper."""
 
     draft_len: Array  # [] int32
-    has_shrunk: Array  # [] int32, 1 after a step that was not full
+    has_shrunk: Array  # [] int32, 1 if the last step shrank the length
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BassHeuristic:
-    """One length for the batch: longer after its best row accepted all, else shorter, ever faster.
+    """One draft length for the batch. It grows when some row accepts all drafts, and shrinks otherwise.
 
-    ``max x == l``: l grows by `growth`, to `limit`. Else ``l - ceil(l / divisor) - s``, but not below 1 nor below
-    what any row accepted, and s becomes 1. Rows that had finished are left out. A row that its token limit kept from
-    drafting l tokens cannot make a step full: with x < l it says nothing else than that l was not reached.
+    Let l be the length and x the accepted drafts of a row. If ``max(x) == l``, l grows by `growth`, up to `limit`.
+    Otherwise l becomes ``l - ceil(l / divisor) - s``, but at least 1 and at least ``max(x)``; s is 1 if the previous
+    step shrank l too. Finished rows are ignored. A row whose token limit allows fewer than l drafts counts with the
+    drafts that it accepted.
 
-    It knows no costs, so it never turns speculation off.
+    The policy uses no costs, so it never turns speculation off.
 
     Attributes:
-        start: l0.
+        start: l0 of the paper.
         growth: l_incre.
         divisor: l_mod.
         limit: l_limit.
@@ -50,16 +51,16 @@ class BassHeuristic:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Every length from 1 to the limit."""
+        """All lengths from 1 to the limit."""
         return tuple(range(1, self.limit + 1))
 
     def init(self, num_rows: int) -> HeuristicState:
-        """Starts with l0."""
+        """Returns the state with l = l0."""
         del num_rows
         return HeuristicState(jnp.int32(self.start), jnp.int32(0))
 
     def update(self, state: HeuristicState, stats: PolicyStats) -> tuple[HeuristicState, Plan]:
-        """Applies one round of the algorithm, if any row took part in it."""
+        """Applies one round of the algorithm, if any row was active."""
         draft_len, has_shrunk = state
         most = jnp.where(stats.is_active, stats.num_accepted, 0).max()
         grown = jnp.minimum(draft_len + self.growth, self.limit)

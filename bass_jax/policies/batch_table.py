@@ -1,4 +1,4 @@
-"""A table from batch size to draft length, made before serving."""
+"""A table from batch size to draft length, computed before decoding."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,17 @@ from bass_jax.policies.protocol import Plan, PolicyStats, all_rows, register_pol
 from bass_jax.typing import Array
 
 LENGTHS = (0, 1, 2, 3, 4, 6, 8)
-"""Draft lengths that a table is made of, unless told otherwise."""
+"""The default draft lengths to choose from."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BatchTable:
-    """Looks the batch's bucket up: every row of it is computed, finished or not.
+    """Looks up the draft length for the batch size. Finished rows count, because they are computed too.
 
     Attributes:
-        table: pairs of batch size and draft length, ascending; a batch takes the entry of the largest size that it
-            reaches, the first if it reaches none.
+        table: pairs of batch size and draft length, ascending. A batch uses the entry of the largest size that is at
+            most its own, or the first entry.
 
     Source: Su et al. 2023 (arXiv 2310.18813), section 5: the adaptive scheme.
     """
@@ -31,15 +31,15 @@ class BatchTable:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Those of the table."""
+        """The lengths in the table."""
         return tuple(sorted({draft_len for _, draft_len in self.table}))
 
     def init(self, num_rows: int) -> None:
-        """Nothing to keep."""
+        """Returns None: the policy has no state."""
         del num_rows
 
     def update(self, state: None, stats: PolicyStats) -> tuple[None, Plan]:
-        """Plans the batch's entry."""
+        """Plans the length in the table."""
         num_rows = stats.lengths.shape[0]
         reached = [draft_len for batch, draft_len in self.table if batch <= num_rows]
         return state, all_rows(stats, reached[-1] if reached else self.table[0][1])
@@ -54,23 +54,23 @@ def batch_table(
     context: float | int = 200.0,
     lengths: tuple[int, ...] = LENGTHS,
 ) -> BatchTable:
-    """Makes the policy from a table, or from costs: per batch size the length of most tokens per second.
+    """Makes the policy from a table, or from costs as the length with most tokens per second at each batch size.
 
     Args:
         table: batch size → draft length.
-        profile: of the pair on this device, or its file; used if there is no table.
-        cost: with `rates`, in place of a profile.
-        rates: acceptance by position.
-        context: committed tokens per row that the table is made for.
-        lengths: to choose from.
+        profile: a profile of the pair on this device, or its file; used if there is no table.
+        cost: with `rates`, instead of a profile.
+        rates: acceptance rate by position.
+        context: committed tokens per row that the table is computed for.
+        lengths: draft lengths to choose from.
 
     Raises:
-        ValueError: if there is none of them, or the table is empty.
+        ValueError: if no table, profile or cost is given, or the table is empty.
     """
     if table is None:
         cost, rates = cost_and_rates("batch_table", profile, cost, rates)
         table = {
-            batch: best_draft_len(cost, jax.numpy.asarray(rates), batch, context, lengths) for batch in BATCH_BUCKETS
+            batch: fastest_draft_len(cost, jax.numpy.asarray(rates), batch, context, lengths) for batch in BATCH_BUCKETS
         }
     if not table:
         raise ValueError("table is empty: expected at least one batch size")
@@ -80,10 +80,10 @@ def batch_table(
 def cost_and_rates(
     name: str, profile: Profile | str | Path | None, cost: CostModel | None, rates: Sequence[float] | None
 ) -> tuple[CostModel, Sequence[float]]:
-    """Takes costs and acceptance by position from `profile`, or as they are given.
+    """Returns the costs and acceptance rates of `profile`, or without a profile `cost` and `rates`.
 
     Raises:
-        ValueError: if policy `name` has neither.
+        ValueError: if neither is given to policy `name`.
     """
     if profile is None:
         if cost is None or rates is None or len(rates) == 0:
@@ -93,10 +93,10 @@ def cost_and_rates(
     return profile.table, profile.rates
 
 
-def best_draft_len(
+def fastest_draft_len(
     cost: CostModel, rates: Array, num_rows: int, context: float | int, lengths: tuple[int, ...] = LENGTHS
 ) -> int:
-    """Returns the one of `lengths` that gives most tokens per second in the long run."""
+    """Returns the one of `lengths` with the most expected tokens per second."""
     candidates = jax.numpy.asarray(lengths)
     rate = expected_emitted(rates, candidates) / step_seconds(cost, num_rows, candidates, context)
     return int(candidates[rate.argmax()])

@@ -1,4 +1,4 @@
-"""Stop drafting where the draft is unsure, row by row."""
+"""Stops drafting, row by row, when the drafter's confidence is low."""
 
 import dataclasses
 
@@ -12,17 +12,17 @@ from bass_jax.policies.protocol import Plan, PolicyStats, register_policy
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Confidence:
-    """Drafts up to `max_len`, and ends a row before a draft whose most probable token has less than `threshold`.
+    """Drafts up to `max_len` tokens, and ends a row before the first draft with a confidence below `threshold`.
 
-    The drafter looks at the distribution before it draws, so no draft is dropped for what it is, and a lossless rule
-    keeps the target's distribution. Drafters that know no confidence draft `max_len`.
+    The confidence is a property of the distribution and not of the sampled draft, so a lossless rule keeps the target's
+    distribution. Drafters that report no confidence draft `max_len` tokens.
 
     Attributes:
-        threshold: probability, 0 to 1.
-        max_len: most drafts per row.
+        threshold: probability of the most probable token, 0 to 1.
+        max_len: largest number of drafts per row.
 
-    Source: the idea of stopping by the draft's own probability is that of Mamou et al. 2024 (DISCO, arXiv 2405.04304)
-    and of Kim et al. 2023 (BiLD, arXiv 2302.07863).
+    Source: Mamou et al. 2024 (DISCO, arXiv 2405.04304) and Kim et al. 2023 (BiLD, arXiv 2302.07863) stop by the draft
+    model's own probability.
     """
 
     threshold: Leaf = 0.4
@@ -30,15 +30,15 @@ class Confidence:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The one bucket; how much of it is drafted is seen on the device."""
+        """The largest length; the actual number of drafts is decided on the device."""
         return (self.max_len,)
 
     def init(self, num_rows: int) -> None:
-        """Nothing to keep."""
+        """Returns None: the policy has no state."""
         del num_rows
 
     def update(self, state: None, stats: PolicyStats) -> tuple[None, Plan]:
-        """Plans the same bounds again."""
+        """Plans the largest length and the threshold."""
         shape = stats.lengths.shape
         return state, Plan(jnp.full(shape, self.max_len, jnp.int32), jnp.full(shape, self.threshold, jnp.float32))
 

@@ -12,10 +12,10 @@ from bass_jax.runtime.checks import check_integer
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """No state.
+    """Plans the same length for every step and row.
 
     Attributes:
-        draft_len: 0 is regular decoding.
+        draft_len: the length; 0 is regular decoding.
     """
 
     draft_len: int = dataclasses.field(default=4, metadata={"static": True})
@@ -25,15 +25,15 @@ class Fixed:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The one length."""
+        """The draft length."""
         return (self.draft_len,)
 
     def init(self, num_rows: int) -> None:
-        """Nothing to keep."""
+        """Returns None: the policy has no state."""
         del num_rows
 
     def update(self, state: None, stats: PolicyStats) -> tuple[None, Plan]:
-        """Plans the length again."""
+        """Plans the draft length."""
         return state, all_rows(stats, self.draft_len)
 
 

@@ -1,4 +1,4 @@
-"""The policy's protocol: how many tokens to draft next, from what the last step did."""
+"""The protocol of policies, and the registry of policies."""
 
 import ast
 from collections.abc import Callable
@@ -13,51 +13,51 @@ from bass_jax.typing import Array, check_array
 
 
 class PolicyStats(NamedTuple):
-    """What a policy may see: counts per row, which every device of a mesh holds alike.
+    """What a policy receives after a step. On a mesh, every device has the same values.
 
-    Before the first step no row was active, and the counts are 0.
+    The policy is also called before the first step, with no active row and counts of 0.
     """
 
     is_active: Array  # [B] bool, the row took part in the last step
     is_running: Array  # [B] bool, the row will take part in the next
-    num_wanted: Array  # [B] int32, drafts that the last plan asked for
-    num_drafted: Array  # [B] int32, fewer where the limit, the drafter or its confidence stopped it
+    num_wanted: Array  # [B] int32, drafts that the last plan wanted
+    num_drafted: Array  # [B] int32, at most num_wanted; limits, the drafter or its confidence can reduce it
     num_accepted: Array  # [B] int32
     num_emitted: Array  # [B] int32
-    was_clipped: Array  # [B] bool, the row's token limit left no room for all drafts asked for
+    was_clipped: Array  # [B] bool, the row's token limit allowed fewer drafts than planned
     lengths: Array  # [B] int32, committed tokens
     room: Array  # [B] int32, tokens that the row may still emit
-    seconds: Array  # [] float32, wall time of the step before the last; 0: not known yet, NaN: there is no clock
-    num_acceptable: Array | None = None  # [B] int32, drafts that would be accepted next; known to a simulator alone
+    seconds: Array  # [] float32, wall time of the step before the last; 0: not known yet, NaN: no clock
+    num_acceptable: Array | None = None  # [B] int32, drafts that would be accepted next; only in a simulator
 
 
 class Plan(NamedTuple):
-    """What the next step shall draft."""
+    """What the next step drafts."""
 
     draft_lens: Array  # [B] int32, 0 to max(lengths); 0 for all rows is a regular step
-    min_confidence: Array | None = None  # [B] float32, a row stops before a draft that is less sure; None: never
+    min_confidence: Array | None = None  # [B] float32, a row stops before the first draft below it; None: never
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """Chooses draft lengths; a frozen pytree of two pure functions over a state of its own.
+    """Chooses draft lengths. A policy is a frozen pytree with two pure functions.
 
-    The same code runs under `jax.jit` beside the host's loop, inside the device's loop and in the simulator. A
-    lossless rule keeps the target's distribution under every policy, because a length depends on what was committed
-    before and never on the drafts that it is the length of.
+    The same code is compiled for the host loop, the device loop and the simulator. A lossless rule keeps the target's
+    distribution with every policy, because a draft length depends on committed tokens only and not on the drafts
+    themselves.
     """
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The draft lengths that a plan may ask for, static and ascending; their buckets are compiled beforehand."""
+        """The draft lengths that a plan can contain; static, ascending. Their buckets are compiled in advance."""
         ...
 
     def init(self, num_rows: int) -> Any:
-        """Returns the first state, a pytree of arrays, for a batch of `num_rows` (a bucket, static)."""
+        """Returns the initial state, a pytree of arrays, for a batch of `num_rows` (static)."""
         ...
 
     def update(self, state: Any, stats: PolicyStats) -> tuple[Any, Plan]:
-        """Takes note of a step and plans the next; it is called once before the first step too."""
+        """Updates the state after a step and plans the next one. It is also called before the first step."""
         ...
 
 
@@ -65,7 +65,7 @@ _REGISTRY: dict[str, Callable[[], Policy]] = {}
 
 
 def register_policy(name: str, make: Callable[[], Policy]) -> None:
-    """Adds a policy under `name`; `make` builds it with its defaults.
+    """Registers a policy under `name`; `make` builds it, without arguments with its defaults.
 
     Raises:
         ValueError: if the name is taken.
@@ -76,20 +76,20 @@ def register_policy(name: str, make: Callable[[], Policy]) -> None:
 
 
 def registered_policies() -> dict[str, Callable[[], Policy]]:
-    """Returns what builds each registered policy, by name."""
+    """Returns the functions that build the registered policies, by name."""
     return dict(_REGISTRY)
 
 
 def find_policy(policy: str | Policy, **arguments: Any) -> Policy:
-    """Returns `policy` itself, or the one that its name or ``"module:name"`` stands for.
+    """Returns the policy that `policy` is or names.
 
     Args:
-        policy: a policy; a registered name, or ``"module:name"`` of a policy or of what makes one; either may bring
-            arguments, as in ``"bass_heuristic(start=4, limit=8)"``.
-        arguments: more of them, for the maker.
+        policy: a policy, a registered name, or ``"module:name"`` of a policy or of a function that makes one. A name
+            can have arguments, as in ``"bass_heuristic(start=4, limit=8)"``.
+        arguments: further arguments.
 
     Raises:
-        ValueError: if there is none, or it does not take the arguments.
+        ValueError: if there is no such policy, or it does not take the arguments.
     """
     if not isinstance(policy, str):
         return _checked(policy, repr(policy))
@@ -113,7 +113,7 @@ def find_policy(policy: str | Policy, **arguments: Any) -> Policy:
 
 
 def _parsed(text: str, rest: str) -> dict[str, Any]:
-    """The keyword arguments of ``"name(key=value, …)"``; values are literals."""
+    """Returns the keyword arguments of ``"name(key=value, …)"``; values are literals."""
     try:
         call: Any = ast.parse(f"f({rest}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
@@ -141,20 +141,20 @@ def all_rows(stats: PolicyStats, draft_len: Array | int) -> Plan:
 
 
 def policy_buckets(policy: Policy) -> tuple[int, ...]:
-    """Returns the buckets of the draft lengths that `policy` may ask for, ascending."""
+    """Returns the buckets of the draft lengths that `policy` can plan, ascending."""
     return tuple(sorted({draft_len_bucket(length) for length in policy.lengths}))
 
 
-def bucket_of(buckets: tuple[int, ...], num_wanted: int) -> int:
-    """Returns the smallest of `buckets` that holds `num_wanted` drafts, which token limits may have shortened."""
+def plan_bucket(buckets: tuple[int, ...], num_wanted: int) -> int:
+    """Returns the smallest of `buckets` that holds `num_wanted` drafts."""
     return next(bucket for bucket in buckets if bucket >= num_wanted)
 
 
 def checked_plan(policy: Policy, plan: Any, num_rows: int) -> Plan:
-    """Holds a plan to the lengths that its policy promised.
+    """Returns the plan with its lengths clipped to the range of `policy.lengths`.
 
     Raises:
-        ValueError: when traced, if it is none, or a field has another type or shape.
+        ValueError: during tracing, if it is not a `Plan` or a field has another type or shape.
     """
     name = type(policy).__name__
     if not isinstance(plan, Plan):

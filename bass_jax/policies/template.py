@@ -1,7 +1,7 @@
-"""A policy to copy: per row, one draft more than were accepted last time.
+"""A policy to copy: each row drafts one token more than it accepted in its last step.
 
-Name yours in a config as ``"my_module:MyPolicy"``, or call `register_policy`; the protocol tests run over every
-registered policy, and over this one.
+Name your policy in a configuration as ``"my_module:MyPolicy"``, or register it with `register_policy`. The protocol
+tests run over every registered policy and over this one.
 """
 
 import dataclasses
@@ -16,24 +16,26 @@ from bass_jax.typing import Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OneMore:
-    """Its state is the last plan. Rows that did not draft keep their length.
+    """Plans one draft more than were accepted. Rows that did not draft keep their length.
+
+    The state is the last plan, ``[B]`` int32.
 
     Attributes:
-        max_len: most drafts per row.
+        max_len: largest number of drafts per row.
     """
 
     max_len: int = dataclasses.field(default=8, metadata={"static": True})
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Every length from 1 on."""
+        """All lengths from 1 to the largest."""
         return tuple(range(1, self.max_len + 1))
 
     def init(self, num_rows: int) -> Array:
-        """Starts with one draft."""
+        """Returns one draft for every row."""
         return jnp.ones(num_rows, jnp.int32)
 
     def update(self, state: Array, stats: PolicyStats) -> tuple[Array, Plan]:
-        """Follows each row's last count."""
+        """Plans by each row's number of accepted drafts."""
         state = jnp.where(stats.num_drafted > 0, jnp.minimum(stats.num_accepted + 1, self.max_len), state)
         return state, Plan(state)

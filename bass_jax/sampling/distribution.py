@@ -1,8 +1,8 @@
-"""The distribution that tokens are drawn from, made by one function for the target and for every draft.
+"""The distribution that tokens are sampled from, computed by one function for the target and for every draft model.
 
-What is sampled and what enters an acceptance ratio are the same array, so they cannot disagree: other
-decoders sampled after top-p and returned the logits from before it, or sampled in bfloat16 and accepted
-in float32.
+The array that is sampled from is also the array that enters the acceptance ratio, so the two cannot differ. Two known
+bugs of other decoders are thereby excluded: sampling after top-p but accepting with the logits before it, and sampling
+in bfloat16 but accepting in float32.
 """
 
 from typing import NamedTuple
@@ -18,33 +18,32 @@ from bass_jax.typing import Array, Float, Int
 class TokenDistribution(NamedTuple):
     """The distribution of the token after each position.
 
-    Both fields are lazy under `jax.jit`: a rule that reads `argmax` alone costs no softmax.
+    Under `jax.jit`, a rule that reads only `argmax` computes no softmax, because XLA removes what is not used.
     """
 
     probs: Array  # [..., V] float32, sums to 1; one-hot at temperature 0
-    argmax: Array  # [...] int32, most probable token; the first of equals
+    argmax: Array  # [...] int32, most probable token; the first one if several are equal
 
 
 def token_distribution(logits: Float[Array, "B T V"], sampling_arrays: SamplingArrays) -> TokenDistribution:
-    """Warps `logits`: temperature, then top-k, top-p and min-p, in float32.
+    """Applies temperature, top-k, top-p and min-p, in this order and in float32.
 
-    Sets that tie at a threshold are kept whole. Thresholds are found by bisection on the bits of the
-    logits, at most 32 passes over V instead of a sort, and none where a control is off.
+    The result is called the *warped* distribution, and the softmax of the model's own logits the *raw* distribution.
+    Tokens that are equal to the last one kept are kept too. Thresholds are found by bisection on the bits of the
+    logits. This takes at most 32 passes over V instead of a sort, and none for a setting that is off.
 
     Args:
-        logits: ``[B, T, V]``.
-        sampling_arrays: per row; `bass_jax.sampling.logits_processors.LogitsProcessors` has processed the logits
-            before.
+        logits: ``[B, T, V]``, processed by `bass_jax.sampling.logits_processors.LogitsProcessors`.
+        sampling_arrays: per row.
 
     Returns:
-        A `TokenDistribution` over ``[B, T]``. A row whose logits hold NaN has an undefined distribution: see
-        `is_finite`.
+        A `TokenDistribution` over ``[B, T]``; undefined where the logits contain NaN, see `log_normalizer`.
     """
     logits = logits.astype(jnp.float32)
     argmax = cpu_workarounds.argmax(logits)
-    temperature, top_k, top_p, min_p = (jnp.asarray(control)[:, None, None] for control in sampling_arrays[:4])
-    # Subnormal temperatures count as 0: devices flush them. The maximum is taken off first, since a logit over a
-    # tiny temperature overflows and inf - inf is NaN.
+    temperature, top_k, top_p, min_p = (jnp.asarray(values)[:, None, None] for values in sampling_arrays[:4])
+    # A subnormal temperature counts as 0, because devices flush it to 0. The maximum is subtracted before the division:
+    # a logit divided by a tiny temperature overflows, and inf - inf is NaN.
     is_greedy = temperature < jnp.finfo(jnp.float32).tiny
     scaled = (logits - logits.max(axis=-1, keepdims=True)) / jnp.where(is_greedy, 1.0, temperature)
     weights = jnp.exp(scaled)
@@ -59,15 +58,15 @@ def token_distribution(logits: Float[Array, "B T V"], sampling_arrays: SamplingA
     kept = order >= _threshold(order, weights, mass, wants_top_p)
     weights = jnp.where(kept, weights, 0.0)
 
-    # The maximum of `weights` is exp(0) = 1, whatever was dropped.
+    # The largest weight is always exp(0) = 1.
     weights = jnp.where(weights >= min_p, weights, 0.0)
     probs = weights / weights.sum(axis=-1, keepdims=True)
     one_hot = jax.nn.one_hot(argmax, logits.shape[-1], dtype=jnp.float32)
     return TokenDistribution(probs=jnp.where(is_greedy, one_hot, probs), argmax=argmax)
 
 
-def draw(probs: Float[Array, "B V"], gumbel: Float[Array, "B V"]) -> Int[Array, "B"]:
-    """Draws one token per row by Gumbel-max; a token of probability 0 is never drawn.
+def sample_tokens(probs: Float[Array, "B V"], gumbel: Float[Array, "B V"]) -> Int[Array, "B"]:
+    """Samples one token per row with the Gumbel-max trick; a token of probability 0 is never sampled.
 
     `probs` need not sum to 1.
     """
@@ -76,10 +75,10 @@ def draw(probs: Float[Array, "B V"], gumbel: Float[Array, "B V"]) -> Int[Array, 
 
 
 def log_normalizer(logits: Float[Array, "... V"]) -> Float[Array, "..."]:
-    """Returns log-sum-exp; NaN where the logits hold NaN or +inf, or nothing but -inf.
+    """Returns log-sum-exp, or NaN where no distribution exists: NaN or +inf among the logits, or all of them -inf.
 
-    These are looked for one by one: in a fused step on a CPU (jax 0.12.0.1) the log-sum-exp of NaN came out finite
-    about once in a hundred runs, and a token was emitted from no distribution.
+    The cases are tested explicitly. In a fused step on a CPU (jax 0.12.0.1) the log-sum-exp of NaN was finite in about
+    one of a hundred runs, so a token was emitted although there was no distribution.
     """
     logits = logits.astype(jnp.float32)
     largest = logits.max(axis=-1)
@@ -89,21 +88,21 @@ def log_normalizer(logits: Float[Array, "... V"]) -> Float[Array, "..."]:
 
 
 def _ordered_bits(values: Float[Array, "..."]) -> Array:
-    """Maps float32 to uint32 so that integers order as the floats do."""
-    # -0 and 0 are equals.
+    """Maps float32 to uint32 so that the integers have the order of the floats."""
+    # -0 and 0 have different bits and must be equal.
     bits = jax.lax.bitcast_convert_type(jnp.where(values == 0, 0.0, values), jnp.uint32)
     is_negative = bits >> 31 == 1
     return jnp.where(is_negative, ~bits, bits | jnp.uint32(1 << 31))
 
 
 def _threshold(order: Array, weights: Array, needed: Array, is_wanted: Array) -> Array:
-    """Finds the largest `t` with ``weights[order >= t].sum() >= needed``, and at most the maximum.
+    """Returns the largest `t`, at most ``order.max()``, with ``weights[order >= t].sum() >= needed``.
 
     Args:
         order: ``[B, T, V]`` uint32.
         weights: ``[B, T, V]`` float32, not negative.
         needed: ``[B, 1, 1]`` or ``[B, T, 1]`` float32.
-        is_wanted: ``[B, 1, 1]``; elsewhere the threshold is 0, which keeps everything.
+        is_wanted: ``[B, 1, 1]``; for other rows the threshold is 0, which keeps everything.
 
     Returns:
         ``[B, T, 1]`` uint32.
@@ -117,10 +116,10 @@ def _threshold(order: Array, weights: Array, needed: Array, is_wanted: Array) ->
 
     def halve(bounds):
         low, high = bounds
-        # From above, so that no bounds overflow: a GPU's NaN orders as 2**32 - 1.
+        # Computed from `high`, because `low + high` can overflow: NaN on a GPU is mapped to 2**32 - 1.
         middle = high - (high - low) // 2
         is_enough = jnp.where(order >= middle, weights, 0.0).sum(axis=-1, keepdims=True) >= needed
-        # Where the bounds have met, `middle` is both of them and neither moves.
+        # Where the bounds are equal, they stay as they are.
         return jnp.where(is_enough, middle, low), jnp.where(is_enough | (low == high), high, middle - 1)
 
     return jax.lax.while_loop(is_open, halve, (low, high))[0]

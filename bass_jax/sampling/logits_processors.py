@@ -1,7 +1,7 @@
-"""What is done to logits before they become a distribution: bias, penalties, bans, and functions of the user's own.
+"""Logits processors: bias, bans, penalties, minimum length and functions of the user, applied before sampling.
 
-All of it depends on the tokens before a position, so inside a step it is done position by position: a penalty that
-stood still over the window would give the target another distribution than the one that regular decoding draws from.
+Penalties and processors depend on the tokens before a position. A step therefore applies them position by position,
+each with the drafts before it. Otherwise the target's distribution would differ from that of regular decoding.
 """
 
 import dataclasses
@@ -15,20 +15,20 @@ from bass_jax.sampling.params import Penalties, ProcessorArrays
 from bass_jax.typing import Array, Float, Int
 
 type LogitsProcessor = Callable[[Array, Array, Array], Array]
-"""``(logits [V], tokens [C], position) -> logits [V]``: pure; the logits are those of the token at `position`, and
-``tokens[:position]`` is all that came before, prompt included; past them it holds -1."""
+"""A pure function ``(logits [V], tokens [C], position) -> logits [V]``. The logits are those of the token at
+`position`; ``tokens[:position]`` are the prompt and output before it, and later entries are -1."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LogitsProcessors:
-    """Adjusts logits in this order: bias, penalties, minimum length, the user's processors.
+    """Processes logits in this order: bias and bans, penalties, minimum length, the user's functions.
 
     Attributes:
-        adjustments: per row; None for none.
+        processor_arrays: settings per row; None if no row has any.
         prompt_lengths: ``[B]`` int32.
         stop_tokens: ``[B, E]`` int32, padded with -1.
-        processors: static; each is called for every row and position.
+        processors: static; the user's functions, each called for every row and position.
     """
 
     processor_arrays: ProcessorArrays | None
@@ -38,18 +38,18 @@ class LogitsProcessors:
 
     @property
     def is_identity(self) -> bool:
-        """Whether it changes nothing; static."""
+        """Whether logits are returned unchanged; static."""
         return self.processor_arrays is None and not self.processors
 
     def __call__(
         self, logits: Float[Array, "B T V"], tokens: Int[Array, "B C"], lengths: Int[Array, "B"]
     ) -> Float[Array, "B T V"]:
-        """Adjusts the logits of the tokens at positions ``lengths[b]`` to ``lengths[b] + T - 1``.
+        """Processes the logits of the tokens at positions ``lengths[b]`` to ``lengths[b] + T - 1``.
 
         Args:
-            logits: position ``t`` of row ``b`` follows ``tokens[b, :lengths[b] + t]``.
-            tokens: committed tokens and the window's drafts after them; the rest is never read.
-            lengths: tokens before the window.
+            logits: those at ``[b, t]`` follow ``tokens[b, :lengths[b] + t]``.
+            tokens: the committed tokens, then the drafts of this step; later entries are not read.
+            lengths: number of committed tokens.
         """
         if self.is_identity:
             return logits
@@ -90,7 +90,7 @@ def find_processors(processors: Sequence[LogitsProcessor | str]) -> tuple[Logits
     """Returns the functions that ``SpecConfig.logits_processors`` names.
 
     Raises:
-        ValueError: if a name leads nowhere, or what it names cannot be called.
+        ValueError: if a name cannot be imported or is not a function.
     """
     found = []
     for processor in processors:
@@ -104,13 +104,13 @@ def find_processors(processors: Sequence[LogitsProcessor | str]) -> tuple[Logits
 def _penalize(
     logits: Array, penalties: Penalties, tokens: Array, prompt_lengths: Array, lengths: Array
 ) -> Float[Array, "B T V"]:
-    """Repetition over prompt and output, frequency and presence over the output alone."""
+    """Applies the repetition penalty for prompt and output, and frequency and presence penalties for the output."""
     vocab_size = logits.shape[-1]
     slots = jnp.arange(tokens.shape[1])
     is_before = slots < lengths[:, None]
     is_output = is_before & (slots >= prompt_lengths[:, None])
     repetition, frequency, presence = (jnp.asarray(penalty)[:, None, None] for penalty in penalties)
-    # The window's own tokens: position t follows the first t of them.
+    # The drafts: the logits at position t follow the first t of them.
     columns = lengths[:, None] + jnp.arange(logits.shape[1] - 1)
     window = jnp.take_along_axis(tokens, jnp.minimum(columns, tokens.shape[1] - 1), axis=1)
     in_window = jnp.cumsum(jax.nn.one_hot(window, vocab_size, dtype=jnp.float32), axis=1)
@@ -123,7 +123,7 @@ def _penalize(
 
 
 def _count(tokens: Int[Array, "B C"], is_counted: Array, vocab_size: int) -> Float[Array, "B V"]:
-    """How often each token occurs where `is_counted`."""
+    """Counts how often each token occurs where `is_counted`."""
     rows = jnp.arange(tokens.shape[0])[:, None]
     columns = jnp.where(is_counted, tokens, vocab_size)
     return jnp.zeros((tokens.shape[0], vocab_size), jnp.float32).at[rows, columns].add(1.0, mode="drop")

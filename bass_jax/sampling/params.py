@@ -1,4 +1,4 @@
-"""Per-row sampling settings, traced: sweeping one never recompiles."""
+"""Sampling settings: `SamplingParams` is what a user sets, `SamplingArrays` its traced arrays, one value per row."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ TokenSet = Sequence[int] | np.ndarray | Sequence[Sequence[int] | np.ndarray | No
 
 
 class Penalties(NamedTuple):
-    """On tokens that came before, one value per row."""
+    """Penalties on tokens that occurred before, one value per row."""
 
     repetition: Array | np.ndarray  # [B] float32, 1 = off
     frequency: Array | np.ndarray  # [B] float32, 0 = off
@@ -26,15 +26,17 @@ class Penalties(NamedTuple):
 
 
 class ProcessorArrays(NamedTuple):
-    """What `bass_jax.sampling.logits_processors.LogitsProcessors` does to logits; None where no row asks for it."""
+    """Settings of `bass_jax.sampling.logits_processors.LogitsProcessors`; None for one that no row uses."""
 
     bias: Array | np.ndarray | None = None  # [B, V] float32, -inf = banned
     penalties: Penalties | None = None
-    min_new_tokens: Array | np.ndarray | None = None  # [B] int32, emitted tokens before a stop token may come
+    min_new_tokens: Array | np.ndarray | None = (
+        None  # [B] int32, tokens that a row emits before a stop token is allowed
+    )
 
 
 class SamplingArrays(NamedTuple):
-    """What the distribution is made with, one value per row."""
+    """Settings of the sampled distribution, one value per row. Changing a value does not recompile."""
 
     temperature: Array | np.ndarray  # [B] float32, 0 = greedy
     top_k: Array | np.ndarray  # [B] int32, 0 = off
@@ -45,25 +47,25 @@ class SamplingArrays(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are drawn from the target's distribution.
+    """How tokens are sampled.
 
-    Each setting is one value for all rows or a sequence with one per row. The logits first meet `logit_bias`, bans,
-    penalties and the minimum length, then temperature, top-k, top-p and min-p. Names that `transformers` has mean
-    what they mean there; frequency and presence are those of OpenAI's API.
+    Each setting is one value for all rows, or a sequence with one value per row. Bias, bans, penalties and the minimum
+    length are applied to the logits first, then temperature, top-k, top-p and min-p. Settings have the meaning that
+    they have in `transformers`; frequency and presence penalties have that of OpenAI's API.
 
     Attributes:
         temperature: divides the logits; 0 takes the most probable token.
         top_k: keeps the k most probable tokens; 0 keeps all.
-        top_p: keeps the smallest set of most probable tokens whose mass reaches this; 1 keeps all.
-        min_p: keeps tokens at least this fraction as probable as the most probable; 0 keeps all.
-        repetition_penalty: above 0; divides the positive logits of tokens in prompt or output, and multiplies the
-            negative ones; 1 is off.
+        top_p: keeps the smallest set of most probable tokens whose probabilities add up to this; 1 keeps all.
+        min_p: keeps tokens with at least this fraction of the largest probability; 0 keeps all.
+        repetition_penalty: above 0. Divides the positive logits of tokens in prompt or output, and multiplies the
+            negative ones. 1 is off.
         frequency_penalty: subtracted from a token's logit for each time the row has emitted it; 0 is off.
         presence_penalty: subtracted from the logits of tokens that the row has emitted; 0 is off.
-        logit_bias: token id → what is added to its logit; ``-inf`` bans it.
+        logit_bias: token id → number that is added to its logit; ``-inf`` bans the token.
         allowed_tokens: token ids; all others are banned. None allows all.
         banned_tokens: token ids.
-        min_new_tokens: no stop token comes before a row has emitted this many; stop strings still end it.
+        min_new_tokens: number of tokens that a row emits before a stop token is allowed. Stop strings can still end it.
     """
 
     temperature: Setting = 0.0
@@ -102,24 +104,24 @@ class SamplingParams:
                     raise ValueError(f"logit_bias={value!r}: expected a finite number or -inf")
         for name in ("allowed_tokens", "banned_tokens"):
             if getattr(self, name) is not None:
-                check_sequence(name, getattr(self, name), "token ids, or some for each row")
+                check_sequence(name, getattr(self, name), "token ids, or token ids per row")
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every row takes the most probable token."""
+        """Whether all temperatures are 0."""
         return not np.any(np.asarray(self.temperature))
 
     def sampling_arrays(self, num_rows: int, vocab_size: int, num_padding: int = 0) -> SamplingArrays:
-        """Spreads the settings over `num_rows` rows, and puts rows of no setting behind them.
+        """Returns the settings as arrays with one value per row.
 
         Args:
-            num_rows: requests.
+            num_rows: number of requests.
             vocab_size: V of the target.
-            num_padding: rows that pad the batch.
+            num_padding: number of padding rows after them, for which every setting is off.
 
         Raises:
-            ValueError: if a setting has one value per row and their number differs, a token is outside the
-                vocabulary, or a row may emit no token at all.
+            ValueError: if a setting has another number of values than `num_rows`, a token is outside the vocabulary, or
+                all tokens are banned in a row.
         """
 
         def spread(name: str, dtype, off: float | int) -> np.ndarray:
@@ -146,7 +148,7 @@ class SamplingParams:
         )
 
     def _bias(self, num_rows: int, vocab_size: int, num_padding: int) -> np.ndarray | None:
-        """Bias and bans as one array ``[rows, V]``; None where there are none."""
+        """Returns bias and bans as one array ``[rows, V]``, or None if there are none."""
         biases, allowed, banned = (
             _per_row(getattr(self, name), name, num_rows) for name in ("logit_bias", "allowed_tokens", "banned_tokens")
         )
@@ -164,7 +166,7 @@ class SamplingParams:
             if banned[row] is not None:
                 total[row, _check_tokens(banned[row], "banned_tokens", vocab_size)] = -np.inf
             if np.isneginf(total[row]).all():
-                raise ValueError(f"row {row} may emit no token: logit_bias, allowed_tokens and banned_tokens ban all")
+                raise ValueError(f"row {row}: logit_bias, allowed_tokens and banned_tokens ban all tokens")
         return total
 
 
@@ -173,7 +175,7 @@ def _is_any(penalties: Penalties, off: tuple[int, ...]) -> bool:
 
 
 def _per_row(value: Any, name: str, num_rows: int) -> list:
-    """One mapping, sequence of tokens or None per row."""
+    """Returns one mapping, sequence of tokens or None per row."""
     items = () if value is None or isinstance(value, Mapping) else value
     if not any(item is None or isinstance(item, Mapping | Sequence | np.ndarray) for item in items):
         return [value] * num_rows

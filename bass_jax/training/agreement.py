@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from bass_jax.drafters import ModelDrafter
+from bass_jax.drafters import EagleDrafter
 from bass_jax.models import Model
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.runtime.cpu_workarounds import argmax
@@ -71,7 +71,7 @@ def measure_agreement(draft: Model, rollouts: Sequence[Rollout], draft_len: int)
     measured = agreement_of(list(teacher_forced(draft, rollouts)), draft_len)
     if draft.config.hidden_width is None:
         return measured
-    speculation = speculate_on(ModelDrafter(draft, draft.config.vocab_size), rollouts, draft_len)
+    speculation = speculate_on(EagleDrafter(draft, draft.config.vocab_size), rollouts, draft_len)
     return measured._replace(block_efficiency=speculation.block_efficiency)
 
 

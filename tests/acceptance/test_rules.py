@@ -1,4 +1,4 @@
-"""What every acceptance rule must do: the registered ones, the template, and a user's own by the same test."""
+"""Properties of every acceptance rule: the registered rules and the template."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ from bass_jax.acceptance import (
 )
 from bass_jax.acceptance.template import REJECT_ALL
 from bass_jax.acceptance.token import TOKEN
-from bass_jax.sampling import TokenDistribution, draw
+from bass_jax.sampling import TokenDistribution, sample_tokens
 from bass_jax.sampling.keys import Role, draw_keys, gumbel, position_keys, row_keys, step_draft_keys
 
 RULES = registered_rules() | {"reject_all": REJECT_ALL}
@@ -39,16 +39,14 @@ def target_distribution(probs) -> TokenDistribution:
 
 
 def case(seed=0, num_rows=B, *, is_shared=False):
-    """Rows that share one draft distribution and one target distribution per position, and differ in noise and draft
-    number.
-    """
+    """Returns arguments of a rule. Rows share the distributions and differ in their keys and numbers of drafts."""
     keys = row_keys(jax.random.key(seed), jnp.arange(num_rows, dtype=jnp.uint32))
     draft_probs = jnp.broadcast_to(distributions(1, G), (num_rows, G, V))
     target = target_distribution(jnp.broadcast_to(distributions(2, G + 1), (num_rows, G + 1, V)))
     start = jnp.zeros(num_rows, jnp.int32)
     positions = position_keys(keys, start, G + 1)
     draft_keys = positions if is_shared else step_draft_keys(keys, start, G)
-    drafts = jnp.stack([draw(draft_probs[:, i], gumbel(draft_keys[:, i], V)) for i in range(G)], axis=1)
+    drafts = jnp.stack([sample_tokens(draft_probs[:, i], gumbel(draft_keys[:, i], V)) for i in range(G)], axis=1)
     accept, residual = (draw_keys(keys, start, role) for role in (Role.ACCEPT, Role.RESIDUAL))
     num_drafted = jnp.arange(num_rows, dtype=jnp.int32) % (G + 1)
     return drafts, num_drafted, draft_probs, target, RuleKeys(accept, residual, positions)
@@ -60,7 +58,7 @@ def run(rule, *arguments):
 
 @pytest.mark.parametrize("has_probs", [True, False])
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_a_verdict_is_well_formed(name, has_probs):
+def test_a_result_has_the_right_shapes_and_range(name, has_probs):
     drafts, num_drafted, draft_probs, target, keys = case()
     result = run(RULES[name], drafts, num_drafted, draft_probs if has_probs else None, target, keys)
     for field in result:
@@ -70,7 +68,7 @@ def test_a_verdict_is_well_formed(name, has_probs):
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_a_step_without_drafts_draws_from_the_target(name):
+def test_without_drafts_the_next_token_follows_the_target(name):
     _, num_drafted, _, target, keys = case()
     distribution = target_distribution(target.probs[:, :1])
     keys = keys._replace(positions=keys.positions[:, :1])
@@ -80,14 +78,12 @@ def test_a_step_without_drafts_draws_from_the_target(name):
         np.testing.assert_array_equal(result.next_token, distribution.argmax[:, 0])
     else:
         counts = np.bincount(result.next_token, minlength=V)
-        assert (
-            scipy.stats.chisquare(counts, np.asarray(distribution.probs[0, 0], np.float64) * B, sum_check=False).pvalue
-            > 1e-4
-        )
+        expected = np.asarray(distribution.probs[0, 0], np.float64) * B
+        assert scipy.stats.chisquare(counts, expected, sum_check=False).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_rows_are_judged_by_themselves(name):
+def test_a_row_does_not_depend_on_other_rows(name):
     arguments = case(num_rows=64)
     order = np.random.default_rng(0).permutation(64)
     straight = run(RULES[name], *arguments)
@@ -97,8 +93,8 @@ def test_rows_are_judged_by_themselves(name):
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
-def test_temperature_0_is_exact_match(name):
-    """One-hot distributions: a draft stands if and only if it is the target's token, and the target's token follows."""
+def test_temperature_0_accepts_exact_matches(name):
+    """With one-hot distributions a draft is accepted if and only if it is the target's token."""
     drafts, num_drafted, _, target, keys = case()
     one_hot = target_distribution(jax.nn.one_hot(target.argmax, V))
     result = run(RULES[name], drafts, num_drafted, None, one_hot, keys)
@@ -109,7 +105,7 @@ def test_temperature_0_is_exact_match(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(SAMPLED) - {"reject_all"}))
-def test_equal_laws_accept_everything(name):
+def test_equal_distributions_accept_all_drafts(name):
     drafts, _, draft_probs, target, keys = case()
     same = target_distribution(jnp.concatenate([draft_probs, target.probs[:, -1:]], axis=1))
     result = run(RULES[name], drafts, jnp.full(B, G, jnp.int32), draft_probs, same, keys)
@@ -118,7 +114,7 @@ def test_equal_laws_accept_everything(name):
 
 @pytest.mark.parametrize("has_probs", [True, False])
 @pytest.mark.parametrize("name", SAMPLED)
-def test_a_zero_in_the_target_is_never_emitted(name, has_probs):
+def test_a_token_of_target_probability_0_is_never_emitted(name, has_probs):
     drafts, num_drafted, draft_probs, target, keys = case()
     probs = target.probs.at[..., 2].set(0.0)
     distribution = target_distribution(probs / probs.sum(-1, keepdims=True))
@@ -130,9 +126,9 @@ def test_a_zero_in_the_target_is_never_emitted(name, has_probs):
 
 
 def test_a_zero_residual_falls_back_on_the_target():
-    """Rounding alone can reject a draft whose residual is zero everywhere; the uniform would emit anything."""
+    """Rounding can reject a draft although the residual is zero everywhere. A wrong fallback emits arbitrary tokens."""
     drafts, _, _, _, keys = case(num_rows=512)
-    # The draft's distribution dominates the target's in every token, which only unnormalized rounding can do.
+    # The draft's probability is larger for every token, which for normalized distributions only rounding can cause.
     target = target_distribution(jnp.broadcast_to(jnp.asarray([0.0, 0.0, 0.0, 0.5, 0.5]), (512, G + 1, V)))
     draft_probs = jnp.broadcast_to(jnp.asarray([0.5, 0.5, 0.5, 1.0, 1.0]), (512, G, V))
     result = run(TOKEN, drafts, jnp.full(512, G, jnp.int32), draft_probs, target, keys)
@@ -142,7 +138,7 @@ def test_a_zero_residual_falls_back_on_the_target():
 
 
 def test_the_token_rule_accepts_the_overlap():
-    """In expectation sum(min(draft, target)) of the first drafts, and no more."""
+    """The first draft is accepted with probability sum(min(draft, target))."""
     drafts, _, draft_probs, target, keys = case(num_rows=40_000)
     result = run(TOKEN, drafts, jnp.full(40_000, G, jnp.int32), draft_probs, target, keys)
     overlap = float(jnp.minimum(draft_probs[0, 0], target.probs[0, 0]).sum())
@@ -151,23 +147,23 @@ def test_the_token_rule_accepts_the_overlap():
 
 
 def mean_accepted(rule, target_probs, draft_probs, num_rows=200_000) -> float:
-    """Over rows that draft the same number of tokens from distributions ``[G, V]`` against ``[G + 1, V]``."""
+    """Returns the mean number of accepted drafts, for draft distributions ``[G, V]`` and target ``[G + 1, V]``."""
     num_slots, vocab_size = draft_probs.shape
     keys = row_keys(jax.random.key(5), jnp.arange(num_rows, dtype=jnp.uint32))
     start = jnp.zeros(num_rows, jnp.int32)
     draft_keys = step_draft_keys(keys, start, num_slots)
-    draft_laws = jnp.broadcast_to(draft_probs, (num_rows, *draft_probs.shape))
+    all_draft_probs = jnp.broadcast_to(draft_probs, (num_rows, *draft_probs.shape))
     noise = gumbel(draft_keys.reshape(-1), vocab_size)
-    drafts = draw(draft_laws.reshape(-1, vocab_size), noise).reshape(num_rows, num_slots)
+    drafts = sample_tokens(all_draft_probs.reshape(-1, vocab_size), noise).reshape(num_rows, num_slots)
     target = target_distribution(jnp.broadcast_to(target_probs, (num_rows, *target_probs.shape)))
     accept, residual = (draw_keys(keys, start, role) for role in (Role.ACCEPT, Role.RESIDUAL))
     rule_keys = RuleKeys(accept, residual, position_keys(keys, start, num_slots + 1))
-    result = run(rule, drafts, jnp.full(num_rows, num_slots, jnp.int32), draft_laws, target, rule_keys)
+    result = run(rule, drafts, jnp.full(num_rows, num_slots, jnp.int32), all_draft_probs, target, rule_keys)
     return float(result.num_accepted.mean())
 
 
 @pytest.mark.parametrize("rule, expected", [(TOKEN, 10 / 9), (BLOCK, 11 / 9)], ids=["token", "block"])
-def test_the_textbook_case(rule, expected):
+def test_the_example_of_the_block_verification_paper(rule, expected):
     """Target (1/3, 2/3), draft (2/3, 1/3), two drafts."""
     found = mean_accepted(rule, jnp.asarray([[1 / 3, 2 / 3]] * 3), jnp.asarray([[2 / 3, 1 / 3]] * 2))
     # Four standard deviations of a mean over 200,000 rows, each at most 1.
@@ -178,19 +174,19 @@ def test_the_textbook_case(rule, expected):
 def test_the_block_rule_accepts_at_least_as_many_as_the_token_rule(seed):
     target_probs, draft_probs = distributions(10 + seed, G + 1), distributions(20 + seed, G)
     found = [mean_accepted(rule, target_probs, draft_probs, 50_000) for rule in (TOKEN, BLOCK)]
-    # The two means share their drafts; their noise is their own.
+    # Both means are of the same drafts, with independent random numbers in the rules.
     assert found[1] > found[0] - 4 * G / 50_000**0.5
 
 
-def test_shared_noise_accepts_what_an_equal_law_drafts():
+def test_shared_noise_accepts_all_drafts_of_an_equal_distribution():
     drafts, _, draft_probs, target, keys = case(is_shared=True)
     same = target_distribution(jnp.concatenate([draft_probs, target.probs[:, -1:]], axis=1))
     result = run(SHARED_NOISE, drafts, jnp.full(B, G, jnp.int32), draft_probs, same, keys)
     np.testing.assert_array_equal(result.num_accepted, G)
 
 
-def test_shared_noise_accepts_as_often_as_the_theory_says():
-    """Daliri et al. 2025: at least (1 - TV) / (1 + TV); never more than 1 - TV."""
+def test_shared_noise_acceptance_is_within_the_bounds_of_the_paper():
+    """Daliri et al. 2025: at least (1 - TV) / (1 + TV), and at most 1 - TV."""
     drafts, _, draft_probs, target, keys = case(num_rows=40_000, is_shared=True)
     result = run(SHARED_NOISE, drafts, jnp.full(40_000, G, jnp.int32), draft_probs, target, keys)
     distance = float(jnp.abs(draft_probs[0, 0] - target.probs[0, 0]).sum() / 2)
@@ -207,14 +203,14 @@ def test_shared_noise_accepts_as_often_as_the_theory_says():
         (threshold, {"fraction": 2.0}),
     ],
 )
-def test_a_lossy_rules_setting_out_of_range_is_refused(make, arguments):
+def test_a_lossy_rule_refuses_an_argument_out_of_range(make, arguments):
     name, value = next(iter(arguments.items()))
     with pytest.raises(ValueError, match=f"^{name}={value}"):
         make(**arguments)
 
 
-def test_lossy_rules_accept_what_is_probable_enough():
-    """By hand: distribution (0.6, 0.3, 0.1), entropy 0.898; its e^-entropy is 0.407."""
+def test_lossy_rules_accept_drafts_above_their_threshold():
+    """The distribution (0.6, 0.3, 0.1) has the entropy 0.898, and exp(-entropy) is 0.407."""
     probs = jnp.broadcast_to(jnp.asarray([0.6, 0.3, 0.1]), (3, 2, 3))
     keys = jax.tree.map(lambda leaf: leaf[:3, :2] if leaf.ndim == 2 else leaf[:3], case()[-1])
     arguments = jnp.arange(3, dtype=jnp.int32)[:, None], jnp.ones(3, jnp.int32), None, target_distribution(probs), keys
@@ -228,7 +224,7 @@ def test_lossy_rules_accept_what_is_probable_enough():
         np.testing.assert_array_equal(run(rule, *arguments).num_accepted, expected)
 
 
-def test_noise_is_what_the_rule_says():
+def test_only_deterministic_rules_ignore_the_keys():
     arguments, other = case(), case(seed=1)[-1]
     for name, rule in RULES.items():
         first, second = run(rule, *arguments), run(rule, *arguments[:-1], other)
@@ -236,10 +232,10 @@ def test_noise_is_what_the_rule_says():
         assert is_same == (rule.noise == "none"), name
 
 
-# Finding one.
+# The registry.
 
 
-def test_a_rule_is_found_by_name_or_by_module():
+def test_a_rule_is_found_by_name_or_module():
     assert find_rule("token") is TOKEN
     assert find_rule("bass_jax.acceptance.template:REJECT_ALL") is REJECT_ALL
 
@@ -250,23 +246,23 @@ def test_a_rule_is_found_by_name_or_by_module():
         ("tokens", r"expected one of \[.*'greedy'.*'token'.*\] or 'module:attribute'"),
         ("no_such_module:RULE", "No module named"),
         ("bass_jax.acceptance.template:RULE", "no attribute 'RULE'"),
-        ("bass_jax.acceptance.template:judge", "expected an AcceptanceRule, not function"),
+        ("bass_jax.acceptance.template:accept", "expected an AcceptanceRule, not function"),
         (":RULE", "Empty module name|expected"),
     ],
 )
-def test_a_name_that_is_no_rule_is_explained(name, reason):
+def test_an_unknown_rule_is_explained(name, reason):
     with pytest.raises(ValueError, match=reason) as error:
         find_rule(name)
     assert f"acceptance={name!r}" in str(error.value)
 
 
-def test_a_name_can_be_registered_once():
+def test_a_name_can_be_registered_only_once():
     with pytest.raises(ValueError, match="'token'"):
         register_rule(dataclasses.replace(REJECT_ALL, name="token"))
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_a_rule_says_what_it_is(name):
+def test_a_rule_declares_its_properties(name):
     rule = RULES[name]
     assert isinstance(rule, AcceptanceRule)
     assert rule.name == name

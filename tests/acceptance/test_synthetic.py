@@ -1,4 +1,4 @@
-"""Forced acceptance: the rates asked for, and a label that it is none of the target's distribution."""
+"""The synthetic rule accepts at the given rates, and is marked as lossy."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from tests import tiny
 @pytest.mark.parametrize(
     "name, rates", [("synthetic(0.8)", [0.8] * 4), ("synthetic(0.9, 0.5, 0.25)", [0.9, 0.5, 0.25, 0.25])]
 )
-def test_drafts_stand_at_the_rates(name, rates):
+def test_drafts_are_accepted_at_the_given_rates(name, rates):
     num = 100_000
     keys = [row_keys(jax.random.key(seed), jnp.arange(num, dtype=jnp.uint32)) for seed in (0, 1)]
     distribution = TokenDistribution(jnp.full((num, 5, 3), 1 / 3, jnp.float32), jnp.zeros((num, 5), jnp.int32))
@@ -31,20 +31,20 @@ def test_drafts_stand_at_the_rates(name, rates):
         assert (found[reached] > position).mean() == pytest.approx(rate, abs=5 * np.sqrt(0.25 / reached.sum()))
 
 
-def test_block_efficiency_in_the_decoder():
-    """The closed form within what so few passes allow; and whoever reads the result is told."""
+def test_block_efficiency_of_the_decoder_matches_the_closed_form():
+    """Also, the result is marked as lossy, so that it is not taken for samples of the target."""
     target = tiny.model(1, num_layers=1)
     pair = bass.Pair(target, tiny.model_drafter(tiny.model(2, num_layers=1)))
     run = bass.generate(
         pair, [[1 + i % 9] for i in range(64)], bass.SpecConfig(4, "synthetic(0.8)"), max_new_tokens=200, stop_tokens=()
     )
-    # About 3,800 passes with a standard deviation of 1.6; the last pass of a row is cut by its limit.
+    # About 3,800 passes with a standard deviation of 1.6. The token limit cuts the last pass of a row.
     assert run.summary.block_efficiency == pytest.approx(geometric_block_efficiency(0.8, 4), abs=0.1)
     assert run.summary.acceptance_rate == pytest.approx(2.36 / 4, abs=0.03)
     assert not run.is_lossless
 
 
-def test_the_extremes():
+def test_rates_of_0_and_1_are_exact():
     assert not find_rule("synthetic(1)").lossless
     pair = bass.Pair(tiny.model(1, num_layers=1), tiny.model_drafter(tiny.model(2, num_layers=1)))
     for rate, efficiency in ((0, 1.0), (1, 3.0)):
@@ -53,12 +53,12 @@ def test_the_extremes():
 
 
 @pytest.mark.parametrize("name", ["synthetic(1.1)", "synthetic(-0.1)", "synthetic(nan)", "synthetic()", "synthetic(x)"])
-def test_what_is_no_rate_is_refused(name):
+def test_an_invalid_rate_is_refused(name):
     with pytest.raises(ValueError, match="expected numbers"):
         find_rule(name)
 
 
-def test_families_of_rules_take_numbers():
+def test_a_rule_name_can_have_arguments():
     assert find_rule("typical(0.2, 0.5)").name == "typical"
     with pytest.raises(ValueError, match="fraction=2"):
         find_rule("threshold(2)")

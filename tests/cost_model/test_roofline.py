@@ -10,7 +10,7 @@ import pytest
 
 import bass_jax as bass
 from bass_jax.cost_model import A100, H200, fit_roofline, pass_shape, roofline
-from bass_jax.policies.batch_table import best_draft_len
+from bass_jax.policies.batch_table import fastest_draft_len
 from tests import tiny
 from tests.flat_config import flat_config
 
@@ -64,7 +64,7 @@ def test_catching_up_costs_passes():
 def test_the_best_length_falls_with_the_batch_at_short_context(device):
     """Su et al.: 6-8 at batch 1, at most 2 at batch 32."""
     cost = roofline(pass_shape(OPT_6_7B), pass_shape(OPT_125M), device)
-    best = [best_draft_len(cost, RATES, batch, 128, LENGTHS) for batch in (1, 2, 4, 8, 16, 32)]
+    best = [fastest_draft_len(cost, RATES, batch, 128, LENGTHS) for batch in (1, 2, 4, 8, 16, 32)]
     assert best == sorted(best, reverse=True)
     assert 6 <= best[0] <= 8
     assert best[-1] <= 2
@@ -74,6 +74,6 @@ def test_the_best_length_falls_with_the_batch_at_short_context(device):
 def test_long_context_keeps_it_high(device):
     """MagicDec: reading the caches dominates, whatever the batch; its draft keeps a window of them."""
     cost = roofline(pass_shape(OPT_6_7B), pass_shape(OPT_125M), device, draft_window=512)
-    best = [best_draft_len(cost, RATES, 32, context, LENGTHS) for context in (128, 2048, 8192, 32768)]
+    best = [fastest_draft_len(cost, RATES, 32, context, LENGTHS) for context in (128, 2048, 8192, 32768)]
     assert best == sorted(best)
     assert best[-1] >= 5

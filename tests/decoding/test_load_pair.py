@@ -32,7 +32,7 @@ def directory(tmp_path_factory):
 @pytest.mark.parametrize(
     "name, expected",
     [
-        (None, "ModelDrafter"), ("model", "ModelDrafter"), ("hidden", "ModelDrafter"), ("ngram", "NgramDrafter"),
+        (None, "ModelDrafter"), ("model", "ModelDrafter"), ("hidden", "EagleDrafter"), ("ngram", "NgramDrafter"),
         ("store", "RetrievalDrafter"), ("combined", "EnsembleDrafter"),
         ("combined_hidden", "EnsembleDrafter"),
     ],

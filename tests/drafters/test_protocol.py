@@ -1,4 +1,4 @@
-"""What every drafter must do; a new one is added to `drafters` and has to pass."""
+"""Properties of every drafter. Add a new drafter to the fixture `drafters`."""
 
 import dataclasses
 import functools
@@ -17,8 +17,17 @@ from tests import tiny
 from tests.tiny import VOCAB
 
 NAMES = (
-    "model", "padded", "trimmed", "shared embedding", "hidden", "ngram", "store", "combined", "table", "repeat"
-)  # fmt: skip
+    "model",
+    "padded vocabulary",
+    "reduced vocabulary",
+    "shared embedding",
+    "eagle",
+    "ngram",
+    "retrieval",
+    "ensemble",
+    "table",
+    "repeat",
+)
 LENGTHS = np.array([1, 5, 9, 8, 3], np.int32)
 WANTED = np.array([4, 0, 3, 4, 1], np.int32)
 G, CAPACITY = 4, 64
@@ -29,13 +38,13 @@ def drafters():
     target = tiny.model(1)
     return {
         "model": tiny.model_drafter(target),
-        "padded": tiny.model_drafter(tiny.repadded(target, VOCAB + 5)),
-        "trimmed": tiny.model_drafter(tiny.trimmed((1, 3, 4, 5, 9))),
+        "padded vocabulary": tiny.model_drafter(tiny.repadded(target, VOCAB + 5)),
+        "reduced vocabulary": tiny.model_drafter(tiny.trimmed((1, 3, 4, 5, 9))),
         "shared embedding": tiny.model_drafter(tiny.shared_embedding(target)),
-        "hidden": tiny.hidden_drafter(target),
+        "eagle": tiny.hidden_drafter(target),
         "ngram": NgramDrafter(),
-        "store": tiny.retrieval_drafter(),
-        "combined": tiny.ensemble_drafter(tiny.model_drafter(target)),
+        "retrieval": tiny.retrieval_drafter(),
+        "ensemble": tiny.ensemble_drafter(tiny.model_drafter(target)),
         "table": tiny.table_drafter(),
         "repeat": RepeatDrafter(),
     }
@@ -49,23 +58,22 @@ def draft_keys(seed: int, num_rows: int):
 def context(lengths=LENGTHS, wanted=WANTED, seed=0, past_the_end=0) -> DraftContext:
     random = np.random.default_rng(1)
     tokens = random.integers(0, VOCAB, (len(lengths), CAPACITY)).astype(np.int32)
-    tokens[3:4, :8] = [5, 6, 7, 5, 6, 7, 5, 6]  # a row that repeats itself
+    tokens[3:4, :8] = [5, 6, 7, 5, 6, 7, 5, 6]  # A row that repeats itself.
     tokens = np.where(np.arange(CAPACITY) < lengths[:, None], tokens, past_the_end)
     num_rows = len(lengths)
+    sampling = SamplingParams(temperature=[1.0, 0.0, 0.7, 1.0, 1.0][:num_rows], top_p=0.9)
     return DraftContext(
         tokens=jnp.asarray(tokens, jnp.int32),
         lengths=jnp.asarray(lengths),
         num_wanted=jnp.asarray(wanted),
-        sampling_arrays=SamplingParams(temperature=[1.0, 0.0, 0.7, 1.0, 1.0][:num_rows], top_p=0.9).sampling_arrays(
-            num_rows, VOCAB
-        ),
+        sampling_arrays=sampling.sampling_arrays(num_rows, VOCAB),
         keys=draft_keys(seed, num_rows),
         processors=LogitsProcessors(None, jnp.asarray(lengths), jnp.full((num_rows, 1), -1)),
     )
 
 
 def init(drafter, tokens, lengths):
-    """With arbitrary hidden states of every token, for those that read them."""
+    """Initializes `drafter`, with arbitrary hidden states if it reads them."""
     if not reads_hidden_states(drafter):
         return drafter.init(tokens, lengths)
     table = np.random.default_rng(3).normal(size=(VOCAB, tiny.config().width)).astype(np.float32)
@@ -80,7 +88,7 @@ def propose(drafter, context, is_sampled=True):
 
 @pytest.mark.parametrize("is_sampled", [True, False])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_proposal_is_well_formed(drafters, name, is_sampled):
+def test_a_proposal_has_the_right_shapes_and_range(drafters, name, is_sampled):
     drafter = drafters[name]
     assert isinstance(drafter, Drafter)
     (tokens, num_drafted, probs, _), state = propose(drafter, context(), is_sampled)
@@ -99,8 +107,8 @@ def test_a_proposal_is_well_formed(drafters, name, is_sampled):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_state_keeps_its_structure(drafters, name):
-    """A loop on the device carries it: structure, shapes and dtypes are those of `init`."""
+def test_the_state_keeps_its_structure_and_shapes(drafters, name):
+    """A compiled loop can only carry such a state."""
     drafter = drafters[name]
     start = jax.eval_shape(functools.partial(init, drafter), context().tokens, context().lengths)
     _, state = jax.eval_shape(propose, drafter, context())
@@ -109,14 +117,14 @@ def test_the_state_keeps_its_structure(drafters, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_padding_is_never_read(drafters, name):
+def test_tokens_after_a_rows_length_are_not_read(drafters, name):
     clean, _ = propose(drafters[name], context())
     dirty, _ = propose(drafters[name], context(past_the_end=9))
     _assert_same(clean, dirty, np.arange(5))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_rows_do_not_depend_on_each_other(drafters, name):
+def test_a_row_does_not_depend_on_other_rows(drafters, name):
     order = np.array([3, 1, 4, 0, 2])
     straight, _ = propose(drafters[name], context())
     shuffled, _ = propose(drafters[name], jax.tree.map(lambda leaf: leaf[order], context()))
@@ -132,9 +140,10 @@ def _assert_same(one, other, order):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_drafts_are_drawn_from_the_law_that_is_returned(drafters, name):
-    """The first draft of 20,000 rows that differ in their keys alone; a deterministic drafter returns no
-    distribution.
+def test_drafts_follow_the_returned_distribution(drafters, name):
+    """Samples the first draft of 20,000 rows that differ only in their keys.
+
+    Otherwise the output of a lossless rule would not follow the target's distribution.
     """
     num = 20_000 // 4
     counts, distribution = np.zeros(VOCAB), None
@@ -152,32 +161,32 @@ def test_drafts_are_drawn_from_the_law_that_is_returned(drafters, name):
     assert scipy.stats.chisquare(counts[is_possible], expected[is_possible]).pvalue > 1e-4
 
 
-def test_a_trimmed_draft_proposes_its_tokens_alone(drafters):
-    proposal, _ = propose(drafters["trimmed"], context())
+def test_a_reduced_vocabulary_proposes_only_its_tokens(drafters):
+    proposal, _ = propose(drafters["reduced vocabulary"], context())
     others = np.setdiff1d(np.arange(VOCAB), [1, 3, 4, 5, 9])
     assert not np.asarray(proposal.probs)[..., others].any()
 
 
 @pytest.mark.parametrize("is_sampled", [True, False])
-@pytest.mark.parametrize("name", ["model", "trimmed"])
-def test_a_model_stops_before_a_draft_that_it_is_unsure_of(drafters, name, is_sampled):
-    """The same drafts as without a threshold, cut at the first distribution whose largest probability is below it."""
+@pytest.mark.parametrize("name", ["model", "reduced vocabulary"])
+def test_a_model_stops_before_a_draft_of_low_confidence(drafters, name, is_sampled):
+    """The drafts are those without a threshold, up to the first whose confidence is below the threshold."""
     free, _ = propose(drafters[name], context()._replace(min_confidence=jnp.zeros(5)), is_sampled)
     threshold = np.float32([0.0, 0.5, np.median(free.confidence[2]), 0.999, 1.1])
     cut, state = propose(drafters[name], context()._replace(min_confidence=jnp.asarray(threshold)), is_sampled)
-    is_sure = np.asarray(free.confidence) >= threshold[:, None]
-    expected = np.minimum(np.cumprod(is_sure, axis=1).sum(axis=1), WANTED)
+    is_confident = np.asarray(free.confidence) >= threshold[:, None]
+    expected = np.minimum(np.cumprod(is_confident, axis=1).sum(axis=1), WANTED)
     np.testing.assert_array_equal(cut.num_drafted, expected)
     assert expected[0] == WANTED[0] > expected.min()
     for row, num in enumerate(expected):
         np.testing.assert_array_equal(cut.tokens[row, :num], free.tokens[row, :num])
-    # The cache holds no more than was fed: committed tokens, then the drafts before the last.
+    # The cache holds the committed tokens and the drafts before the last.
     np.testing.assert_array_equal(
         state.num_cached, np.where(WANTED > 0, LENGTHS + np.maximum(expected, 1), LENGTHS) - 1
     )
 
 
-# What the drafters of the package propose.
+# The proposals of the drafters.
 
 
 def lookup(tokens, wanted=G, **settings):
@@ -192,14 +201,14 @@ def lookup(tokens, wanted=G, **settings):
     "tokens, settings, expected",
     [
         ([1, 2, 3, 4, 5, 1, 2], {}, [3, 4, 5, 1]),
-        ([1, 2, 7, 3, 2, 8, 1, 2], {}, [7, 3, 2, 8]),  # the longer match wins over the more recent
-        ([1, 7, 0, 1, 8, 0, 1], {}, [8, 0, 1, 8]),  # among equals the most recent, continued periodically
+        ([1, 2, 7, 3, 2, 8, 1, 2], {}, [7, 3, 2, 8]),  # The longer match is used, not the more recent one.
+        ([1, 7, 0, 1, 8, 0, 1], {}, [8, 0, 1, 8]),  # The most recent of equal matches, continued periodically.
         ([4, 4], {}, [4, 4, 4, 4]),
         ([1, 2, 3], {}, []),
         ([7], {}, []),
         ([1, 2, 9, 2], {"min_ngram": 2}, []),
         ([3, 1, 2, 9, 3, 1, 2], {"max_ngram": 1}, [9, 3, 1, 2]),
-        ([0, 0, 5], {}, []),  # the buffer's padding is token 0 and must not match
+        ([0, 0, 5], {}, []),  # The padding of the buffer is token 0 and must not match.
         ([5, 0], {}, []),
     ],
 )
@@ -208,27 +217,27 @@ def test_prompt_lookup(tokens, settings, expected):
     assert lookup(tokens, wanted=2, **settings) == expected[:2]
 
 
-def test_lookup_is_surer_of_a_longer_match():
-    """And drafts nothing where its match is too short for what is wanted."""
+def test_lookup_confidence_grows_with_the_match():
+    """With a threshold, a row whose match is too short drafts nothing."""
     tokens = np.zeros((3, CAPACITY), np.int32)
     for row, text in enumerate(([7, 1, 2, 3, 9, 1, 2, 3], [7, 8, 3, 9, 3], [1, 2, 3])):
         tokens[row, : len(text)] = text
-    asked = context(np.array([8, 5, 3], np.int32), np.full(3, G, np.int32))._replace(tokens=jnp.asarray(tokens))
-    proposal, _ = propose(NgramDrafter(), asked)
+    current = context(np.array([8, 5, 3], np.int32), np.full(3, G, np.int32))._replace(tokens=jnp.asarray(tokens))
+    proposal, _ = propose(NgramDrafter(), current)
     assert proposal.num_drafted.tolist() == [G, G, 0]
     matched = np.array([[3], [1]]) + np.arange(G)
     np.testing.assert_allclose(proposal.confidence[:2], matched / (matched + 2), rtol=1e-6)
-    cut, _ = propose(NgramDrafter(), asked._replace(min_confidence=jnp.full(3, 0.5)))
+    cut, _ = propose(NgramDrafter(), current._replace(min_confidence=jnp.full(3, 0.5)))
     assert cut.num_drafted.tolist() == [G, 0, 0]
 
 
 @pytest.mark.parametrize("settings", [{"min_ngram": 0}, {"max_ngram": 1, "min_ngram": 2}])
-def test_lookup_settings_out_of_range_are_refused(settings):
+def test_lookup_refuses_arguments_out_of_range(settings):
     with pytest.raises(ValueError, match="min_ngram"):
         NgramDrafter(**settings)
 
 
-def test_the_template_repeats():
+def test_the_template_repeats_the_last_token():
     proposal, _ = propose(RepeatDrafter(), context())
     last = np.asarray(context().tokens)[np.arange(5), LENGTHS - 1]
     np.testing.assert_array_equal(proposal.tokens, np.repeat(last[:, None], G, axis=1))

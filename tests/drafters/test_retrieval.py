@@ -1,4 +1,4 @@
-"""The retrieval datastore: what it counts, what it leaves out, how it is looked up, and its file."""
+"""The retrieval datastore: how it is built and looked up, and its file."""
 
 import collections
 import dataclasses
@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from bass_jax.checkpoint import read_datastore, write_datastore
-from bass_jax.decoding.pair import load_datastore
+from bass_jax.decoding.load_pair import load_datastore
 from bass_jax.drafters import RetrievalDrafter
 from bass_jax.training.build_datastore import build_datastore, foresee
 from bass_jax.training.rollout import Rollout
@@ -22,14 +22,14 @@ SIZES = {"max_ngram": 3, "min_ngram": 1}
 
 
 def answers(count=40, seed=0) -> list[Rollout]:
-    """Texts of a source that looks two tokens back, and now and then says anything."""
+    """Returns texts whose next token depends on the last two, with random tokens in between."""
     random = np.random.default_rng(seed)
     rollouts = []
     for _ in range(count):
         text = random.integers(0, VOCAB, 3).tolist()
         while len(text) < 30:
-            likely = (2 * text[-1] + text[-2]) % VOCAB
-            text.append(int(likely if random.random() < 0.7 else random.integers(VOCAB)))
+            probable = (2 * text[-1] + text[-2]) % VOCAB
+            text.append(int(probable if random.random() < 0.7 else random.integers(VOCAB)))
         sequence = np.array(text, np.int32)
         distributions = sequence[5:, None]
         rollouts.append(
@@ -39,7 +39,7 @@ def answers(count=40, seed=0) -> list[Rollout]:
 
 
 def dictionary(rollouts) -> dict[tuple[int, ...], int]:
-    """Every context's most frequent token, the lowest among equals; written to be obvious."""
+    """Returns every context's most frequent next token, the lowest one of equally frequent tokens."""
     counts = collections.defaultdict(collections.Counter)
     for row in rollouts:
         text = [*row.prompt.tolist(), *row.response.tolist()]
@@ -50,12 +50,12 @@ def dictionary(rollouts) -> dict[tuple[int, ...], int]:
 
 
 def backed_off(table, text) -> int:
-    """What the longest context that is known foresees, or -1."""
+    """Returns the token after the longest known context, or -1."""
     return next((table[tuple(text[-length:])] for length in (3, 2, 1) if tuple(text[-length:]) in table), -1)
 
 
-def test_it_foresees_what_a_dictionary_of_all_contexts_does():
-    """Leaving out longer contexts that say what shorter ones say changes no draft."""
+def test_predictions_equal_those_of_a_dictionary_of_all_contexts():
+    """Leaving out contexts with the same prediction as a shorter one does not change the drafts."""
     arrays, table = build_datastore(answers(), **SIZES), dictionary(answers())
     assert len(arrays.keys) < 0.8 * len(table)
     assert (np.diff(arrays.keys.astype(np.int64)) > 0).all()
@@ -65,49 +65,51 @@ def test_it_foresees_what_a_dictionary_of_all_contexts_does():
         assert found.tolist() == [backed_off(table, sequence[:place].tolist()) for place in range(1, len(sequence))]
 
 
-def test_it_says_about_how_often_it_will_be_right():
-    """In the mean, on other texts of the source."""
+def test_confidence_is_calibrated():
+    """On new texts of the same source, the mean confidence equals the share of right predictions."""
     arrays = build_datastore(answers(400), **SIZES)
-    found, sure, truth = [], [], []
+    found, confidences, truth = [], [], []
     for row in answers(200, seed=1):
         sequence = np.concatenate([row.prompt, row.response])
         tokens, confidence = foresee(arrays, sequence, 5, **SIZES)
-        found, sure, truth = [*found, *tokens], [*sure, *confidence], [*truth, *row.response]
-    is_right, sure = np.array(found) == np.array(truth), np.array(sure)
-    assert sure.mean() == pytest.approx(is_right.mean(), abs=0.03)
+        found, confidences, truth = [*found, *tokens], [*confidences, *confidence], [*truth, *row.response]
+    is_right = np.array(found) == np.array(truth)
+    assert np.mean(confidences) == pytest.approx(is_right.mean(), abs=0.03)
 
 
-def test_drafts_are_looked_up_one_behind_the_other():
+def test_each_draft_is_looked_up_after_the_drafts_before_it():
     arrays = build_datastore(answers(), **SIZES)
     drafter = RetrievalDrafter(*map(jnp.asarray, arrays), **SIZES)
-    asked = context(wanted=np.array([4, 0, 3, 4, 1], np.int32))
-    asked = asked._replace(tokens=asked.tokens % VOCAB)
+    current = context(wanted=np.array([4, 0, 3, 4, 1], np.int32))
+    current = current._replace(tokens=current.tokens % VOCAB)
     proposal, _ = jax.jit(drafter.propose, static_argnums=2, static_argnames="is_sampled")(
-        None, asked, 4, is_sampled=False
+        None, current, 4, is_sampled=False
     )
-    sures = []
-    for row, num in enumerate(np.asarray(asked.num_wanted)):
-        text = np.asarray(asked.tokens[row, : int(asked.lengths[row])]).tolist()
+    confidences = []
+    for row, num in enumerate(np.asarray(current.num_wanted)):
+        text = np.asarray(current.tokens[row, : int(current.lengths[row])]).tolist()
         expected = []
         while len(expected) < num:
-            (token,), (sure,) = foresee(
+            (token,), (confidence,) = foresee(
                 arrays, np.array([*text, *expected, 0], np.int32), len(text + expected), **SIZES
             )
             if token < 0:
                 break
             expected.append(int(token))
-            sures.append(sure)
+            confidences.append(confidence)
         assert proposal.tokens[row, : int(proposal.num_drafted[row])].tolist() == expected
-    # The threshold cuts a row before the first draft that is less sure.
-    least = float(np.median(sures))
-    strict = dataclasses.replace(drafter, min_confidence=least)
-    cut, _ = strict.propose(None, asked, 4, is_sampled=False)
-    is_sure = (np.asarray(proposal.confidence) >= np.float32(least)) & (np.arange(4) < proposal.num_drafted[:, None])
-    np.testing.assert_array_equal(cut.num_drafted, np.cumprod(is_sure, axis=1).sum(axis=1))
+    # A threshold ends a row before the first draft below it.
+    threshold = float(np.median(confidences))
+    strict = dataclasses.replace(drafter, min_confidence=threshold)
+    cut, _ = strict.propose(None, current, 4, is_sampled=False)
+    is_confident = (np.asarray(proposal.confidence) >= np.float32(threshold)) & (
+        np.arange(4) < proposal.num_drafted[:, None]
+    )
+    np.testing.assert_array_equal(cut.num_drafted, np.cumprod(is_confident, axis=1).sum(axis=1))
     assert 0 < cut.num_drafted.sum() < proposal.num_drafted.sum()
 
 
-def test_the_rarest_contexts_go_first():
+def test_the_rarest_contexts_are_dropped_first():
     small = build_datastore(answers(), **SIZES, max_entries=30)
     assert len(small.keys) == 30
     assert np.isin(small.keys, build_datastore(answers(), **SIZES).keys).all()
@@ -121,12 +123,12 @@ def test_the_rarest_contexts_go_first():
         (answers(1), SIZES | {"max_entries": 0}, "max_entries=0"),
     ],
 )
-def test_what_cannot_be_counted_is_refused(rollouts, options, message):
+def test_invalid_input_is_refused(rollouts, options, message):
     with pytest.raises(ValueError, match=message):
         build_datastore(rollouts, **options)
 
 
-def test_the_file_comes_back_as_written(tmp_path):
+def test_a_file_is_read_as_it_was_written(tmp_path):
     arrays, path = build_datastore(answers(), **SIZES), tmp_path / "store.safetensors"
     write_datastore(path, arrays._asdict(), **SIZES, vocab_size=VOCAB, about={"num_tokens": 3})
     found, about = read_datastore(path)
@@ -138,7 +140,7 @@ def test_the_file_comes_back_as_written(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["store.safetensors"]
 
 
-def test_files_that_are_no_stores_are_named(tmp_path):
+def test_an_invalid_file_is_refused(tmp_path):
     path, arrays = tmp_path / "store.safetensors", build_datastore(answers(), **SIZES)._asdict()
     with pytest.raises(ValueError, match="not readable as a retrieval datastore"):
         read_datastore(path)

@@ -1,7 +1,6 @@
-"""No policy changes what is decoded, and none compiles in the middle of it.
+"""Policies do not change the decoded tokens or their distribution, and nothing compiles after the first step.
 
-What breaking it means: the text, or its distribution, depends on how the batch was sped up; or minutes of compilation
-fall into a stream of tokens.
+A failure means that the text depends on the policy, or that compilation interrupts a stream of tokens.
 """
 
 import jax
@@ -11,6 +10,8 @@ import pytest
 
 import bass_jax as bass
 from bass_jax import policies
+from bass_jax.drafters import autoregressive, draft_model
+from bass_jax.drafters.autoregressive import choose_draft
 from bass_jax.engine.generate import GenerateLoop
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.testing.lossless import tiny_target, verify_lossless
@@ -25,7 +26,7 @@ POLICIES = {
     "bass_heuristic": policies.bass_heuristic(start=3, limit=4),
     "batch_table": policies.batch_table({1: 4, 4: 2}),
     "goodput": policies.goodput(profile=made_up(0.12, rates=(0.6, 0.5)), lengths=LENGTHS, prior_weight=4.0),
-    "goodput that probes": policies.goodput(profile=made_up(0.9), lengths=LENGTHS, exploration_share=0.3),
+    "goodput that explores": policies.goodput(profile=made_up(0.9), lengths=LENGTHS, exploration_share=0.3),
     "confidence": policies.confidence(threshold=0.5, max_len=4),
     "bandit": policies.bandit(lengths=LENGTHS),
     "template": policies.find_policy("bass_jax.policies.template:OneMore(max_len=4)"),
@@ -40,37 +41,37 @@ def pair():
 
 
 def decode(pair, sampling, **options):
-    return bass.generate(
-        pair, tiny.PROMPTS, bass.SpecConfig(4, "shared_noise" if sampling else "token"), sampling=sampling,
-        max_new_tokens=LIMITS, **options,
-    )  # fmt: skip
+    spec = bass.SpecConfig(4, "shared_noise" if sampling else "token")
+    return bass.generate(pair, tiny.PROMPTS, spec, sampling=sampling, max_new_tokens=LIMITS, **options)
 
 
-QUICK = {("fixed", 0.0), ("goodput that probes", 0.0), ("confidence", 1.0), ("bandit", 1.0)}
+QUICK = {("fixed", 0.0), ("goodput that explores", 0.0), ("confidence", 1.0), ("bandit", 1.0)}
 CASES = [(name, temperature) for name in POLICIES for temperature in (0.0, 1.0)]
 
 
 @pytest.mark.parametrize("name, temperature", mostly_slow(CASES, lambda case: case in QUICK))
-def test_the_tokens_are_those_of_regular_decoding(pair, name, temperature):
-    """Greedy, and by the shared-noise rule sampled: the very tokens."""
+def test_tokens_equal_those_of_regular_decoding(pair, name, temperature):
+    """With greedy decoding, and with sampling by the shared-noise rule."""
     sampling = bass.SamplingParams(temperature=temperature) if temperature else None
     regular = decode(pair, sampling, step="decode")
     run = decode(pair, sampling, policy=POLICIES[name])
     for found, expected in zip(run.tokens, regular.tokens, strict=True):
         np.testing.assert_array_equal(found, expected)
     lengths = {int(info.num_drafted.max()) for info in run.infos[:-8]}
-    if name in ("bass_heuristic", "goodput that probes", "bandit", "template", "confidence"):
-        assert len(lengths) > 1  # it did change them
-    if name == "goodput that probes":
+    if name in ("bass_heuristic", "goodput that explores", "bandit", "template", "confidence"):
+        assert len(lengths) > 1  # The policy changes the length.
+    if name == "goodput that explores":
         assert 0 in lengths
 
 
 @pytest.mark.parametrize(
     "name",
-    mostly_slow(["goodput that probes", "bass_heuristic", "confidence"], lambda name: name == "goodput that probes"),
+    mostly_slow(
+        ["goodput that explores", "bass_heuristic", "confidence"], lambda name: name == "goodput that explores"
+    ),
 )
-def test_the_device_loop_plans_what_the_host_plans(pair, name):
-    """One code: step by step the same lengths and tokens."""
+def test_the_device_loop_equals_the_host_loop(pair, name):
+    """Both use the same lengths and emit the same tokens in every step."""
     sampling = bass.SamplingParams(temperature=1.0)
     host = decode(pair, sampling, policy=POLICIES[name])
     spec = bass.SpecConfig(4, "shared_noise")
@@ -81,45 +82,43 @@ def test_the_device_loop_plans_what_the_host_plans(pair, name):
     drafted = np.stack([info.num_drafted for info in host.infos])
     np.testing.assert_array_equal(infos.num_drafted[: len(drafted)], drafted)
     assert not infos.is_active[len(drafted) :].any()
-    assert repr(bass.summarize(infos)) == repr(host.summary)  # repr: NaN equals itself
+    assert repr(bass.summarize(infos)) == repr(host.summary)  # By repr, because NaN is not equal to itself.
 
 
 @pytest.mark.parametrize(
     "name", mostly_slow(["goodput", "confidence", "bass_heuristic", "template"], lambda name: name == "goodput")
 )
-def test_the_law_is_the_targets_whatever_the_policy(name):
-    """Lengths that follow from what was committed, accepted and believed, up to 4."""
+def test_samples_follow_the_targets_distribution_with_every_policy(name):
+    """Draft lengths up to 4 depend on committed tokens, acceptance and confidence."""
     drafter = tiny.model_drafter(tiny.perturbed(tiny_target(), 0.15), 5)
     policy = POLICIES[name]
-    if name == "goodput":  # where drafting pays in a batch of thousands too
+    if name == "goodput":  # With costs at which drafting is worth it in a batch of thousands.
         policy = policies.goodput(profile=made_up(0.0, rates=(0.6, 0.5)), lengths=LENGTHS, objective="rate")
     report = verify_lossless(drafter, draft_len=4, num_samples=60_000, policy=policy)
     assert report.p_value > 1e-3 / 64
     assert report.tokens_per_step > 1.01
 
 
-def test_a_policy_that_drops_drafts_for_what_they_are_is_caught(monkeypatch):
-    """The control of the test above: stopping at an unlikely draft, rather than at a flat distribution, is not
-    lossless.
-    """
+def test_dropping_drafts_by_their_token_is_detected(monkeypatch):
+    """The negative control of the test above: stopping at an improbable draft instead of a flat distribution."""
     drafter = tiny.model_drafter(tiny.perturbed(tiny_target(), 0.15), 5)
-    model_choose = type(drafter)._choose
 
-    def by_the_draft(*arguments):
-        token, probs, _ = model_choose(*arguments)
+    def choose_by_token(*arguments):
+        token, probs, _ = choose_draft(*arguments)
         return token, probs, jnp.take_along_axis(probs, token[:, None], axis=1)[:, 0]
 
-    monkeypatch.setattr(type(drafter), "_choose", by_the_draft)
+    monkeypatch.setattr(autoregressive, "choose_draft", choose_by_token)
+    monkeypatch.setattr(draft_model, "choose_draft", choose_by_token)
 
-    def fresh_step(*arguments):  # another function: the executable of the sound one is not met
+    def fresh_step(*arguments):  # Another function object, so that the cached compiled step is not used.
         return bass.speculate_step(*arguments)
 
     report = verify_lossless(drafter, draft_len=4, num_samples=60_000, policy=POLICIES["confidence"], step=fresh_step)
     assert report.p_value < 1e-9
 
 
-def test_rows_may_want_different_lengths(pair):
-    """Three rows, three lengths, one bucket."""
+def test_rows_of_a_batch_can_have_different_lengths(pair):
+    """Three rows with three lengths run in one bucket."""
     run = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=30)
     wanted = [0, 2, 4, 0]
     run.state = run.state._replace(draft_lens=jnp.asarray(wanted, jnp.int32))
@@ -128,8 +127,10 @@ def test_rows_may_want_different_lengths(pair):
 
 
 def test_every_bucket_is_compiled_before_the_first_step(pair):
-    """And the run says how many: one per bucket and one for the update; the same batch again compiles nothing."""
-    target = tiny.model(3, num_layers=1, mlp_width=20)  # a shape of its own: nothing is compiled yet
+    """Functions compiled are one per bucket and one for the update. The same batch compiles nothing again."""
+    target = tiny.model(
+        3, num_layers=1, mlp_width=20
+    )  # Its shape is used in no other test, so nothing is compiled yet.
     pair = bass.Pair(target, pair.drafter)
     policy = policies.bandit(lengths=(0, 1, 2))
     before = JIT_CACHE.num_compiled
@@ -137,22 +138,21 @@ def test_every_bucket_is_compiled_before_the_first_step(pair):
     prefill_and_decode = JIT_CACHE.num_compiled - before
     run = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=50, policy=policy)
     assert set(run.warm_up_seconds) == {0, 1, 2}
-    assert run.warm_up_seconds[0] == 0.0 < run.warm_up_seconds[1]  # decode_step's own executable serves 0
+    assert run.warm_up_seconds[0] == 0.0 < run.warm_up_seconds[1]  # Length 0 runs the compiled decode_step.
     warm = JIT_CACHE.num_compiled
     for _ in run:
         pass
     assert JIT_CACHE.num_compiled == warm
     timings = run.result().timings
-    assert timings.num_compiled == warm - before - prefill_and_decode == 3  # buckets 1 and 2, and the update
+    assert timings.num_compiled == warm - before - prefill_and_decode == 3  # Buckets 1 and 2, and the update.
     assert timings.compile >= sum(timings.warm_up.values()) > 0
     again = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=50, policy=policy).timings
     assert (again.num_compiled, again.compile) == (0, 0.0)
-    # Another constant of a policy that traces it compiles nothing either.
+    # Changing a traced constant of the policy compiles nothing.
     other = policies.bandit(lengths=(0, 1, 2), exploration=0.9)
-    assert (
-        bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=9, policy=other).timings.num_compiled == 0
-    )
-    # Without warm-up a bucket is made when it is wanted, and not in the time of a step.
+    changed = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=9, policy=other)
+    assert changed.timings.num_compiled == 0
+    # Without warm-up a bucket is compiled when it is first needed. This time does not count as the step's.
     fresh = policies.fixed(3)
     late = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=5, policy=fresh, warm_up=False)
     assert late.warm_up_seconds == {}
@@ -161,8 +161,8 @@ def test_every_bucket_is_compiled_before_the_first_step(pair):
     assert late.step_seconds[0] < late.warm_up_seconds[3]
 
 
-def test_a_step_reads_the_device_once(pair, monkeypatch):
-    """Counts and the next bucket come together; nothing else waits for the device."""
+def test_the_host_reads_the_device_once_per_step(pair, monkeypatch):
+    """The step's counts and the next bucket are read together."""
     run = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=30, policy=POLICIES["bass_heuristic"])
     reads = []
     device_get = jax.device_get
@@ -171,7 +171,7 @@ def test_a_step_reads_the_device_once(pair, monkeypatch):
     assert len(reads) == num_steps > 5
 
 
-def test_a_policy_beside_regular_decoding_is_refused(pair):
+def test_a_policy_for_regular_decoding_is_refused(pair):
     with pytest.raises(ValueError, match="a policy chooses draft lengths of 'speculate' alone"):
         bass.generate(pair, tiny.PROMPTS, step="decode", policy="fixed")
     with pytest.raises(ValueError, match="policy='adaptive'"):

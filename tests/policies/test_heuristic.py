@@ -1,4 +1,4 @@
-"""Algorithm 1 of BASS against traces worked by hand; what breaking it means: another algorithm under its name."""
+"""Algorithm 1 of BASS against lengths computed by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -12,20 +12,27 @@ NAN = jnp.float32(jnp.nan)
 
 
 def stats(accepted, wanted, is_active=None, drafted=None) -> PolicyStats:
-    """What a step says whose rows accepted so many of the drafts wanted."""
+    """Returns the stats of a step whose rows accepted this many of the wanted drafts."""
     accepted = jnp.asarray(accepted, jnp.int32)
     wanted = jnp.broadcast_to(jnp.asarray(wanted, jnp.int32), accepted.shape)
     is_active = jnp.ones(accepted.shape, bool) if is_active is None else jnp.asarray(is_active)
     drafted = wanted if drafted is None else jnp.asarray(drafted, jnp.int32)
     return PolicyStats(
-        is_active=is_active, is_running=is_active, num_wanted=wanted, num_drafted=drafted, num_accepted=accepted,
-        num_emitted=accepted + 1, was_clipped=drafted < wanted, lengths=jnp.full(accepted.shape, 50, jnp.int32),
-        room=jnp.full(accepted.shape, 50, jnp.int32), seconds=NAN,
-    )  # fmt: skip
+        is_active=is_active,
+        is_running=is_active,
+        num_wanted=wanted,
+        num_drafted=drafted,
+        num_accepted=accepted,
+        num_emitted=accepted + 1,
+        was_clipped=drafted < wanted,
+        lengths=jnp.full(accepted.shape, 50, jnp.int32),
+        room=jnp.full(accepted.shape, 50, jnp.int32),
+        seconds=NAN,
+    )
 
 
 def on_host(policy, maxima, num_rows=4):
-    """One call per step, the best row's count given; the other rows accept less."""
+    """Calls the policy once per step. One row accepts the given number of drafts, the others fewer."""
     state, nothing = policy.init(num_rows), jnp.zeros(num_rows, bool)
     state, plan = policy.update(state, stats([0] * num_rows, 0, nothing))
     lengths = [int(plan.draft_lens[0])]
@@ -38,7 +45,7 @@ def on_host(policy, maxima, num_rows=4):
 
 
 def on_device(policy, maxima, num_rows=4):
-    """The same in one compiled loop."""
+    """Runs the steps in one compiled loop."""
 
     @jax.jit
     def run(maxima):
@@ -60,7 +67,7 @@ def test_the_published_constants(run):
     assert run(policy, [7, 9, 4, 4, 4, 4, 0, 0, 0]) == [7, 9, 11, 9, 7, 5, 4, 2, 1, 1]
     full = [*range(7, 33, 2), 32, 32]
     assert run(policy, full) == [*full, 32]
-    # It shrinks by one more from the second time on, and a full step forgets that.
+    # From the second time on it shrinks by one more, until a step accepts all drafts.
     assert run(policy, [0, 0, 0, 2, 0, 0]) == [7, 6, 4, 2, 4, 3, 1]
 
 
@@ -70,8 +77,8 @@ def test_other_constants(run):
     assert run(policy, [4, 7, 9, 0, 0, 0, 1]) == [4, 7, 9, 9, 4, 1, 1, 4]
 
 
-def test_finished_rows_are_left_out():
-    """A finished row's counts are 0 in the decoder; even if they were not, they would not count."""
+def test_finished_rows_are_ignored():
+    """Their counts are ignored even if they are not 0."""
     policy = policies.bass_heuristic()
     state, plan = policy.update(policy.init(3), stats([7, 2, 1], 7, [False, True, True]))
     assert plan.draft_lens.tolist() == [6, 6, 6]
@@ -79,7 +86,7 @@ def test_finished_rows_are_left_out():
     assert plan.draft_lens.tolist() == [6, 6, 6]
 
 
-def test_a_step_that_the_limit_clipped_is_not_full():
+def test_a_step_clipped_by_the_token_limit_shrinks_the_length():
     policy = policies.bass_heuristic()
     _, plan = policy.update(policy.init(2), stats([3, 0], 7, drafted=[3, 7]))
     assert plan.draft_lens.tolist() == [6, 6]
@@ -88,6 +95,6 @@ def test_a_step_that_the_limit_clipped_is_not_full():
 @pytest.mark.parametrize(
     "wrong", [{"start": 0}, {"start": 9, "limit": 8}, {"limit": 33}, {"growth": 0}, {"divisor": 0}]
 )
-def test_constants_that_cannot_be_are_refused(wrong):
+def test_invalid_constants_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         policies.bass_heuristic(**wrong)

@@ -1,4 +1,4 @@
-"""What every policy must do; the registered ones, the template, and a user's own come under the same tests."""
+"""Properties of every policy: the registered ones, the template and a user's own."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ B = 4
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mine:
-    """A user's own, named in a config: drafts as much as the shortest row is long, at most 5."""
+    """A user's policy: drafts as many tokens as the shortest row has, at most 5."""
 
     lengths = (1, 2, 3, 4, 5)
 
@@ -43,7 +43,7 @@ def make(name) -> Policy:
 
 
 def stats_of(step: int, draft_lens=None) -> PolicyStats:
-    """A step of a made-up run; row 3 finishes early, row 2 comes near its limit."""
+    """Returns the stats of a made-up step. Row 3 finishes early, and row 2 comes close to its limit."""
     random = np.random.default_rng(step)
     wanted = np.zeros(B, np.int32) if draft_lens is None else np.asarray(draft_lens, np.int32)
     room = np.array([200, 150, max(1, 12 - step), 50], np.int32)
@@ -52,11 +52,18 @@ def stats_of(step: int, draft_lens=None) -> PolicyStats:
     accepted = random.integers(0, drafted + 1).astype(np.int32)
     emitted = np.where(is_active, accepted + 1, 0)
     return PolicyStats(
-        is_active=is_active, is_running=np.array([True, True, True, step < 3]), num_wanted=wanted,
-        num_drafted=drafted.astype(np.int32), num_accepted=accepted, num_emitted=emitted.astype(np.int32),
-        was_clipped=drafted < wanted, lengths=np.array([20, 30, 9, 40], np.int32) + 3 * step, room=room,
-        seconds=np.float32(0.0 if step < 2 else 0.01 + 0.001 * step), num_acceptable=np.array([3, 0, 9, 1], np.int32),
-    )  # fmt: skip
+        is_active=is_active,
+        is_running=np.array([True, True, True, step < 3]),
+        num_wanted=wanted,
+        num_drafted=drafted.astype(np.int32),
+        num_accepted=accepted,
+        num_emitted=emitted.astype(np.int32),
+        was_clipped=drafted < wanted,
+        lengths=np.array([20, 30, 9, 40], np.int32) + 3 * step,
+        room=room,
+        seconds=np.float32(0.0 if step < 2 else 0.01 + 0.001 * step),
+        num_acceptable=np.array([3, 0, 9, 1], np.int32),
+    )
 
 
 def run(policy, num_steps=12, update=None):
@@ -70,7 +77,7 @@ def run(policy, num_steps=12, update=None):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_plans_are_well_formed(name):
+def test_plans_have_the_right_shapes_and_range(name):
     policy = make(name)
     assert isinstance(policy, Policy)
     assert list(policy.lengths) == sorted(set(policy.lengths))
@@ -87,8 +94,8 @@ def test_plans_are_well_formed(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_on_host_and_device(name):
-    """Eager, compiled step by step, and inside one compiled loop."""
+def test_host_and_device_plan_the_same(name):
+    """Compares eager steps, compiled steps and one compiled loop."""
     policy = make(name)
     _, eager = run(policy)
     _, compiled = run(policy, update=jax.jit(policy.update))
@@ -102,7 +109,7 @@ def test_the_same_on_host_and_device(name):
 
         return jax.lax.scan(advance, (policy.init(B), jnp.zeros(B, jnp.int32)), all_stats)[1]
 
-    # The recorded steps of the eager run, its random counts included.
+    # The steps of the eager run with their random counts.
     recorded = [stats_of(0), *(stats_of(step, eager[step - 1].draft_lens) for step in range(1, 12))]
     looped = loop(policy, jax.tree.map(lambda *leaves: jnp.stack(leaves), *recorded))
     for step, plan in enumerate(eager):
@@ -111,8 +118,8 @@ def test_the_same_on_host_and_device(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_state_keeps_its_structure(name):
-    """A loop on the device carries it: structure, shapes and dtypes stay."""
+def test_the_state_keeps_its_structure_and_shapes(name):
+    """A compiled loop can only carry such a state."""
     policy = make(name)
     start = jax.eval_shape(lambda: policy.init(B))
     stats = jax.tree.map(jnp.asarray, stats_of(1, jnp.ones(B, jnp.int32)))
@@ -123,7 +130,7 @@ def test_the_state_keeps_its_structure(name):
     assert plan == jax.eval_shape(policy.update, state, stats)[1]
 
 
-def test_names():
+def test_a_policy_is_found_by_name():
     assert {"fixed", "bass_heuristic", "batch_table", "goodput", "confidence", "bandit"} <= set(registered_policies())
     assert find_policy(mine) is mine
     assert find_policy("bass_heuristic(start=4, limit=8)") == policies.bass_heuristic(start=4, limit=8)
@@ -145,6 +152,6 @@ def test_names():
         ("goodput(profile='nowhere.json')", "nowhere.json"),
     ],
 )
-def test_a_policy_that_there_is_not(name, message):
+def test_an_unknown_policy_is_refused(name, message):
     with pytest.raises(ValueError, match=message):
         find_policy(name)

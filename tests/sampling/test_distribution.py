@@ -1,4 +1,4 @@
-"""`token_distribution` against a plain sort in float64, and at the edges of float32."""
+"""`token_distribution` against a sort in float64, and at the limits of float32."""
 
 import jax
 import jax.numpy as jnp
@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
-from bass_jax.sampling import SamplingArrays, draw, token_distribution
+from bass_jax.sampling import SamplingArrays, sample_tokens, token_distribution
 from bass_jax.sampling.distribution import log_normalizer
 from bass_jax.testing.enumeration import reference_distribution
 
 token_distribution = jax.jit(token_distribution)
 
 TOLERANCE = 2e-6
-"""Exponent, sum and quotient in float32 over 97 tokens: about eps * sqrt(97) * (1 + |largest scaled logit|) / 10."""
+"""Rounding of exponent, sum and quotient over 97 tokens: about eps * sqrt(97) * (1 + |largest scaled logit|) / 10."""
 
 SETTINGS = (
     {"temperature": 1.0},
@@ -46,7 +46,7 @@ def random_logits(count: int, vocab_size: int) -> np.ndarray:
     return (random.normal(size=(count, vocab_size)) * spread).astype(np.float32)
 
 
-def test_law_equals_a_sort_on_2000_random_logits_times_settings():
+def test_the_distribution_equals_that_of_a_sort():
     logits = random_logits(2000, 97).reshape(len(SETTINGS), 125, 97)
     distribution = token_distribution(jnp.asarray(logits), sampling_arrays(SETTINGS))
     for row, setting in enumerate(SETTINGS):
@@ -59,8 +59,8 @@ def test_law_equals_a_sort_on_2000_random_logits_times_settings():
     np.testing.assert_array_equal(distribution.argmax, logits.argmax(-1))
 
 
-def test_ties_at_a_threshold_are_kept_whole():
-    """Rounded logits tie everywhere; a decoder that splits ties depends on the order of the vocabulary."""
+def test_tokens_equal_to_the_last_one_kept_are_kept():
+    """Rounded logits have many ties. Splitting ties would make the result depend on the order of the vocabulary."""
     logits = np.round(random_logits(2000, 12) / 2).reshape(len(SETTINGS), 125, 12)
     distribution = token_distribution(jnp.asarray(logits), sampling_arrays(SETTINGS))
     for row, setting in enumerate(SETTINGS):
@@ -82,9 +82,7 @@ def test_banned_tokens_stay_banned():
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-20, 1e-3])
 def test_a_tiny_temperature_is_nearly_greedy_and_finite(temperature):
-    """What breaking it means: logits over a tiny temperature overflow, the distribution is NaN and token 0 is
-    emitted.
-    """
+    """If logits divided by a tiny temperature overflow, the distribution is NaN and token 0 is emitted."""
     distribution = token_distribution(
         jnp.asarray([[[1.0, 3.0, -2.0, 2.0]]]), sampling_arrays([{"temperature": temperature}])
     )
@@ -92,8 +90,8 @@ def test_a_tiny_temperature_is_nearly_greedy_and_finite(temperature):
 
 
 @pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7FC00000, 0xFFC00000, 0xFFFFFFFF])
-def test_no_bits_of_nan_hang_the_search(bits):
-    """A GPU's NaN has all bits set; it must end the search for a threshold, and leave the other rows alone."""
+def test_no_nan_makes_the_search_endless(bits):
+    """NaN on a GPU can have all bits set. The search for a threshold ends, and other rows are not affected."""
     nan = np.array(bits, np.uint32).view(np.float32)
     logits = jnp.asarray(np.array([[nan, 1.0, 2.0], [0.0, 1.0, 2.0], [nan, nan, nan]]))[:, None]
     settings = [{"temperature": 1.0, "top_k": 2, "top_p": 0.9}] * 3
@@ -106,24 +104,38 @@ def test_no_bits_of_nan_hang_the_search(bits):
 
 @pytest.mark.parametrize(
     "row, is_finite",
-    [([0, 1, 2], True), ([-np.inf, 1, 2], True), ([np.inf, 1, 2], False), ([np.nan, 1, 2], False),
-     ([-np.inf] * 3, False)],
-)  # fmt: skip
-def test_log_normalizer_tells_which_laws_exist(row, is_finite):
+    [
+        ([0, 1, 2], True),
+        ([-np.inf, 1, 2], True),
+        ([np.inf, 1, 2], False),
+        ([np.nan, 1, 2], False),
+        ([-np.inf] * 3, False),
+    ],
+)
+def test_log_normalizer_is_nan_where_no_distribution_exists(row, is_finite):
     assert bool(np.isfinite(log_normalizer(jnp.asarray(row, jnp.float32)))) == is_finite
 
 
-def test_draw_never_takes_probability_0():
-    """Not even when its noise is the largest there is, nor token 0 when all the rest is improbable."""
+def test_a_token_of_probability_0_is_never_sampled():
+    """Not if its noise is very large, and not if the other probabilities are tiny."""
     noise = jnp.asarray([[100.0, 0.0, -5.0]])
-    assert int(draw(jnp.asarray([[0.0, 0.0, 1e-30]]), noise)[0]) == 2
+    assert int(sample_tokens(jnp.asarray([[0.0, 0.0, 1e-30]]), noise)[0]) == 2
 
 
 @pytest.mark.parametrize(
     "name, value",
-    [("temperature", -1.0), ("temperature", np.nan), ("temperature", np.inf), ("top_k", -1), ("top_k", 1.5),
-     ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1), ("min_p", [0.1, 2.0])],
-)  # fmt: skip
+    [
+        ("temperature", -1.0),
+        ("temperature", np.nan),
+        ("temperature", np.inf),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("min_p", [0.1, 2.0]),
+    ],
+)
 def test_a_setting_out_of_range_is_refused_by_name(name, value):
     with pytest.raises(ValueError, match=rf"^{name}="):
         bass.SamplingParams(**{name: value})

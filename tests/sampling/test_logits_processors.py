@@ -1,4 +1,4 @@
-"""Bias, penalties, bans and minimum length against plain loops, at every position of a window."""
+"""Bias, bans, penalties and minimum length against plain loops, at every position of a step."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def case(seed=0):
 
 
 def processed_by_loops(logits, tokens):
-    """One position after the other, one token after the other, in float64."""
+    """Computes the processed logits position by position and token by token, in float64."""
     logits = logits.astype(np.float64)
     for row in range(4):
         setting = {name: values[row] for name, values in SETTINGS.items()}
@@ -58,7 +58,7 @@ def processors(settings=SETTINGS, processors=()) -> LogitsProcessors:
     )
 
 
-def test_every_position_of_a_window_meets_what_came_before_it():
+def test_every_position_is_processed_with_the_tokens_before_it():
     for seed in range(20):
         logits, tokens = case(seed)
         found = jax.jit(LogitsProcessors.__call__)(
@@ -67,7 +67,7 @@ def test_every_position_of_a_window_meets_what_came_before_it():
         np.testing.assert_allclose(found, processed_by_loops(logits, tokens), rtol=1e-5, atol=1e-5)
 
 
-def test_what_lies_past_a_position_is_not_read():
+def test_tokens_at_or_after_a_position_are_not_read():
     logits, tokens = case()
     dirty = np.where(np.arange(C) < LENGTHS[:, None] + T - 1, tokens, 1_000_000)
     arguments = jnp.asarray(logits), jnp.asarray(LENGTHS)
@@ -75,8 +75,8 @@ def test_what_lies_past_a_position_is_not_read():
     np.testing.assert_array_equal(one, other)
 
 
-def test_without_settings_nothing_is_done():
-    """The very array: a decoder without penalties pays nothing for them."""
+def test_without_settings_the_logits_are_returned_unchanged():
+    """The same array object is returned, so a decoder without penalties has no cost."""
     logits, tokens = case()
     idle = processors({})
     assert idle.is_identity
@@ -84,7 +84,7 @@ def test_without_settings_nothing_is_done():
     assert idle(given, jnp.asarray(tokens), jnp.asarray(LENGTHS)) is given
 
 
-def test_a_processor_sees_the_tokens_so_far_and_no_further():
+def test_a_processor_receives_only_the_tokens_before_the_position():
     def last_token_again(logits, tokens, position):
         return logits + 10.0 * jax.nn.one_hot(tokens[position - 1], V) - jnp.where(tokens[position] == -1, 0.0, jnp.inf)
 
@@ -123,11 +123,11 @@ def test_a_setting_out_of_range_is_refused_by_name(settings, message):
         ({"banned_tokens": np.array([1.5])}, r"^banned_tokens=array.*: expected a sequence of token ids"),
         ({"banned_tokens": [(1,), (2,)]}, r"^banned_tokens has 2 values: expected one for all or 4"),
         ({"logit_bias": [{1: 1.0}, None]}, r"^logit_bias has 2 values"),
-        ({"allowed_tokens": [1, 2], "banned_tokens": [1, 2]}, r"^row 0 may emit no token"),
-        ({"allowed_tokens": ()}, r"^row 0 may emit no token"),
+        ({"allowed_tokens": [1, 2], "banned_tokens": [1, 2]}, r"^row 0: .* ban all tokens"),
+        ({"allowed_tokens": ()}, r"^row 0: .* ban all tokens"),
     ],
 )
-def test_tokens_that_cannot_be_are_refused(settings, message):
+def test_invalid_token_ids_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         bass.SamplingParams(**settings).sampling_arrays(4, V)
 
@@ -144,8 +144,8 @@ def _nan_after_7(logits, tokens, position):
     "processor, reason", [(_ban_all_after_7, FinishReason.NO_TOKEN), (_nan_after_7, FinishReason.NOT_FINITE)]
 )
 @pytest.mark.parametrize("rule", ["greedy", "token", "block", "shared_noise"])
-def test_a_row_without_a_token_ends_with_a_reason(processor, reason, rule):
-    """Breaking it: token 0, or whatever argmax makes of nothing, appears in the text."""
+def test_a_row_without_a_possible_token_ends_with_a_reason(processor, reason, rule):
+    """Otherwise the argmax of an invalid distribution would appear in the text."""
     target = tiny.model(1)
     pair = bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.2)))
     sampling = bass.SamplingParams(temperature=0.0 if rule == "greedy" else 1.3)
@@ -160,7 +160,7 @@ def test_a_row_without_a_token_ends_with_a_reason(processor, reason, rule):
         assert (run.tokens[row].size < 30 and (row == 7 or run.tokens[row][-1] == 7)) == is_ended
 
 
-def test_a_processor_that_is_none_is_refused():
+def test_an_invalid_processor_is_refused():
     pair = bass.Pair(tiny.model(1), tiny.table_drafter())
     for processor, message in [
         ("nowhere:nothing", "logits_processors='nowhere:nothing'"),
@@ -172,17 +172,18 @@ def test_a_processor_that_is_none_is_refused():
             bass.decode_step(pair, bass.prefill(pair, [[1]], spec), spec)
 
 
-def test_speculation_keeps_every_control_greedily():
-    """Token for token what regular decoding says, with penalties that move at every position."""
+def test_greedy_speculation_with_all_settings_equals_regular_decoding():
+    """Penalties change at every position of a step."""
     target = tiny.model(1)
-    options = {
-        "max_new_tokens": 40,
-        "stop_tokens": [9],
-        "sampling": bass.SamplingParams(
-            repetition_penalty=[1.2, 1.0, 1.5], frequency_penalty=[0.3, 1.0, 0.0], presence_penalty=0.2,
-            logit_bias={1: 0.7}, banned_tokens=(2,), min_new_tokens=[12, 0, 40],
-        ),
-    }  # fmt: skip
+    sampling = bass.SamplingParams(
+        repetition_penalty=[1.2, 1.0, 1.5],
+        frequency_penalty=[0.3, 1.0, 0.0],
+        presence_penalty=0.2,
+        logit_bias={1: 0.7},
+        banned_tokens=(2,),
+        min_new_tokens=[12, 0, 40],
+    )
+    options = {"max_new_tokens": 40, "stop_tokens": [9], "sampling": sampling}
     regular = bass.generate(bass.Pair(target, tiny.table_drafter()), tiny.PROMPTS, step="decode", **options)
     assert all(2 not in row for row in regular.tokens)
     assert 9 not in regular.tokens[0][:12] and 9 not in regular.tokens[2]
@@ -193,8 +194,8 @@ def test_speculation_keeps_every_control_greedily():
     assert run.finish_reasons == regular.finish_reasons
 
 
-def test_a_draft_that_adjusts_too_is_always_right():
-    """The target as its own draft: broken when the draft ignores penalties, which costs acceptance and nothing else."""
+def test_the_draft_model_applies_the_same_processors():
+    """With the target as its own draft model, all drafts are accepted. Ignoring penalties would reduce acceptance."""
     target = tiny.model(1)
     sampling = bass.SamplingParams(temperature=[0.0, 1.0, 1.0], repetition_penalty=1.8, frequency_penalty=0.5)
     pair = bass.Pair(target, tiny.model_drafter(target))

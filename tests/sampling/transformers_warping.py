@@ -1,9 +1,9 @@
-"""Warps logits with transformers' own processors; run in the peers environment.
+"""Computes warped distributions with the processors of `transformers`; run in the peers environment.
 
     python transformers_warping.py cases.npz settings.json warped.npz
 
 ``cases.npz`` has ``logits`` ``[settings, n, V]`` and ``tokens`` ``[settings, n, C]``, of which the first
-``prompt_length`` are the prompt. Writes ``probs``, the distribution that generation would draw from.
+``prompt_length`` are the prompt. Writes ``probs``, the distributions that generation would sample from.
 """
 
 import json
@@ -16,7 +16,7 @@ from transformers import generation
 
 
 def processors(setting, prompt_length, stop_tokens):
-    """In the order in which `generate` applies them."""
+    """Returns the processors in the order in which `generate` applies them."""
     made = []
     if "logit_bias" in setting:
         bias = {(int(token),): value for token, value in setting["logit_bias"].items()}

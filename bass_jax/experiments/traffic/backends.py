@@ -11,7 +11,8 @@ import numpy as np
 
 from bass_jax.config import SpecConfig
 from bass_jax.cost_model import DEVICES, CostModel, Profile, pass_shape, read_profile, roofline, step_seconds
-from bass_jax.decoding.pair import Pair, load_pair
+from bass_jax.decoding.load_pair import load_pair
+from bass_jax.decoding.pair import Pair
 from bass_jax.engine import Counts, Engine, EngineConfig, Loop, RequestHandle, Scheduler
 from bass_jax.experiments.traffic.arrivals import Phase, arrival_times, read_arrivals
 from bass_jax.experiments.traffic.calibration import measure_step_costs
@@ -183,7 +184,7 @@ class RealWorld:
         real = config.real
         assert real is not None, "an experiment in real time"
         self._config, self._real, self.unit_seconds = config, real, 1.0
-        self.pair: Pair = load_pair(real.path)[0]
+        self.pair: Pair = load_pair(real.path)
         most = config.requests.prompt_tokens[1]
         self._prompts = [self.pair.tokenizer.encode_prompt(text)[:most] for text in texts]
         self._on_note = on_note

@@ -14,7 +14,7 @@ from bass_jax.engine.slots import has_rows, plan_rows
 from bass_jax.experiments.traffic.clocks import SimulatedClock
 from bass_jax.experiments.traffic.serving_costs import ServingCosts, StepTable, grid
 from bass_jax.policies import Policy
-from bass_jax.policies.protocol import bucket_of, policy_buckets
+from bass_jax.policies.protocol import plan_bucket, policy_buckets
 
 _plan_rows = jax.jit(plan_rows)
 
@@ -135,7 +135,7 @@ class SimulatedExecutor:
         rows = np.flatnonzero(is_active)
         num_wanted = int(max(self._wanted[0], min(self._wanted[1], self._room_of_new)))
         self._room_of_new = 0
-        bucket = bucket_of(self._buckets, num_wanted)
+        bucket = plan_bucket(self._buckets, num_wanted)
         room = self._limits - self._lengths
         drafted = np.where(is_active, np.clip(np.minimum(self._draft_lens, room - 1), 0, bucket), 0).astype(np.int32)
         accepted, emitted = np.zeros(size, np.int32), np.zeros(size, np.int32)
