@@ -8,10 +8,10 @@ from bass_jax.analysis.simulator import simulate
 from bass_jax.analysis.utilization import measure_utilization
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.device_loop import generate_on_device
+from bass_jax.decoding.load_pair import ModelOptions, load_pair, random_pair
 from bass_jax.decoding.metrics import Summary, per_token_latency, summarize
 from bass_jax.decoding.options import DecodeOptions
 from bass_jax.decoding.outputs import Generation
-from bass_jax.decoding.load_pair import ModelOptions, load_pair, random_pair
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.prefill import prefill
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo, output_tokens

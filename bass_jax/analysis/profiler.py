@@ -23,7 +23,7 @@ from bass_jax.decoding.prefill import prefill
 from bass_jax.decoding.state import SpecState
 from bass_jax.decoding.step import decode_step, speculate_step
 from bass_jax.drafters import DraftContext, EagleDrafter, ModelDrafter
-from bass_jax.engine.generate import Prompts, GenerateLoop
+from bass_jax.engine.generate import GenerateLoop, Prompts
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import SamplingParams
 from bass_jax.sampling.keys import step_draft_keys

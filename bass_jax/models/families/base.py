@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 
 from bass_jax.models.model_config import ModelConfig
+from bass_jax.runtime.checks import check_integer
+
+MAX_LAYERS = 1000
+"""The largest number of layers that is read: a configuration holds an object per layer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +80,11 @@ def read_integer(source: Mapping[str, Any], key: str, default: Any = _REQUIRED, 
         ValueError: if it is no integer, or is absent without a default.
     """
     return _read(source, key, default, is_nullable, (int,), "an integer")
+
+
+def read_num_layers(source: Mapping[str, Any], key: str) -> int:
+    """Reads the number of layers, at most `MAX_LAYERS`; otherwise as `read_integer`."""
+    return check_integer(f"config.json: {key}", read_integer(source, key), 1, MAX_LAYERS)
 
 
 def read_number(source: Mapping[str, Any], key: str, default: Any = _REQUIRED, *, is_nullable: bool = False) -> Any:

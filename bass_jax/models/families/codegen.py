@@ -13,6 +13,7 @@ from bass_jax.models.families.base import (
     read_activation,
     read_flag,
     read_integer,
+    read_num_layers,
     read_number,
     refuse_aliases,
 )
@@ -47,7 +48,7 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
         vocab_size=read_integer(source, "vocab_size"),
         width=width,
         context=read_integer(source, "n_positions", 2048),
-        layers=(LayerConfig(attention, mlp, norm, "parallel"),) * read_integer(source, "n_layer"),
+        layers=(LayerConfig(attention, mlp, norm, "parallel"),) * read_num_layers(source, "n_layer"),
         final_norm=norm,
         is_tied=read_flag(source, "tie_word_embeddings", False),
         has_head_bias=True,

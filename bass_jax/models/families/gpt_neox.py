@@ -11,6 +11,7 @@ from bass_jax.models.families.base import (
     read_activation,
     read_flag,
     read_integer,
+    read_num_layers,
     read_number,
     refuse,
 )
@@ -53,7 +54,7 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
         vocab_size=read_integer(source, "vocab_size"),
         width=width,
         context=read_integer(source, "max_position_embeddings", 2048),
-        layers=(layer,) * read_integer(source, "num_hidden_layers"),
+        layers=(layer,) * read_num_layers(source, "num_hidden_layers"),
         final_norm=norm,
         is_tied=read_flag(source, "tie_word_embeddings", False),
     )

@@ -11,6 +11,7 @@ from bass_jax.models.families.base import (
     read_activation,
     read_flag,
     read_integer,
+    read_num_layers,
     read_number,
 )
 from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig
@@ -49,7 +50,7 @@ def read_config(
         vocab_size=read_integer(source, "vocab_size"),
         width=width,
         context=read_integer(source, "max_position_embeddings", 2048),
-        layers=(LayerConfig(attention, mlp, norm),) * read_integer(source, "num_hidden_layers"),
+        layers=(LayerConfig(attention, mlp, norm),) * read_num_layers(source, "num_hidden_layers"),
         final_norm=norm,
         is_tied=read_flag(source, "tie_word_embeddings", is_tied),
     )

@@ -11,6 +11,7 @@ from bass_jax.models.families.base import (
     read_activation,
     read_flag,
     read_integer,
+    read_num_layers,
     refuse,
 )
 from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig
@@ -45,7 +46,7 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
         vocab_size=read_integer(source, "vocab_size"),
         width=width,
         context=read_integer(source, "max_position_embeddings", 2048),
-        layers=(layer,) * read_integer(source, "num_hidden_layers"),
+        layers=(layer,) * read_num_layers(source, "num_hidden_layers"),
         final_norm=norm if has_final_norm else None,
         has_learned_positions=True,
         position_offset=2,

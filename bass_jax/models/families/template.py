@@ -23,6 +23,7 @@ from bass_jax.models.families.base import (
     read_activation,
     read_flag,
     read_integer,
+    read_num_layers,
     read_number,
     refuse,
 )
@@ -50,7 +51,7 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
         vocab_size=read_integer(source, "vocab"),
         width=width,
         context=read_integer(source, "max_len"),
-        layers=(LayerConfig(attention, mlp, norm),) * read_integer(source, "depth"),
+        layers=(LayerConfig(attention, mlp, norm),) * read_num_layers(source, "depth"),
         final_norm=norm,
         is_tied=read_flag(source, "tied", False),
     )
