@@ -12,6 +12,7 @@ from bass_jax.config import SpecConfig
 from bass_jax.decoding.compiled_steps import CompiledSteps, bucket_spec
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.policy_runner import counts_of, no_step, planned, rows_of
+from bass_jax.decoding.prefill import PromptState, reads_in_chunks
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
 from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.executor import StepResult
@@ -19,14 +20,12 @@ from bass_jax.engine.page_pool import PagePool
 from bass_jax.engine.request import Request, RequestHandle
 from bass_jax.engine.slots import (
     Pages,
-    Staging,
-    empty_staging,
+    empty_prompt,
     empty_state,
+    finish_prompt,
     insert_row,
     plan_rows,
-    read_chunk,
-    read_whole,
-    reads_in_chunks,
+    read_prompt_chunk,
     regroup_rows,
 )
 from bass_jax.models.kv_cache import KVCache, pages_of, with_pages
@@ -83,7 +82,7 @@ class DeviceExecutor:
         num_rows = len(state.lengths)
         self.state: SpecState = state
         self._handles: list[RequestHandle | None] = [None] * num_rows
-        self._staging: Staging | None = None
+        self._reading: PromptState | None = None
         self._new: tuple[RequestHandle, SpecState] | None = None
         self._prompt: np.ndarray | None = None
         self._finish = np.full(num_rows, FinishReason.INACTIVE, np.int32)
@@ -115,13 +114,13 @@ class DeviceExecutor:
                 return
             self._prompt = None
             tables = () if self.pool is None else (self.pool.table(handle),)
-            self._staging = self._run("empty_staging", empty_staging, self._pair, self._new[1].tokens, *tables)
+            self._reading = self._run("empty_prompt", empty_prompt, self._pair, self._new[1].tokens, *tables)
         if num == 0 or prompt is self._prompt:
             return
         tokens = np.zeros((1, self._config.chunk), np.int32)
         tokens[0, :num] = prompt[start : start + num]
-        pages, self._staging = self._run(
-            "read_chunk", read_chunk, self._pair, pages_of(self.state), self._staging, tokens, np.int32(start),
+        pages, self._reading = self._run(
+            "read_prompt_chunk", read_prompt_chunk, self._pair, pages_of(self.state), self._reading, tokens, np.int32(start),
             np.int32(num), donate=(1, 2),
         )  # fmt: skip
         if pages:
@@ -132,11 +131,11 @@ class DeviceExecutor:
         assert self._new is not None and self._new[0] is handle, "another prompt was read"
         new = self._new[1]
         if handle.request.prompt is not self._prompt and not reads_in_chunks(self._pair):
-            self._staging = self._run("read_whole", read_whole, self._pair, self._staging, new)
+            self._reading = self._run("finish_prompt", finish_prompt, self._pair, self._reading, new)
         self._send_finish()
         self.state, self._policy_state = self._run(
             ("insert_row", len(self._finish)), insert_row,
-            self._policy, self.state, self._policy_state, self._staging, new, np.int32(row), donate=(1,),
+            self._policy, self.state, self._policy_state, self._reading, new, np.int32(row), donate=(1,),
         )  # fmt: skip
         self._finish[row], self._handles[row] = FinishReason.RUNNING, handle
         self._room_of_new = max(self._room_of_new, handle.request.max_new_tokens - 1)
@@ -202,7 +201,7 @@ class DeviceExecutor:
 
     def wait(self) -> None:
         """Waits until the device has done all that it was told; for measurements."""
-        jax.block_until_ready((self.state, self._staging, self._policy_state))
+        jax.block_until_ready((self.state, self._reading, self._policy_state))
 
     def replan(self) -> None:
         """Asks the policy for a plan, as before a first step."""

@@ -13,7 +13,7 @@ from bass_jax.acceptance import find_rule
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.compiled_steps import CompiledSteps
 from bass_jax.decoding.pair import Pair
-from bass_jax.decoding.prefill import check_prompts
+from bass_jax.decoding.prompt_layout import check_prompts
 from bass_jax.decoding.state import SpecState
 from bass_jax.decoding.stop_strings import StopStrings
 from bass_jax.engine.device_executor import DeviceExecutor

@@ -15,7 +15,8 @@ from bass_jax.decoding.metrics import per_token_latency, summarize
 from bass_jax.decoding.options import DecodeOptions
 from bass_jax.decoding.outputs import Generation, StreamEvent, Timings
 from bass_jax.decoding.pair import Pair
-from bass_jax.decoding.prefill import lay_out_prompts, read_prompts
+from bass_jax.decoding.prefill import read_prompts
+from bass_jax.decoding.prompt_layout import lay_out_prompts
 from bass_jax.decoding.state import SpecState, StepInfo
 from bass_jax.decoding.stop_strings import StopStrings
 from bass_jax.decoding.traces import TraceWriter

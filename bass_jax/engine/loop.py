@@ -138,8 +138,9 @@ class Loop:
             self._collect()
             self._note(events)
             has_stepped = True
-        for handle, event in events:
-            if not handle.deliver(event) and handle.finish_reason is None:
+        for index, (handle, event) in enumerate(events):
+            events[index] = handle, handle.deliver(event)
+            if handle.error is not None and handle.finish_reason is None:
                 self._cancelled.append(handle)
         if has_stepped and self._on_step is not None:
             self._on_step(self)

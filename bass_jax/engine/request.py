@@ -235,18 +235,16 @@ class RequestHandle:
             text = self._text.push(0, nothing, True)[1]
         return RequestEvent(nothing, np.zeros(0, np.float32), text, reason)
 
-    def deliver(self, event: RequestEvent) -> bool:
-        """Hands `event` out; False if the callback raised, which ends this request and no other."""
+    def deliver(self, event: RequestEvent) -> RequestEvent:
+        """Adds the text to `event`, and hands it out. An exception of the callback becomes `error`."""
         if self._text is not None and not self.has_stop_strings:
             is_last = event.finish_reason is not None
             event = event._replace(text=self._text.push(0, event.tokens, is_last)[1])
         self._unread.append(event)
         self._history.append(event)
-        if self._on_event is None:
-            return True
-        try:
-            self._on_event(event)
-        except Exception as error:
-            self.error, self._on_event = error, None
-            return False
-        return True
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception as error:
+                self.error, self._on_event = error, None
+        return event

@@ -11,10 +11,10 @@ from bass_jax.acceptance.base import check_greedy
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.policy_runner import advance_rows
+from bass_jax.decoding.prefill import PromptState, finish_prompts, read_chunk, start_prompts
 from bass_jax.decoding.state import FinishReason, SpecState
-from bass_jax.drafters.protocols import ChunkedDrafter, reads_hidden_states
 from bass_jax.engine.request import Request
-from bass_jax.models.kv_cache import KVCache, PagedCache, gather_rows, is_paged, paged, pages_of, with_pages
+from bass_jax.models.kv_cache import gather_rows, is_paged, paged, pages_of, with_pages
 from bass_jax.models.mesh import replicate
 from bass_jax.policies import Plan, Policy
 from bass_jax.runtime.jit_cache import JIT_CACHE
@@ -22,19 +22,6 @@ from bass_jax.sampling import SamplingParams
 from bass_jax.sampling.keys import seed_keys
 from bass_jax.sampling.params import Penalties, ProcessorArrays
 from bass_jax.typing import Array, Int
-
-
-class Staging(NamedTuple):
-    """The caches of the one prompt that is being read; in pages, its tables, and the pages stay with the batch."""
-
-    target_cache: KVCache | PagedCache  # B = 1
-    drafter: Any  # B = 1; None until the prompt is read, for a drafter that does not read chunks
-    hidden: Array | None = None  # [1, C, D] the target's hidden states, for a drafter that reads them
-
-
-def reads_in_chunks(pair: Pair) -> bool:
-    """Whether the drafter can read a prompt chunk by chunk."""
-    return isinstance(pair.drafter, ChunkedDrafter) and not reads_hidden_states(pair.drafter)
 
 
 def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: int, is_processed: bool) -> SpecState:
@@ -96,11 +83,9 @@ def empty_state(pair: Pair, row: SpecState, num_rows: Int[Array, "B"], pages: Pa
     """Returns a batch of free rows, as many as `num_rows` has elements, with the shapes of `row`."""
     batch, (_, capacity) = num_rows.shape[0], row.tokens.shape
     state = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (batch, *leaf.shape[1:])), row)
-    ones = jnp.ones(batch, jnp.int32)
-    caches = (
-        pair.target.init_cache(batch, capacity),
-        _new_drafter_state(pair, jnp.zeros((batch, capacity), jnp.int32), ones),
-    )
+    prompts = start_prompts(pair, batch, capacity)
+    prompts = finish_prompts(pair, prompts, jnp.zeros((batch, capacity), jnp.int32), jnp.ones(batch, jnp.int32))
+    caches = prompts.target_cache, prompts.drafter
     if pages is not None:
         tables = jnp.full((batch, capacity // pages.page_size), pages.num_pages, jnp.int32)
         caches = paged(caches, pages.num_pages, pages.page_size, tables)
@@ -108,68 +93,45 @@ def empty_state(pair: Pair, row: SpecState, num_rows: Int[Array, "B"], pages: Pa
     return replicate(state._replace(finish=finish, target_cache=caches[0], drafter=caches[1]))
 
 
-def _new_drafter_state(pair: Pair, tokens: Int[Array, "B C"], lengths: Int[Array, "B"]) -> Any:
-    """The state of the drafter for prompts of one token, from which it has read nothing."""
-    drafter: Any = pair.drafter
-    if not reads_hidden_states(drafter):
-        return drafter.init(tokens, lengths)
-    config = pair.target.config
-    return drafter.init(tokens, lengths, jnp.zeros((*tokens.shape, config.width), config.dtype))
+def empty_prompt(pair: Pair, tokens: Int[Array, "1 C"], table: Int[Array, "1 M"] | None = None) -> PromptState:
+    """Returns fresh caches for one prompt; with a `table`, caches of those pages, which stay with the batch.
 
-
-def empty_staging(pair: Pair, tokens: Int[Array, "1 C"], table: Int[Array, "1 M"] | None = None) -> Staging:
-    """Fresh caches for a prompt; with a `table`, caches of those pages.
-
-    Dense ones are zeroed for every prompt and inserted whole: what a row of NaN has left behind is never read with
-    weight 0.
+    Dense caches are zeroed for every prompt and inserted whole, so that a NaN of an earlier row is never read.
     """
-    ones, hidden = jnp.ones(1, jnp.int32), None
-    drafter = pair.drafter.init(jnp.zeros_like(tokens), ones) if reads_in_chunks(pair) else None
-    if reads_hidden_states(pair.drafter):
-        hidden = jnp.zeros((*tokens.shape, pair.target.config.width), pair.target.config.dtype)
-    staging = replicate(Staging(pair.target.init_cache(1, tokens.shape[1]), drafter, hidden))
-    return staging if table is None else paged(staging, 0, tokens.shape[1] // table.shape[1], table)
+    prompt = replicate(start_prompts(pair, *tokens.shape))
+    return prompt if table is None else paged(prompt, 0, tokens.shape[1] // table.shape[1], table)
 
 
-def read_chunk(
-    pair: Pair, pages: tuple, staging: Staging, tokens: Int[Array, "1 T"], start: Array, num: Array
-) -> tuple[tuple, Staging]:
+def read_prompt_chunk(
+    pair: Pair, pages: tuple, prompt: PromptState, tokens: Int[Array, "1 T"], start: Array, num: Array
+) -> tuple[tuple, PromptState]:
     """Reads `num` tokens of the prompt, those from position `start` on.
 
     Args:
         pair: target and drafter.
-        pages: `pages_of` the batch, which the prompt's tables point into; () for dense caches.
-        staging: of the prompt.
-        tokens: the piece.
+        pages: `pages_of` the batch, which the prompt's table points into; () for dense caches.
+        prompt: from `empty_prompt` or the last call.
+        tokens: the chunk.
         start: position of its first token.
-        num: tokens of it.
+        num: number of tokens in it.
 
     Returns:
-        ``(pages, staging)``.
+        ``(pages, prompt)``.
     """
-    staging = with_pages(staging, pages)
-    capacity = staging.target_cache.capacity
+    prompt = with_pages(prompt, pages)
     slots = jnp.arange(tokens.shape[1])
-    positions = jnp.where(slots < num, start + slots, capacity)[None]
-    states, target_cache = pair.target.hidden_states(tokens, positions, staging.target_cache)
-    drafter: Any = pair.drafter
-    state = drafter.read(staging.drafter, tokens, positions) if reads_in_chunks(pair) else None
-    hidden = staging.hidden
-    if hidden is not None:
-        hidden = hidden.at[0, positions[0]].set(states[0], mode="drop")
-    staging = replicate(Staging(target_cache, state, hidden))
-    return pages_of(staging), with_pages(staging, None)
+    positions = jnp.where(slots < num, start + slots, prompt.target_cache.capacity)[None]
+    prompt = replicate(read_chunk(pair, prompt, tokens, positions))
+    return pages_of(prompt), with_pages(prompt, None)
 
 
-def read_whole(pair: Pair, staging: Staging, row: SpecState) -> Staging:
+def finish_prompt(pair: Pair, prompt: PromptState, row: SpecState) -> PromptState:
     """Gives the whole prompt to a drafter that does not read chunks."""
-    drafter: Any = pair.drafter
-    hidden = () if staging.hidden is None else (staging.hidden,)
-    return replicate(staging._replace(drafter=drafter.init(row.tokens, row.lengths, *hidden), hidden=None))
+    return replicate(finish_prompts(pair, prompt, row.tokens, row.lengths))
 
 
 def insert_row(
-    policy: Policy | None, state: SpecState, policy_state: Any, staging: Staging, new: SpecState, row: Array
+    policy: Policy | None, state: SpecState, policy_state: Any, prompt: PromptState, new: SpecState, row: Array
 ) -> tuple[SpecState, Any]:
     """Puts the prompt that was read into `row`.
 
@@ -177,8 +139,8 @@ def insert_row(
     """
     one = new._replace(
         draft_lens=state.draft_lens.max()[None],
-        target_cache=staging.target_cache,
-        drafter=staging.drafter,
+        target_cache=prompt.target_cache,
+        drafter=prompt.drafter,
         min_confidence=None if state.min_confidence is None else state.min_confidence.max()[None],
     )
 
