@@ -34,28 +34,28 @@ def prefill(
     num_samples: int = 1,
     stop_tokens: Sequence[int] | None = None,
 ) -> SpecState:
-    """Reads ragged prompts into the caches of a new state.
+    """Reads prompts of different lengths into the caches of a new state.
 
-    The batch is padded to its bucket with rows that are done from the start; prompts and capacity are padded
-    to powers of two. Prompts are read once each, and their caches replicated over their samples.
+    The batch is padded to its bucket with inactive rows, and the capacity to a power of two. Each prompt is read once,
+    and its caches are copied to all of its samples.
 
     Args:
         pair: target and drafter.
-        prompts: one sequence of token ids per prompt, of any lengths.
-        spec: what the steps will run with.
-        key: row i draws from ``fold_in(key, i)``; default ``jax.random.key(0)``.
-        seeds: a seed per row instead: what a row draws then depends on its own seed alone.
-        sampling: per row or one for all; default greedy.
-        max_new_tokens: limit on emitted tokens, per row or one for all.
-        num_samples: rows per prompt; rows of a prompt are neighbors.
-        stop_tokens: a row ends with the first of these that it emits; default those of the pair's tokenizer.
+        prompts: token ids of each prompt.
+        spec: the configuration of the steps.
+        key: row i samples with ``fold_in(key, i)``; default ``jax.random.key(0)``.
+        seeds: a seed per row, instead of `key`.
+        sampling: for all rows or per row; default greedy.
+        max_new_tokens: for all rows or per row.
+        num_samples: rows per prompt; the rows of a prompt are adjacent.
+        stop_tokens: a row ends with the first of these tokens; default the tokenizer's.
 
     Returns:
-        A state whose first ``len(prompts) * num_samples`` rows are the requests.
+        The state of the batch. Its first ``len(prompts) * num_samples`` rows are the requests.
 
     Raises:
-        ValueError: if the batch or a prompt is empty, a token is outside the vocabulary, a prompt with its
-            new tokens exceeds the target's context, or a per-row argument has another number of rows.
+        ValueError: if there is no prompt, a prompt is empty, a token is outside the vocabulary, a prompt with its new
+            tokens exceeds the target's context, or a per-row argument does not have one value per row.
     """
     options = DecodeOptions(
         sampling=sampling,
@@ -70,17 +70,15 @@ def prefill(
 
 
 def read_prompts(pair: Pair, layout: PromptLayout, num_rows: int) -> SpecState:
-    """Reads the prompts of the first `num_rows` rows into the caches of both models.
-
-    Each prompt is read once, and its caches are copied to all of its rows.
+    """Reads the prompts of the first `num_rows` rows into the caches of target and drafter.
 
     Returns:
-        The state that the first step takes, padded to its batch bucket.
+        The state for the first step, padded to its batch bucket.
     """
     num_padding = batch_bucket(num_rows) - num_rows
     state = layout.rows
     if num_rows < layout.num_rows:
-        # The last padding row of the layout, or any row: `finish` decides.
+        # Padding rows can have any content, because they are inactive.
         chosen = np.concatenate([np.arange(num_rows), np.full(num_padding, num_rows)])
         state = jax.tree.map(lambda leaf: leaf[chosen], state)
         state.finish[num_rows:] = FinishReason.INACTIVE
@@ -115,7 +113,7 @@ def start_prompts(pair: Pair, num_rows: int, capacity: int) -> PromptState:
     """Returns empty caches. They are zeroed, because a NaN in an unread slot would spoil the attention output."""
     drafter: Any = pair.drafter
     config, hidden = pair.target.config, None
-    if reads_hidden_states(drafter):
+    if reads_hidden_states(pair.drafter):
         hidden = jnp.zeros((num_rows, capacity, config.width), config.dtype)
     state = drafter.start(num_rows, capacity) if reads_in_chunks(pair) else None
     return PromptState(pair.target.init_cache(num_rows, capacity), state, hidden)

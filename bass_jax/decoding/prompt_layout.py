@@ -20,9 +20,9 @@ from bass_jax.typing import Array, Key
 
 
 class PromptLayout(NamedTuple):
-    """Prompts and their settings as arrays, one row per sample, with padding rows behind them."""
+    """The rows of a batch, one per sample, followed by padding rows."""
 
-    rows: SpecState  # on the host, without caches; rows past `num_rows` are padding
+    rows: SpecState  # on the host, without caches
     num_rows: int
     num_samples: int
 
@@ -34,10 +34,10 @@ class PromptLayout(NamedTuple):
 def lay_out_prompts(
     pair: Pair, prompts: Sequence[Sequence[int] | np.ndarray], spec: SpecConfig, options: DecodeOptions
 ) -> PromptLayout:
-    """Checks the arguments of `prefill`, and lays the rows out in buckets.
+    """Checks the arguments of `bass_jax.prefill`, and lays out the rows, padded to their buckets.
 
     Raises:
-        ValueError: as `prefill`.
+        ValueError: as `bass_jax.prefill`.
     """
     check_kind("pair", pair, Pair)
     check_kind("spec", spec, SpecConfig)
@@ -100,17 +100,17 @@ def _row_keys(options: DecodeOptions, num_rows: int, num_padding: int) -> Key[Ar
 
 
 def pad_stop_tokens(stop_tokens: Sequence[int]) -> np.ndarray:
-    """Pads to a multiple of 4, so that few numbers of stop tokens need a new compilation."""
+    """Pads to a multiple of 4, so that another number of stop tokens rarely needs a compilation."""
     ids = check_tokens("stop_tokens", stop_tokens)
     padding = -len(ids) % 4 if len(ids) else 4
     return np.asarray([*ids, *[-1] * padding], np.int32)
 
 
 def check_prompts(pair: Pair, prompts) -> list[np.ndarray]:
-    """Returns `prompts` as arrays, each of valid token ids.
+    """Returns `prompts` as arrays of valid token ids.
 
     Raises:
-        ValueError: naming the prompt that is none.
+        ValueError: naming the wrong prompt.
     """
     if isinstance(prompts, str) or (isinstance(prompts, Sequence) and any(isinstance(one, str) for one in prompts)):
         raise ValueError("prompts: expected token ids, not text; see tokenizer.encode_batch")

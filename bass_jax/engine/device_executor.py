@@ -11,7 +11,7 @@ import numpy as np
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.compiled_steps import CompiledSteps, bucket_spec
 from bass_jax.decoding.pair import Pair
-from bass_jax.decoding.policy_runner import counts_of, no_step, planned, rows_of
+from bass_jax.decoding.policy_runner import counts_of, no_step, rows_of, with_plan
 from bass_jax.decoding.prefill import PromptState, reads_in_chunks
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
 from bass_jax.engine.engine_config import EngineConfig
@@ -177,7 +177,7 @@ class DeviceExecutor:
             self._policy_state, plan, wanted = plan_next(
                 self._policy, self._policy_state, rows_of(self.state), counts_of(info), np.float32(self._last_seconds)
             )
-            self.state = planned(self.state, plan)
+            self.state = with_plan(self.state, plan)
         self._in_flight = info, wanted, bucket, start
 
     def collect(self) -> StepResult:
@@ -208,7 +208,7 @@ class DeviceExecutor:
         info = no_step(len(self.state.lengths))
         arguments = (self._policy, self._policy_state, rows_of(self.state), counts_of(info), np.float32(0.0))
         self._policy_state, plan, wanted = JIT_CACHE.get(plan_rows, *arguments)(*arguments)
-        self.state = planned(self.state, plan)
+        self.state = with_plan(self.state, plan)
         self._wanted = jax.device_get(wanted)
 
     def _free_row(self, row: int) -> None:
