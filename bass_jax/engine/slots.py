@@ -1,4 +1,4 @@
-"""Slots on the device: a prompt that is being read, rows that come and go; pure functions, none jitted here."""
+"""The device functions of the engine: read a prompt, insert a row, regroup rows. They are pure and not jitted."""
 
 from typing import Any, NamedTuple
 
@@ -25,14 +25,14 @@ from bass_jax.typing import Array, Int
 
 
 def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: int, is_processed: bool) -> SpecState:
-    """Lays a request out as a state of one row without caches, on the host.
+    """Returns the row of a request, on the host: a state with a batch of one and without caches.
 
     Args:
-        request: checked.
+        request: the request.
         capacity: C.
         vocab_size: V of the target.
         num_stop_tokens: E.
-        is_processed: the rows carry bias, penalties and minimum lengths.
+        is_processed: whether the rows have logit bias, penalties and minimum lengths.
     """
     tokens = np.zeros((1, capacity), np.int32)
     tokens[0, : len(request.prompt)] = request.prompt
@@ -62,7 +62,7 @@ def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: 
 
 
 def _filled(processor_arrays: ProcessorArrays | None, vocab_size: int) -> ProcessorArrays:
-    """With every part there, those that the request does not ask for without effect."""
+    """Returns arrays in which the fields that the request does not set have no effect."""
     bias, penalties, min_new_tokens = processor_arrays or ProcessorArrays()
     one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
     return ProcessorArrays(
@@ -73,14 +73,14 @@ def _filled(processor_arrays: ProcessorArrays | None, vocab_size: int) -> Proces
 
 
 class Pages(NamedTuple):
-    """How caches are cut; static through its shapes."""
+    """The sizes of paged caches."""
 
     num_pages: int
     page_size: int
 
 
 def empty_state(pair: Pair, row: SpecState, num_rows: Int[Array, "B"], pages: Pages | None = None) -> SpecState:
-    """Returns a batch of free rows, as many as `num_rows` has elements, with the shapes of `row`."""
+    """Returns a batch of free rows with the shapes of `row`. Their number is the size of `num_rows`."""
     batch, (_, capacity) = num_rows.shape[0], row.tokens.shape
     state = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (batch, *leaf.shape[1:])), row)
     prompts = start_prompts(pair, batch, capacity)
@@ -133,9 +133,9 @@ def finish_prompt(pair: Pair, prompt: PromptState, row: SpecState) -> PromptStat
 def insert_row(
     policy: Policy | None, state: SpecState, policy_state: Any, prompt: PromptState, new: SpecState, row: Array
 ) -> tuple[SpecState, Any]:
-    """Puts the prompt that was read into `row`.
+    """Moves the prompt that was read into `row`.
 
-    Until the next plan the row drafts as many tokens as the row of the last plan that drafts most.
+    Until the next plan its draft length is the largest one of the last plan.
     """
     one = new._replace(
         draft_lens=state.draft_lens.max()[None],
@@ -154,47 +154,44 @@ def insert_row(
         return replicate(state), None
     fresh = policy.init(state.lengths.shape[0])
     policy_state = jax.tree.map(
-        lambda is_row, all_, own: all_.at[row].set(own[row]) if is_row else all_,
-        has_rows(policy), policy_state, fresh,
-    )  # fmt: skip
+        lambda is_row, all_, own: all_.at[row].set(own[row]) if is_row else all_, has_rows(policy), policy_state, fresh
+    )
     return replicate(state), policy_state
 
 
 def regroup_rows(
     policy: Policy | None, state: SpecState, policy_state: Any, sources: Int[Array, "B"], finish: Int[Array, "B"]
 ) -> tuple[SpecState, Any]:
-    """Makes a batch of the rows `sources`; `finish` is that of the new rows."""
+    """Makes a batch of the rows `sources`; `finish` belongs to the new rows."""
     state = replicate(gather_rows(state, sources)._replace(finish=finish))
     if policy is None:
         return state, None
-    policy_state = jax.tree.map(
-        lambda is_row, leaf: leaf[sources] if is_row else leaf, has_rows(policy), policy_state
-    )  # fmt: skip
+    policy_state = jax.tree.map(lambda is_row, leaf: leaf[sources] if is_row else leaf, has_rows(policy), policy_state)
     return state, policy_state
 
 
 def plan_rows(policy: Policy, policy_state: Any, rows, counts, seconds) -> tuple[Any, Plan, Int[Array, "2"]]:
-    """Updates the policy behind a step.
+    """Updates the policy after a step.
 
     Returns:
-        ``(policy_state, plan, wanted)``: the most drafts that a running row has use for in the next step, and the most
-        that were planned, for rows that join it.
+        ``(policy_state, plan, wanted)``. `wanted` holds the largest number of drafts that a running row can use in the
+        next step, and the largest planned draft length, which applies to rows that join.
     """
     policy_state, plan, num_wanted = advance_rows(policy, policy_state, rows, counts, seconds)
     return policy_state, plan, jnp.stack([num_wanted, plan.draft_lens.max()]).astype(jnp.int32)
 
 
 def has_rows(policy: Policy) -> Any:
-    """Which leaves of the policy's state have a row each: those whose shape follows the batch's."""
+    """Returns which leaves of the policy's state have one entry per row: their shapes depend on the batch size."""
     few, many = (jax.eval_shape(lambda num=num: policy.init(num)) for num in (2, 3))
     return jax.tree.map(lambda one, other: one.shape != other.shape, few, many)
 
 
 def check_sampling(sampling: SamplingParams, spec: SpecConfig, is_processed: bool, vocab_size: int) -> None:
-    """Refuses settings that rows of this layout cannot have.
+    """Checks that the engine supports the sampling parameters.
 
     Raises:
-        ValueError: naming the setting.
+        ValueError: naming the parameter.
     """
     sampling_arrays = sampling.sampling_arrays(1, vocab_size)
     if sampling_arrays.processor_arrays is not None and not is_processed:
