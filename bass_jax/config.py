@@ -10,6 +10,9 @@ from bass_jax.runtime.checks import check_choice, check_flag, check_integer, che
 DRAFT_LEN_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Draft lengths for which a step is compiled."""
 
+DEFAULT_DRAFT_LEN = 4
+"""The draft length of a step if neither the configuration nor a policy chooses one."""
+
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 """Batch sizes for which a step is compiled; larger sizes are multiples of the last."""
 
@@ -61,7 +64,8 @@ class SpecConfig:
 
     Attributes:
         draft_len: G, draft tokens per step, 0 to 32. A length between two buckets runs in the larger one, whose
-            remaining positions are not drafted.
+            remaining positions are not drafted. None lets `bass_jax.generate` and `bass_jax.Engine` choose the length
+            while decoding (policy ``"auto"``); a step on its own then uses `DEFAULT_DRAFT_LEN`.
         acceptance: name of a registered acceptance rule, or ``"module:name"`` of your own.
         acceptance_kernel: ``"pallas"`` runs the greedy and the token rule as one fused kernel on a GPU and gives the
             same tokens; ``"xla"`` does not use the kernel.
@@ -77,7 +81,7 @@ class SpecConfig:
             the raw log-probability of the emitted tokens.
     """
 
-    draft_len: int = 4
+    draft_len: int | None = None
     acceptance: str = "token"
     acceptance_kernel: str = "pallas"
     record_drafts: bool = False
@@ -86,7 +90,8 @@ class SpecConfig:
     num_logprobs: int | None = None
 
     def __post_init__(self):
-        draft_len_bucket(self.draft_len)
+        if self.draft_len is not None:
+            draft_len_bucket(self.draft_len)
         check_kind("acceptance", self.acceptance, str, "the name of a rule")
         check_flag("record_drafts", self.record_drafts)
         check_integer("num_candidates", self.num_candidates, 1, MAX_CANDIDATES)
@@ -102,6 +107,11 @@ class SpecConfig:
         check_choice("acceptance_kernel", self.acceptance_kernel, ("pallas", "xla"))
 
     @property
+    def num_drafts(self) -> int:
+        """`draft_len`, or `DEFAULT_DRAFT_LEN` if it is None."""
+        return DEFAULT_DRAFT_LEN if self.draft_len is None else self.draft_len
+
+    @property
     def bucket(self) -> int:
-        """The smallest bucket that holds `draft_len`."""
-        return draft_len_bucket(self.draft_len)
+        """The smallest bucket that holds `num_drafts`."""
+        return draft_len_bucket(self.num_drafts)

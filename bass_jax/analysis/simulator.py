@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bass_jax.analysis.replay import Replay
-from bass_jax.config import batch_bucket
-from bass_jax.cost_model import CostModel
+from bass_jax.config import batch_bucket, draft_len_bucket
+from bass_jax.cost_model import CostModel, step_seconds
 from bass_jax.policies import Policy, PolicyStats, oracle
 from bass_jax.policies.protocol import Plan, checked_plan, policy_buckets
 from bass_jax.typing import Array
@@ -127,12 +127,16 @@ def _one_batch(policy: Policy, cost: CostModel, replay: tuple[Array, ...], rows:
     def at(field, position):
         return jnp.take_along_axis(field, jnp.minimum(position, longest - 1)[:, None], axis=1)[:, 0]
 
-    def stats_of(position, plan, counts):
+    of_length = jnp.asarray([draft_len_bucket(length) for length in policy.lengths])
+
+    def stats_of(position, plan, counts, num_behind):
         is_active, num_drafted, num_accepted, num_emitted = counts
-        room = limits - position
+        room, is_running = limits - position, position < num_tokens
+        context = jnp.where(is_running, prompt_lengths + position, 0).sum() / jnp.maximum(is_running.sum(), 1)
+        resumed, usual = (cost.draft_seconds(num_rows, 1, context, behind) for behind in (num_behind.max(), 0))
         return PolicyStats(
             is_active=is_active,
-            is_running=position < num_tokens,
+            is_running=is_running,
             num_wanted=plan.draft_lens,
             num_drafted=num_drafted,
             num_accepted=num_accepted,
@@ -140,12 +144,13 @@ def _one_batch(policy: Policy, cost: CostModel, replay: tuple[Array, ...], rows:
             was_clipped=is_active & (plan.draft_lens > room + num_emitted - 1),
             lengths=prompt_lengths + position,
             room=room,
-            seconds=jnp.float32(jnp.nan),
+            step_seconds=step_seconds(cost, num_rows, of_length, context),
+            resume_seconds=resumed - usual,
             num_acceptable=at(acceptable, position),
         )
 
-    def update(state, position, plan, counts):
-        state, plan = policy.update(state, stats_of(position, plan, counts))
+    def update(state, position, plan, counts, num_behind):
+        state, plan = policy.update(state, stats_of(position, plan, counts, num_behind))
         return state, checked_plan(policy, plan, num_rows)
 
     def advance(carry):
@@ -169,14 +174,14 @@ def _one_batch(policy: Policy, cost: CostModel, replay: tuple[Array, ...], rows:
         num_behind = jnp.where(wanted > 0, 0, num_behind + emitted)
         position = position + emitted
         counts = (is_active, drafted, accepted, emitted)
-        state, plan = update(state, position, plan, counts)
+        state, plan = update(state, position, plan, counts, num_behind)
         gained = (seconds, 1, is_active.sum(), drafted.sum(), jnp.where(is_active, accepted, 0).sum(), emitted.sum())
         totals = tuple((total + one).astype(total.dtype) for total, one in zip(totals, gained, strict=True))
         return position, num_behind, state, plan, totals
 
     zeros = jnp.zeros(num_rows, jnp.int32)
     nothing = (zeros.astype(bool), zeros, zeros, zeros)
-    state, plan = update(policy.init(num_rows), zeros, Plan(zeros), nothing)
+    state, plan = update(policy.init(num_rows), zeros, Plan(zeros), nothing, zeros)
     totals = (jnp.float32(0.0), *(jnp.int32(0) for _ in range(5)))
     carry: Any = (zeros, zeros, state, plan, totals)
     *_, totals = jax.lax.while_loop(lambda carry: (carry[0] < num_tokens).any(), advance, carry)

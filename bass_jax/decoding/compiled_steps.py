@@ -1,7 +1,6 @@
 """Compiled steps, one per draft-length bucket and batch size."""
 
 import dataclasses
-from collections.abc import Callable
 
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.baselines import exhaustive_step, synchronized_step
@@ -11,7 +10,7 @@ from bass_jax.decoding.step import decode_step, speculate_step
 from bass_jax.policies import Policy, find_policy
 from bass_jax.policies.protocol import policy_buckets
 from bass_jax.runtime.checks import check_choice
-from bass_jax.runtime.jit_cache import JIT_CACHE
+from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
 
 STEPS = {
     "speculate": speculate_step,
@@ -39,7 +38,7 @@ class CompiledSteps:
             name: a key of `STEPS`.
             spec: the configuration of the steps.
             is_greedy: whether all rows are greedy; the token and the multi-draft rule then run as the greedy rule.
-            policy: chooses draft lengths; None uses ``spec.draft_len``.
+            policy: chooses draft lengths; None uses ``spec.draft_len``, or the policy ``"auto"`` if that is None.
 
         Raises:
             ValueError: if `name` is not in `STEPS`, or if there is a policy and the step is not ``"speculate"``.
@@ -47,6 +46,8 @@ class CompiledSteps:
         check_choice("step", name, sorted(STEPS))
         if policy is not None and name != "speculate":
             raise ValueError(f"step={name!r}: expected 'speculate' with a policy")
+        if policy is None and name == "speculate" and spec.draft_len is None:
+            policy = "auto"
         self._step = STEPS[name]
         # The draft length itself is in the state, so lengths of one bucket share a compiled step.
         self.spec = dataclasses.replace(spec, draft_len=spec.bucket)
@@ -55,11 +56,15 @@ class CompiledSteps:
         if self.spec.acceptance in ("token", "multi_draft") and is_greedy:
             self.spec = dataclasses.replace(self.spec, acceptance="greedy")
         self.policy = None if policy is None else find_policy(policy)
-        self.buckets = (self.spec.draft_len,) if self.policy is None else policy_buckets(self.policy)
+        self.buckets = (self.spec.num_drafts,) if self.policy is None else policy_buckets(self.policy)
         self.seconds: dict[int, float] = {}
-        self._compiled: dict[tuple[int, int], Callable] = {}
+        self._compiled: dict[tuple[int, int], CompiledFunction] = {}
 
-    def get(self, bucket: int, pair: Pair, state: SpecState) -> Callable:
+    def find(self, bucket: int, num_rows: int) -> CompiledFunction | None:
+        """Returns the step of `bucket` for a batch of `num_rows` if it is compiled."""
+        return self._compiled.get((bucket, num_rows))
+
+    def get(self, bucket: int, pair: Pair, state: SpecState) -> CompiledFunction:
         """Returns the step of `bucket`, ``(pair, state, spec)`` to ``(state, info)``, compiled for this batch."""
         name = bucket, len(state.lengths)
         if name not in self._compiled:

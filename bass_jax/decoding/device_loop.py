@@ -44,7 +44,7 @@ def generate_on_device(
     else:
         policy_state = policy.init(len(state.lengths))
         first = no_step(len(state.lengths))
-        policy_state, state, num_wanted = advance_policy(policy, policy_state, state, first, jnp.nan)
+        policy_state, state, num_wanted = advance_policy(policy, policy_state, state, first)
         buckets = policy_buckets(policy)
         steps = [_bucket_step(spec, bucket, buckets[-1]) for bucket in buckets]
     empty = jax.eval_shape(steps[-1], pair, state)[1]
@@ -59,7 +59,7 @@ def generate_on_device(
         chosen = jnp.searchsorted(jnp.asarray(buckets), num_wanted)
         state, info = jax.lax.switch(chosen, steps, pair, state)
         if policy is not None:
-            policy_state, state, num_wanted = advance_policy(policy, policy_state, state, info, jnp.nan)
+            policy_state, state, num_wanted = advance_policy(policy, policy_state, state, info)
         write = functools.partial(jax.lax.dynamic_update_index_in_dim, index=index, axis=0)
         return index + 1, state, policy_state, num_wanted, jax.tree.map(lambda all_, one: write(all_, one), infos, info)
 

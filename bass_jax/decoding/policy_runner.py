@@ -1,12 +1,25 @@
 """Runs a draft-length policy after a step: the counts of the step determine the next draft lengths."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
 from bass_jax.policies.protocol import Plan, Policy, PolicyStats, checked_plan
 from bass_jax.typing import Array
+
+
+class StepTimes(NamedTuple):
+    """Measured times in seconds; NaN where nothing was measured."""
+
+    step_seconds: Array | np.ndarray  # [A] float32, of a step with each of the policy's lengths
+    resume_seconds: Array | np.ndarray  # [] float32, what a step with drafts takes longer after steps without
+
+
+def no_times(policy: Policy) -> StepTimes:
+    """Returns the times before anything is measured, and in loops without a clock."""
+    return StepTimes(np.full(len(policy.lengths), np.nan, np.float32), np.full((), np.nan, np.float32))
 
 
 def no_step(num_rows: int) -> StepInfo:
@@ -17,7 +30,7 @@ def no_step(num_rows: int) -> StepInfo:
 
 
 def advance_policy(
-    policy: Policy, policy_state: Any, state: SpecState, info: StepInfo, seconds: Array | float
+    policy: Policy, policy_state: Any, state: SpecState, info: StepInfo, times: StepTimes | None = None
 ) -> tuple[Any, SpecState, Array]:
     """Updates `policy` after a step, and writes its plan into `state`.
 
@@ -26,13 +39,13 @@ def advance_policy(
         policy_state: its state.
         state: after the step.
         info: of the step; `no_step` before the first one.
-        seconds: wall time of the previous step; 0 if unknown, NaN without a clock.
+        times: measured times of steps; None without a clock.
 
     Returns:
         ``(policy_state, state, num_wanted)``; `num_wanted`, ``[]`` int32, is the largest number of drafts that a row
         can use in the next step. The next step runs in its bucket.
     """
-    policy_state, plan, num_wanted = advance_rows(policy, policy_state, rows_of(state), counts_of(info), seconds)
+    policy_state, plan, num_wanted = advance_rows(policy, policy_state, rows_of(state), counts_of(info), times)
     return policy_state, with_plan(state, plan), num_wanted
 
 
@@ -51,12 +64,13 @@ def with_plan(state: SpecState, plan: Plan) -> SpecState:
     return state._replace(draft_lens=plan.draft_lens, min_confidence=plan.min_confidence)
 
 
-def advance_rows(policy: Policy, policy_state: Any, rows, counts, seconds) -> tuple[Any, Plan, Array]:
+def advance_rows(policy: Policy, policy_state: Any, rows, counts, times: StepTimes | None) -> tuple[Any, Plan, Array]:
     """Updates `policy`, given `rows_of` a state and `counts_of` the step before it; see `advance_policy`."""
     lengths, limits, finish, num_wanted = rows
     is_active, num_drafted, num_accepted, num_emitted = counts
     is_running = finish == FinishReason.RUNNING
     room_before = limits - (lengths - num_emitted)
+    times = no_times(policy) if times is None else times
     stats = PolicyStats(
         is_active=is_active,
         is_running=is_running,
@@ -67,7 +81,8 @@ def advance_rows(policy: Policy, policy_state: Any, rows, counts, seconds) -> tu
         was_clipped=is_active & (num_wanted > room_before - 1),
         lengths=lengths,
         room=limits - lengths,
-        seconds=jnp.asarray(seconds, jnp.float32),
+        step_seconds=jnp.asarray(times.step_seconds),
+        resume_seconds=jnp.asarray(times.resume_seconds),
     )
     policy_state, plan = policy.update(policy_state, stats)
     plan = checked_plan(policy, plan, lengths.shape[0])

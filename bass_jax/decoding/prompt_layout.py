@@ -76,7 +76,7 @@ def lay_out_prompts(
         "finish": fill(np.full(num_rows, FinishReason.RUNNING, np.int32), FinishReason.INACTIVE),
         "keys": _row_keys(options, num_rows, num_padding),
         "num_steps": np.zeros(len(tokens), np.int32),
-        "draft_lens": np.full(len(tokens), spec.draft_len, np.int32),
+        "draft_lens": np.full(len(tokens), spec.num_drafts, np.int32),
         "sampling_arrays": sampling.sampling_arrays(num_rows, pair.target.config.vocab_size, num_padding),
         "stop_tokens": np.tile(stops, (len(tokens), 1)),
         "target_cache": None,

@@ -46,7 +46,7 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
     is_active = ~state.done
     # A step emits one token more than it accepts, so a row drafts one token less than it may still emit.
     room = state.limits - state.lengths - 1
-    num_wanted = jnp.clip(jnp.minimum(state.draft_lens, room), 0, spec.draft_len)
+    num_wanted = jnp.clip(jnp.minimum(state.draft_lens, room), 0, spec.num_drafts)
     num_wanted = jnp.where(is_active, num_wanted, 0)
     processors = _processors(state, spec)
 

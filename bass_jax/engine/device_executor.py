@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from bass_jax.config import SpecConfig
+from bass_jax.config import SpecConfig, draft_len_bucket
 from bass_jax.decoding.compiled_steps import CompiledSteps, bucket_spec
 from bass_jax.decoding.pair import Pair
-from bass_jax.decoding.policy_runner import counts_of, no_step, rows_of, with_plan
+from bass_jax.decoding.policy_runner import StepTimes, counts_of, no_step, no_times, rows_of, with_plan
 from bass_jax.decoding.prefill import PromptState, reads_in_chunks
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
 from bass_jax.engine.engine_config import EngineConfig
@@ -28,10 +28,11 @@ from bass_jax.engine.slots import (
     read_prompt_chunk,
     regroup_rows,
 )
+from bass_jax.engine.step_clock import StepClock
 from bass_jax.models.kv_cache import KVCache, pages_of, with_pages
 from bass_jax.models.mesh import mesh_of, place_whole
 from bass_jax.policies.protocol import plan_bucket
-from bass_jax.runtime.jit_cache import JIT_CACHE
+from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
 
 
 class DeviceExecutor:
@@ -89,7 +90,9 @@ class DeviceExecutor:
         self._is_finish_stale = False
         self._room_of_new = 0
         self._in_flight: tuple[StepInfo, Any, int, float] | None = None
-        self._last_seconds = 0.0
+        self._clock: StepClock | None = None
+        self._is_timed = False
+        self._has_drafted = True
         self._wanted = np.zeros(2, np.int32)
         self._policy_state = None
         if self._policy is not None:
@@ -105,6 +108,7 @@ class DeviceExecutor:
 
     def read(self, handle: RequestHandle, start: int, num: int) -> None:
         """Dispatches a pass over a chunk of a prompt."""
+        self._is_timed = False
         prompt = handle.request.prompt
         if start == 0:
             if self._new is not None:  # The request ended while its prompt was being read.
@@ -126,6 +130,7 @@ class DeviceExecutor:
 
     def insert(self, handle: RequestHandle, row: int) -> None:
         """Dispatches the move of the prompt that was read into `row`."""
+        self._is_timed = False
         assert self._new is not None and self._new[0] is handle, "another prompt was read"
         new = self._new[1]
         if handle.request.prompt is not self._prompt and not reads_in_chunks(self._pair):
@@ -142,6 +147,7 @@ class DeviceExecutor:
 
     def regroup(self, sources: Sequence[int]) -> None:
         """Dispatches the gather of rows into a batch of another size."""
+        self._is_timed = False
         kept = np.asarray(sources, np.int32)
         rows = np.maximum(kept, 0)
         self._handles = [None if source < 0 else self._handles[source] for source in sources]
@@ -165,14 +171,13 @@ class DeviceExecutor:
         self._send_finish()
         num_wanted = int(max(self._wanted[0], min(self._wanted[1], self._room_of_new)))
         self._room_of_new = 0
-        bucket = plan_bucket(self.steps.buckets, num_wanted)
+        bucket = self._bucket(num_wanted)
         step, plan_next = self._step(bucket), None if self._policy is None else self._plan()
         start, wanted = time.perf_counter(), None
         self.state, info = step(self._pair, self.state, bucket_spec(self.steps.spec, bucket))
         if plan_next is not None:
-            self._policy_state, plan, wanted = plan_next(
-                self._policy, self._policy_state, rows_of(self.state), counts_of(info), np.float32(self._last_seconds)
-            )
+            arguments = rows_of(self.state), counts_of(info), self._times()
+            self._policy_state, plan, wanted = plan_next(self._policy, self._policy_state, *arguments)
             self.state = with_plan(self.state, plan)
         self._in_flight = info, wanted, bucket, start
 
@@ -182,13 +187,18 @@ class DeviceExecutor:
         info, wanted, bucket, start = self._in_flight
         self._in_flight = None
         info, wanted = jax.device_get((info, wanted))
-        self._last_seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        JIT_CACHE.run_seconds += seconds
+        # A prompt that was read before the step would count as its time.
+        if self._clock is not None and self._is_timed:
+            self._clock.record(self._step(bucket), seconds, resumes=bucket > 0 and not self._has_drafted)
+        self._is_timed, self._has_drafted = True, bucket > 0
         if wanted is not None:
             self._wanted = wanted
         self._finish = np.array(info.finish)
         for row in np.flatnonzero(self._finish != FinishReason.RUNNING).tolist():
             self._free_row(row)
-        return StepResult(info, bucket, self._last_seconds)
+        return StepResult(info, bucket, seconds)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -202,7 +212,7 @@ class DeviceExecutor:
     def replan(self) -> None:
         """Plans the next step as if it were the first."""
         info = no_step(len(self.state.lengths))
-        arguments = (self._policy, self._policy_state, rows_of(self.state), counts_of(info), np.float32(0.0))
+        arguments = (self._policy, self._policy_state, rows_of(self.state), counts_of(info), self._times())
         self._policy_state, plan, wanted = JIT_CACHE.get(plan_rows, *arguments)(*arguments)
         self.state = with_plan(self.state, plan)
         self._wanted = jax.device_get(wanted)
@@ -227,14 +237,38 @@ class DeviceExecutor:
             self._compiled[name] = JIT_CACHE.get(function, *arguments, donate_argnums=donate)
         return self._compiled[name](*arguments)
 
-    def _step(self, bucket: int) -> Callable:
+    def _step(self, bucket: int) -> CompiledFunction:
         return self.steps.get(bucket, self._pair, self.state)
+
+    def _bucket(self, num_wanted: int) -> int:
+        """Returns the bucket to run for `num_wanted` drafts.
+
+        With a policy that measures times, a further step is compiled only when the steps since the last compilation
+        took as long as a compilation does. Until then the nearest compiled step is used.
+        """
+        bucket, num_rows = plan_bucket(self.steps.buckets, num_wanted), len(self.state.lengths)
+        found = {one: step for one in self.steps.buckets if (step := self.steps.find(one, num_rows)) is not None}
+        if self._clock is None or not found or bucket in found:
+            return bucket
+        if JIT_CACHE.run_seconds >= max(step.compile_seconds for step in found.values()):
+            self._is_timed = False
+            return bucket
+        return min((one for one in found if one >= bucket), default=max(found))
+
+    def _times(self) -> StepTimes:
+        """Returns the measured times of the policy's lengths."""
+        assert self._policy is not None
+        if not getattr(self._policy, "use_clock", False):
+            return no_times(self._policy)
+        buckets = map(draft_len_bucket, self._policy.lengths)
+        self._clock = StepClock([self.steps.find(bucket, len(self.state.lengths)) for bucket in buckets])
+        return self._clock.times()
 
     def _plan(self) -> Callable:
         name = ("plan", len(self.state.lengths))
         if name not in self._compiled:
             counts = counts_of(no_step(len(self.state.lengths)))
-            arguments = (self._policy, self._policy_state, rows_of(self.state), counts, np.float32(0.0))
+            arguments = (self._policy, self._policy_state, rows_of(self.state), counts, self._times())
             self._compiled[name] = JIT_CACHE.get(plan_rows, *arguments)
         return self._compiled[name]
 

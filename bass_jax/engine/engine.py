@@ -69,7 +69,7 @@ class Engine:
         Args:
             pair: target and drafter.
             spec: default ``SpecConfig()``. The greedy rule accepts only greedy requests.
-            policy: chooses draft lengths; None uses ``spec.draft_len``.
+            policy: chooses draft lengths; None uses ``spec.draft_len``, or the policy ``"auto"`` if that is None.
             config: default ``EngineConfig()``.
             is_processed: whether requests can have logit bias, banned tokens, penalties and minimum lengths. This
                 allocates an array ``[B, V]``.
@@ -100,7 +100,9 @@ class Engine:
         self._stops = () if pair.tokenizer is None else tuple(pair.tokenizer.stop_ids)
         if len(self._stops) > num_stop_tokens:
             raise ValueError(f"num_stop_tokens={num_stop_tokens}: the tokenizer has {len(self._stops)} stop tokens")
-        steps = CompiledSteps("speculate", self.spec, False, fixed(spec.draft_len) if policy is None else policy)
+        if policy is None and spec.draft_len is not None:
+            policy = fixed(spec.draft_len)
+        steps = CompiledSteps("speculate", spec, False, policy)
         self.executor = DeviceExecutor(pair, steps, self.config, self._lay_out, warm_up=False)
         if warm_up:
             self.executor.warm_up()

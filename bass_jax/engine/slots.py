@@ -10,7 +10,7 @@ from bass_jax.acceptance import find_rule
 from bass_jax.acceptance.base import check_greedy
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.pair import Pair
-from bass_jax.decoding.policy_runner import advance_rows
+from bass_jax.decoding.policy_runner import StepTimes, advance_rows
 from bass_jax.decoding.prefill import PromptState, finish_prompts, read_chunk, start_prompts
 from bass_jax.decoding.state import FinishReason, SpecState
 from bass_jax.engine.request import Request
@@ -170,14 +170,14 @@ def regroup_rows(
     return state, policy_state
 
 
-def plan_rows(policy: Policy, policy_state: Any, rows, counts, seconds) -> tuple[Any, Plan, Int[Array, "2"]]:
+def plan_rows(policy: Policy, policy_state: Any, rows, counts, times: StepTimes) -> tuple[Any, Plan, Int[Array, "2"]]:
     """Updates the policy after a step.
 
     Returns:
         ``(policy_state, plan, wanted)``. `wanted` holds the largest number of drafts that a running row can use in the
         next step, and the largest planned draft length, which applies to rows that join.
     """
-    policy_state, plan, num_wanted = advance_rows(policy, policy_state, rows, counts, seconds)
+    policy_state, plan, num_wanted = advance_rows(policy, policy_state, rows, counts, times)
     return policy_state, plan, jnp.stack([num_wanted, plan.draft_lens.max()]).astype(jnp.int32)
 
 

@@ -27,7 +27,8 @@ class PolicyStats(NamedTuple):
     was_clipped: Array  # [B] bool, the row's token limit allowed fewer drafts than planned
     lengths: Array  # [B] int32, committed tokens
     room: Array  # [B] int32, tokens that the row may still emit
-    seconds: Array  # [] float32, wall time of the step before the last; 0: not known yet, NaN: no clock
+    step_seconds: Array  # [A] float32, measured time of a step with each of the policy's lengths; NaN: not measured
+    resume_seconds: Array  # [] float32, further time of a step with drafts after steps without; NaN: not measured
     num_acceptable: Array | None = None  # [B] int32, drafts that would be accepted next; only in a simulator
 
 

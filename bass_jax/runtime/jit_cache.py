@@ -1,6 +1,7 @@
 """Compiled functions, kept so that compiling is timed apart and counted."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,20 +22,45 @@ COMPILER_OPTIONS = ONE_GRAPH_OPTIONS | CPU_OPTIONS
 """What every step is compiled with."""
 
 
+@dataclasses.dataclass
+class CompiledFunction:
+    """A compiled function, and what is known of its run time.
+
+    Attributes:
+        call: the function.
+        compile_seconds: time that its compilation took, including tracing.
+        num_calls: measured calls; see `bass_jax.engine.step_clock`, as for the other attributes.
+        seconds: estimated time of a call; NaN if it was not measured.
+        resume_seconds: estimated further time of a step with drafts after steps without.
+    """
+
+    call: Callable
+    compile_seconds: float
+    num_calls: int = 0
+    seconds: float = float("nan")
+    resume_seconds: float = float("nan")
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Calls the function."""
+        return self.call(*arguments)
+
+
 class JitCache:
     """Compiles a function once per structure and shapes of its arguments.
 
     Attributes:
         num_compiled: functions compiled so far.
         compile_seconds: time that this took, tracing included.
+        run_seconds: time of the steps since the last compilation; whoever runs steps adds it.
     """
 
     def __init__(self):
-        self._compiled: dict[Any, Callable] = {}
+        self._compiled: dict[Any, CompiledFunction] = {}
         self.num_compiled = 0
         self.compile_seconds = 0.0
+        self.run_seconds = 0.0
 
-    def get(self, function: Callable, *args: Any, donate_argnums: tuple[int, ...] = ()) -> Callable:
+    def get(self, function: Callable, *args: Any, donate_argnums: tuple[int, ...] = ()) -> CompiledFunction:
         """Returns `function` compiled for arguments of these shapes, placements and static parts."""
         leaves, structure = jax.tree.flatten(args)
         placements = tuple(_placement(leaf) for leaf in leaves)
@@ -45,9 +71,11 @@ class JitCache:
             # Code that spreads over a mesh asks which one is set.
             with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
                 lowered = jax.jit(function, donate_argnums=donate_argnums).lower(*args)
-                self._compiled[key] = lowered.compile(compiler_options=COMPILER_OPTIONS)
-            self.compile_seconds += time.perf_counter() - start
+                compiled = lowered.compile(compiler_options=COMPILER_OPTIONS)
+            self._compiled[key] = CompiledFunction(compiled, time.perf_counter() - start)
+            self.compile_seconds += self._compiled[key].compile_seconds
             self.num_compiled += 1
+            self.run_seconds = 0.0
         return self._compiled[key]
 
     def clear(self) -> None:

@@ -159,7 +159,7 @@ def check_policy(policy: Policy) -> None:
     is_ascending = is_ascending and min(lengths) >= 0 and max(lengths) <= DRAFT_LEN_BUCKETS[-1]
     _require(is_ascending, f"{name}.lengths: expected ascending draft lengths from 0 to {DRAFT_LEN_BUCKETS[-1]}")
     start = jax.eval_shape(lambda: policy.init(4))
-    state = jax.eval_shape(policy.update, start, _stats(0))[0]
+    state = jax.eval_shape(policy.update, start, _stats(0, len(lengths)))[0]
     same = jax.tree.structure(start) == jax.tree.structure(state) and all(
         (one.shape, one.dtype) == (other.shape, other.dtype)
         for one, other in zip(jax.tree.leaves(start), jax.tree.leaves(state), strict=True)
@@ -168,7 +168,7 @@ def check_policy(policy: Policy) -> None:
     states, update = [policy.init(4), policy.init(4)], (policy.update, jax.jit(policy.update))
     draft_lens: Any = jnp.zeros(4, jnp.int32)
     for step in range(12):
-        stats, plans = _stats(step, draft_lens), []
+        stats, plans = _stats(step, len(lengths), draft_lens), []
         for i in range(2):
             states[i], plan = update[i](states[i], stats)
             checked_plan(policy, plan, 4)
@@ -298,7 +298,7 @@ def _rule_arguments(rule: AcceptanceRule, is_sampled: bool, num_rows: int = 8192
     return tokens, num_drafted, draft_probs if is_sampled else None, target, RuleKeys(accept, residual, positions)
 
 
-def _stats(step: int, draft_lens: Any = None) -> PolicyStats:
+def _stats(step: int, num_lengths: int, draft_lens: Any = None) -> PolicyStats:
     """Returns the stats of a made-up step. Row 3 finishes early, and row 2 comes close to its limit."""
     random = np.random.default_rng(step)
     wanted = np.zeros(4, np.int32) if draft_lens is None else np.asarray(draft_lens, np.int32)
@@ -316,7 +316,13 @@ def _stats(step: int, draft_lens: Any = None) -> PolicyStats:
         "was_clipped": drafted < wanted,
         "lengths": np.array([20, 30, 9, 40], np.int32) + 3 * step,
         "room": room,
-        "seconds": np.float32(0.0 if step < 2 else 0.01 + 0.001 * step),
+        "step_seconds": np.where(np.arange(num_lengths) < step, 0.01 + 0.002 * np.arange(num_lengths), np.nan),
+        "resume_seconds": np.float32(0.001 * step),
         "num_acceptable": np.array([3, 0, 9, 1], np.int32),
     }
-    return PolicyStats(**{name: jnp.asarray(value) for name, value in fields.items()})
+    return PolicyStats(
+        **{
+            name: jnp.asarray(value, jnp.float32 if value.dtype == np.float64 else None)
+            for name, value in fields.items()
+        }
+    )

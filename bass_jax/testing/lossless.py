@@ -204,8 +204,8 @@ def _sample_continuations(
     sampling = SamplingParams(**per_row)
     state = prefill(pair, rows, spec, sampling=sampling, max_new_tokens=NUM_TOKENS + 6, stop_tokens=stop_tokens)
     num_rows = len(state.lengths)
-    lengths = np.random.default_rng(seed).integers(0, spec.draft_len + 1, (NUM_TOKENS, num_rows)).astype(np.int32)
-    lengths[:, ::2] = spec.draft_len
+    lengths = np.random.default_rng(seed).integers(0, spec.num_drafts + 1, (NUM_TOKENS, num_rows)).astype(np.int32)
+    lengths[:, ::2] = spec.num_drafts
     counts = np.zeros((len(groups), pair.target.config.vocab_size**NUM_TOKENS), np.int64)
     of_row = np.repeat(np.arange(len(groups)), per_group)
     num_emitted, num_batches = 0, -(-num_samples // len(rows))
@@ -226,13 +226,13 @@ def _run_steps(pair: Pair, state, draft_lens: Array, spec: SpecConfig, step, pol
         if policy is None:
             return (step(pair, state._replace(draft_lens=wanted), spec)[0], None), None
         state, info = step(pair, state, spec)
-        policy_state, state, _ = advance_policy(policy, policy_state, state, info, jnp.nan)
+        policy_state, state, _ = advance_policy(policy, policy_state, state, info)
         return (state, policy_state), None
 
     start, policy_state = state.lengths, None
     if policy is not None:
         num_rows = len(state.lengths)
-        policy_state, state, _ = advance_policy(policy, policy.init(num_rows), state, no_step(num_rows), jnp.nan)
+        policy_state, state, _ = advance_policy(policy, policy.init(num_rows), state, no_step(num_rows))
     (state, _), _ = jax.lax.scan(advance, (state, policy_state), draft_lens)
     columns = state.prompt_lengths[:, None] + jnp.arange(NUM_TOKENS)
     tokens = jnp.take_along_axis(state.tokens, columns, axis=1)

@@ -1,0 +1,162 @@
+"""Chooses the draft length while decoding, from the measured times of steps and the observed acceptance."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bass_jax.config import DRAFT_LEN_BUCKETS
+from bass_jax.cost_model import Profile, read_profile
+from bass_jax.cost_model import step_seconds as modeled_step_seconds
+from bass_jax.cost_model.protocol import Leaf
+from bass_jax.policies.protocol import Plan, PolicyStats, all_rows, register_policy
+from bass_jax.typing import Array, Float
+
+LENGTHS = (0, 2, 4, 6)
+"""The default draft lengths."""
+
+PRIOR_ACCEPTANCE, PRIOR_COST = 0.7, 0.15
+"""What is assumed before anything is measured: the acceptance rate of a draft, and its cost relative to a regular step."""
+
+
+class AutoState(NamedTuple):
+    """Decayed counts of drafts by position, and the trials of other lengths (A lengths, P positions)."""
+
+    num_accepted: Array  # [P] float32, drafts at this position that were accepted
+    num_reached: Array  # [P] float32, rows that wanted a draft at this position, and accepted all drafts before it
+    budget: Array  # [A] float32, seconds that a trial of each length may cost now
+    chosen: Array  # [] int32, index of the planned length
+    num_left: Array  # [] int32, further steps of the current trial
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Auto:
+    """Chooses the length with the most expected tokens per second.
+
+    The host measures how long a step of each length takes, and the policy counts how often the draft at each position
+    is accepted. A length of n drafts is expected to emit 1 + y1 + y1·y2 + … + y1·…·yn tokens, where yi is the rate at
+    which the i-th draft is proposed and accepted after the drafts before it were. Tokens per second are these tokens
+    divided by the time of the step. To notice changes, the policy tries every other length from time to time. A trial
+    costs the time by which it emits its tokens later than the best length would; all trials together may cost
+    `trial_share` of the time.
+
+    Attributes:
+        cost: cost model for lengths that were not measured, and for loops without a clock; None assumes that a draft
+            costs `PRIOR_COST` regular steps.
+        prior: ``[P]`` float32, acceptance rates that the estimates start from.
+        prior_weight: number of drafts that the prior counts as, at each position.
+        memory: number of row steps after which a count has lost two thirds of its weight.
+        trial_share: see above.
+        use_clock: measure the steps. False takes all times from `cost`, so that a run repeats exactly; static.
+        lengths: draft lengths to choose from; static, ascending.
+
+    Source: the objective is the goodput of Liu et al. 2024 (SmartSpec, arXiv 2406.14066).
+    """
+
+    cost: Leaf
+    prior: Leaf
+    prior_weight: Leaf = 4.0
+    memory: Leaf = 100.0
+    trial_share: Leaf = 0.01
+    use_clock: bool = dataclasses.field(default=True, metadata={"static": True})
+    lengths: tuple[int, ...] = dataclasses.field(default=LENGTHS, metadata={"static": True})
+
+    def init(self, num_rows: int) -> AutoState:
+        """Returns counts of 0."""
+        del num_rows
+        zeros = jnp.zeros(self.prior.shape, jnp.float32)
+        return AutoState(zeros, zeros, jnp.zeros(len(self.lengths), jnp.float32), jnp.int32(-1), jnp.int32(0))
+
+    def update(self, state: AutoState, stats: PolicyStats) -> tuple[AutoState, Plan]:
+        """Counts the drafts of the last step, and chooses the next length."""
+        lengths = jnp.asarray(self.lengths, jnp.int32)
+        state = self._count(state, stats)
+        seconds = step_seconds(stats, self.lengths, self.cost)
+        tokens = self.expected_tokens(state)
+        best = jnp.argmax(tokens / seconds).astype(jnp.int32)
+
+        # The tokens of a trial would have taken the best length tokens[i] / tokens[best] of its steps.
+        loss = seconds - tokens / tokens[best] * seconds[best]
+        resumes = (lengths[best] == 0) & (lengths > 0)
+        loss = jnp.where(resumes, 2 * loss + jnp.nan_to_num(stats.resume_seconds), loss)
+        has_stepped = stats.is_active.any()
+        budget = state.budget + jnp.where(has_stepped, self.trial_share / len(lengths) * seconds[best], 0.0)
+        is_due = (budget >= loss) & (jnp.arange(len(lengths)) != best) & has_stepped
+        trial = jnp.argmax(jnp.where(is_due, budget / jnp.maximum(loss, 1e-9), -1.0)).astype(jnp.int32)
+
+        goes_on = state.num_left > 0
+        chosen = jnp.where(goes_on, state.chosen, jnp.where(is_due.any(), trial, best))
+        # The drafter catches up in the first of two steps, and the second one is measured.
+        num_left = jnp.where(goes_on, state.num_left - 1, jnp.where(is_due.any() & resumes[trial], 1, 0))
+        budget = jnp.where(jnp.arange(len(lengths)) == chosen, 0.0, budget)
+        state = state._replace(budget=budget, chosen=chosen, num_left=num_left.astype(jnp.int32))
+        return state, all_rows(stats, lengths[chosen])
+
+    def acceptance(self, state: AutoState) -> Float[Array, "P"]:
+        """Returns the estimated acceptance rates by position."""
+        return (state.num_accepted + self.prior_weight * self.prior) / (state.num_reached + self.prior_weight)
+
+    def expected_tokens(self, state: AutoState) -> Float[Array, "A"]:
+        """Returns the tokens that a row is expected to emit in a step of each length."""
+        by_length = 1 + jnp.concatenate([jnp.zeros(1), jnp.cumsum(jnp.cumprod(self.acceptance(state)))])
+        return by_length[jnp.asarray(self.lengths)]
+
+    def _count(self, state: AutoState, stats: PolicyStats) -> AutoState:
+        positions = jnp.arange(self.prior.shape[0])
+        # A draft that the drafter did not propose counts as rejected; one that a token limit prevented does not count.
+        num_wanted = jnp.where(stats.was_clipped, stats.num_drafted, stats.num_wanted)
+        is_reached = (positions < num_wanted[:, None]) & (positions <= stats.num_accepted[:, None])
+        is_reached &= stats.is_active[:, None]
+        was_accepted = is_reached & (positions < stats.num_accepted[:, None])
+        decay = jnp.exp(-is_reached[:, 0].sum() / self.memory)
+        return state._replace(
+            num_accepted=decay * state.num_accepted + was_accepted.sum(axis=0),
+            num_reached=decay * state.num_reached + is_reached.sum(axis=0),
+        )
+
+
+def step_seconds(stats: PolicyStats, lengths: tuple[int, ...], cost: Leaf = None) -> Float[Array, "A"]:
+    """Returns the time of a step of each length: the measured one, or the modeled one in proportion to the measured ones.
+
+    Args:
+        stats: of the last step.
+        lengths: A draft lengths.
+        cost: cost model; None assumes that a draft costs `PRIOR_COST` regular steps.
+    """
+    drafts = jnp.asarray(lengths, jnp.float32)
+    if cost is None:
+        modeled = 1 + PRIOR_COST * drafts
+    else:
+        num_running = jnp.maximum(stats.is_running.sum(), 1)
+        context = jnp.where(stats.is_running, stats.lengths, 0).sum() / num_running
+        modeled = modeled_step_seconds(cost, stats.lengths.shape[0], drafts, context)
+    is_measured = jnp.isfinite(stats.step_seconds)
+    ratio = jnp.where(is_measured, stats.step_seconds / modeled, 0.0).sum() / jnp.maximum(is_measured.sum(), 1)
+    return jnp.where(is_measured, stats.step_seconds, modeled * jnp.where(is_measured.any(), ratio, 1.0))
+
+
+def auto(*, profile: Profile | str | Path | None = None, lengths: tuple[int, ...] = LENGTHS, **settings: Any) -> Auto:
+    """Makes the policy.
+
+    Args:
+        profile: a profile of the pair on this device, or its file, to start from.
+        lengths: draft lengths to choose from; each of them is compiled when it is first chosen.
+        settings: other attributes of `Auto`.
+
+    Raises:
+        ValueError: if the lengths are not ascending, or the profile cannot be read.
+    """
+    if not lengths or list(lengths) != sorted(set(lengths)) or lengths[-1] > DRAFT_LEN_BUCKETS[-1]:
+        raise ValueError(f"lengths={lengths}: expected ascending draft lengths of at most {DRAFT_LEN_BUCKETS[-1]}")
+    cost, rates = None, [PRIOR_ACCEPTANCE]
+    if profile is not None:
+        profile = profile if isinstance(profile, Profile) else read_profile(profile)
+        cost, rates = profile.table, list(profile.rates)
+    rates = [*rates, *[rates[-1]] * lengths[-1]][: lengths[-1]]
+    return Auto(cost, jnp.asarray(rates, jnp.float32), lengths=tuple(lengths), **settings)
+
+
+register_policy("auto", auto)
