@@ -10,6 +10,13 @@ import numpy as np
 from bass_jax.runtime.yaml_config import forbid_extra, read_yaml
 
 
+def _check_positive(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"{name}={value}: expected a positive number")
+
+
 @dataclasses.dataclass(frozen=True)
 class PromptsConfig:
     """Where the prompts come from: `files`, or `source`.
@@ -297,10 +304,3 @@ forbid_extra(PromptsConfig, RolloutConfig, DraftConfig, LossConfig, OptimizerCon
 def load_distill_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> DistillConfig:
     """Reads a configuration; see `bass_jax.runtime.yaml_config.read_yaml`."""
     return read_yaml(DistillConfig, path, overrides)
-
-
-def _check_positive(config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not value > 0:
-            raise ValueError(f"{name}={value}: expected a positive number")

@@ -1,4 +1,4 @@
-"""The target's answers to held-out prompts, and what a draft is worth on each domain."""
+"""The target's answers to held-out prompts, and how well a draft predicts them."""
 
 from collections.abc import Sequence
 
@@ -6,31 +6,33 @@ import jax
 
 from bass_jax.checkpoint import Tokenizer
 from bass_jax.models import Model
-from bass_jax.training.acceptance import measure_acceptance
-from bass_jax.training.agreement import Agreement, measure_agreement
+from bass_jax.training.agreement import Agreement, measure_agreement, sampled_acceptance
 from bass_jax.training.corpus import Corpus
 from bass_jax.training.distill_config import DistillConfig
-from bass_jax.training.prompts import held_out_prompts
+from bass_jax.training.prompts import PromptSource
 from bass_jax.training.rollout import Rollout, roll_out, waves
 
 _BATCH = 32
 
 HELD_OUT = "held_out"
-"""Directory of the answers, beside the corpus."""
+"""Name of the directory of the answers, next to the corpus."""
 
 
-def write_held_out(config: DistillConfig, model: Model, tokenizer: Tokenizer) -> Corpus:
-    """Lets the target answer the held-out prompts, greedily and at the configured temperatures; resumable.
+def write_held_out(config: DistillConfig, source: PromptSource, target: Model, tokenizer: Tokenizer) -> Corpus:
+    """Lets the target answer the held-out prompts, greedily and at the configured temperatures.
+
+    A second call continues an interrupted one.
 
     Args:
-        config: names the prompts; its corpus' directory receives ``held_out/``.
-        model: the target, in the dtype that it will be used in.
-        tokenizer: its tokenizer.
+        config: of the distillation; ``held_out/`` is written next to its corpus.
+        source: the held-out prompts.
+        target: the target, in the dtype that it will be used in.
+        tokenizer: with a chat template.
 
     Raises:
-        ValueError: if the answers there are to other prompts.
+        ValueError: if the directory holds answers to other prompts.
     """
-    prompts = held_out_prompts(config.prompts)
+    prompts = source.held_out()
     description = {
         "target": config.target,
         "max_new_tokens": config.rollout.max_new_tokens,
@@ -38,57 +40,54 @@ def write_held_out(config: DistillConfig, model: Model, tokenizer: Tokenizer) ->
     }
     corpus = Corpus(config.corpus_root / HELD_OUT, description)
     encoded = [tokenizer.encode_chat(prompt.text) for prompt in prompts]
-    done = {(_rounded(rollout.temperature), rollout.prompt.tobytes()) for rollout, _ in corpus.read()}
+    done = {(_rounded(row.temperature), row.prompt.tobytes()) for row, _ in corpus.read()}
     number = len(corpus.shards())
     for temperature in (0.0, *config.held_out_temperatures):
         for chosen in waves([len(ids) for ids in encoded], _BATCH, len(encoded)):
             if all((_rounded(temperature), encoded[index].tobytes()) in done for index in chosen):
                 continue
             rollouts = roll_out(
-                model,
+                target,
                 [encoded[index] for index in chosen],
                 temperatures=[float(temperature)] * len(chosen),
                 key=jax.random.fold_in(jax.random.key(config.seed), number),
                 max_new_tokens=config.rollout.max_new_tokens,
                 stop_ids=tokenizer.stop_ids,
                 top=config.rollout.top,
-                keep_hidden_states=config.rollout.keep_hidden_states or config.draft.reads_hidden,
+                keep_hidden=config.rollout.keep_hidden_states or config.draft.reads_hidden,
             )
             corpus.write(number, rollouts, [prompts[index].source for index in chosen])
             number += 1
     return corpus
 
 
-def evaluate(draft: Model, held_out: Corpus, draft_len: int) -> dict[str, Agreement]:
-    """Measures a draft on the greedy answers of every held-out domain, in alphabetic order."""
-    return {
-        name: measure_agreement(draft, rows, draft_len)
-        for (name, _), rows in held_out_groups(held_out, is_sampled=False)
-    }
+def evaluate_greedy(draft: Model, held_out: Corpus, draft_len: int) -> dict[str, Agreement]:
+    """Measures a draft on the greedy answers, by domain in alphabetical order."""
+    groups = held_out_groups(held_out, is_sampled=False)
+    return {name: measure_agreement(draft, rows, draft_len) for (name, _), rows in groups}
 
 
 def evaluate_sampled(
     draft: Model, target: Model, held_out: Corpus, temperatures: Sequence[float]
 ) -> dict[str, dict[float, float]]:
-    """Measures a draft's acceptance on the answers sampled at `temperatures`, by held-out domain and temperature."""
+    """Measures the acceptance of a draft on the answers sampled at `temperatures`, by domain and temperature."""
     wanted = {_rounded(temperature) for temperature in temperatures}
     found: dict[str, dict[float, float]] = {}
     for (name, temperature), rows in held_out_groups(held_out, is_sampled=True):
-        if temperature not in wanted:
-            continue
-        found.setdefault(name, {})[temperature] = measure_acceptance(draft, target, rows)
+        if temperature in wanted:
+            found.setdefault(name, {})[temperature] = sampled_acceptance(draft, target, rows)
     return found
 
 
 def held_out_groups(held_out: Corpus, *, is_sampled: bool) -> list[tuple[tuple[str, float], list[Rollout]]]:
-    """Rows by domain and temperature, in order."""
+    """Returns the greedy or the sampled answers by domain and temperature, in ascending order."""
     groups: dict[tuple[str, float], list[Rollout]] = {}
-    for rollout, source in held_out.read():
+    for rollout, domain in held_out.read():
         if (rollout.temperature > 0) == is_sampled:
-            groups.setdefault((source, _rounded(rollout.temperature)), []).append(rollout)
+            groups.setdefault((domain, _rounded(rollout.temperature)), []).append(rollout)
     return sorted(groups.items())
 
 
 def _rounded(temperature: float) -> float:
-    """As it was configured: shards hold float32."""
+    """Undoes the rounding of a shard, which stores temperatures in float32."""
     return round(float(temperature), 6)
