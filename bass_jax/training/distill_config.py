@@ -212,7 +212,7 @@ class TrainingConfig:
         length_grain: sequences are padded to a multiple of this; one step is compiled per length.
         log_every: steps between two lines of the log.
         save_every: steps between two training checkpoints.
-        held_out_share: share of the corpus that is not trained on, chosen by prompt; each checkpoint is evaluated on it.
+        held_out_share: share of the corpus's prompts that is not trained on; checkpoints are evaluated on it.
         accumulate: batches per optimizer step.
         patience: stop after this many checkpoints without a higher block efficiency on the held-out share, and return
             the best checkpoint. None: train for `num_steps`.

@@ -1,4 +1,4 @@
-"""The log of a training: one JSON line per few steps, and one per measurement on held-out prompts."""
+"""The log of a training, one JSON object per line, and the progress display of a distillation."""
 
 import json
 import math
@@ -9,30 +9,36 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from bass_jax.runtime.files import read_jsonl
+from bass_jax.runtime.progress import LiveView
+from bass_jax.training.agreement import Agreement
 from bass_jax.training.loss import LossParts
-from bass_jax.training.training_checkpoints import Place
+from bass_jax.training.training_checkpoints import TrainPosition
+from bass_jax.training.write_corpus import WriteProgress
 from bass_jax.typing import Array
 
 _MEANS = ("soft", "hard", "reverse", "total_variation", "hidden", "agreement")
 
 
 class TrainProgress(NamedTuple):
-    """One line of metrics.
+    """One line of the log: means since the previous line, per response token.
 
     Attributes:
         step: optimizer steps taken.
-        epoch: passes over the corpus begun, less one.
-        loss: mean since the last line, per response token.
-        soft: parts of the loss, before their weights; see `bass_jax.training.loss.LossParts`.
+        epoch: number of the current epoch, from 0.
+        loss: the weighted sum of the parts.
+        soft: this part of the loss without its weight; see `LossParts`.
         hard: likewise.
         reverse: likewise.
-        total_variation: likewise; about the share of drafts that is rejected at temperature 1.
+        total_variation: likewise.
         hidden: likewise.
-        agreement: with the target's most probable token, on the batches trained on.
-        tokens_per_second: response tokens.
-        seconds: of this process.
-        corpus_tokens: response tokens of this epoch's corpus.
+        agreement: share of positions where the most probable tokens of draft and target are the same.
+        tokens_per_second: response tokens per second.
+        seconds: since this process began to train.
+        corpus_tokens: response tokens that this epoch reads.
     """
 
     step: int
@@ -50,29 +56,29 @@ class TrainProgress(NamedTuple):
 
 
 class TrainLog:
-    """Collects losses on the device, and writes them out once per line: looking at each would stall it."""
+    """Keeps losses on the device until a line is due, because reading one would wait for its step."""
 
     def __init__(self, path: Path, step: int, progress: Callable[[TrainProgress], None] | None):
-        """Opens a log to go on after `step`; later lines will be written again.
+        """Opens a log to continue after `step`; later lines are removed.
 
         Args:
-            path: of the JSON lines.
+            path: of the JSON Lines file.
             step: that the training starts from.
-            progress: told every line of losses.
+            progress: called with every line of losses.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path, self._progress = path, progress
-        self._lines = [line for line in read_log(path) if line["step"] <= step]
+        self._lines = [line for line in read_log(path) if line["step"] <= step] if path.exists() else []
         path.write_text("".join(json.dumps(line) + "\n" for line in self._lines))
         self._pending: list[tuple[int, Array, LossParts]] = []
         self._start = self._last = time.perf_counter()
 
     def add(self, step: int, loss: Array, parts: LossParts) -> None:
-        """Notes one batch, used towards `step`."""
+        """Adds one batch of `step`."""
         self._pending.append((step, loss, parts))
 
-    def write(self, place: Place, corpus_tokens: int) -> None:
-        """Writes the means since the last line.
+    def write(self, position: TrainPosition, corpus_tokens: int) -> None:
+        """Writes a line of losses, if there are any.
 
         Raises:
             ValueError: if a loss is not finite.
@@ -83,48 +89,88 @@ class TrainLog:
         for step, loss in zip(steps, losses, strict=True):
             if not math.isfinite(loss):
                 raise ValueError(
-                    f"loss is {loss} at step {step}: stopped; the last snapshot is from before. "
+                    f"loss is {loss} at step {step}: stopped; the last checkpoint is from before. "
                     "A lower optimizer.learning_rate or clip_norm may help"
                 )
         tokens = np.array([part.num_tokens for part in parts])
-        share = tokens / tokens.sum()
+        shares = tokens / tokens.sum()
         now = time.perf_counter()
         line = TrainProgress(
-            place.step,
-            place.epoch,
-            loss=float(share @ np.array(losses)),
-            **{name: float(share @ np.array([getattr(part, name) for part in parts])) for name in _MEANS},
+            position.step,
+            position.epoch,
+            loss=float(shares @ np.array(losses)),
+            **{name: float(shares @ np.array([getattr(part, name) for part in parts])) for name in _MEANS},
             tokens_per_second=float(tokens.sum() / (now - self._last)),
             seconds=now - self._start,
             corpus_tokens=corpus_tokens,
         )
         self._pending, self._last = [], now
-        self._append({name: _short(value) for name, value in line._asdict().items()})
+        self._append(line._asdict())
         if self._progress is not None:
             self._progress(line)
 
-    def write_held_out(self, place: Place, measured: Any) -> None:
-        """Writes what a snapshot is worth on held-out prompts; the time that took counts for no line."""
-        content = {f"held_out_{name}": _short(value) for name, value in measured._asdict().items()}
-        self._append({"step": place.step, **content})
+    def write_held_out(self, position: TrainPosition, measured: Agreement) -> None:
+        """Writes the agreement on held-out prompts. The time since the previous line is not counted."""
+        self._append(
+            {"step": position.step} | {f"held_out_{name}": value for name, value in measured._asdict().items()}
+        )
         self._last = time.perf_counter()
 
     def block_efficiencies(self) -> dict[int, float]:
-        """Measured on held-out prompts, by step."""
+        """Returns the block efficiency on held-out prompts by step."""
         name = "held_out_block_efficiency"
         return {line["step"]: line[name] for line in self._lines if name in line}
 
     def _append(self, line: dict[str, Any]) -> None:
+        line = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in line.items()}
         self._lines.append(line)
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a log; a last one that a kill cut short is left out."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    """Returns the lines of a log without an incomplete last line, which a killed process may leave.
+
+    Raises:
+        ValueError: if it cannot be read.
+    """
+    return [line for _, line in read_jsonl(path, skip_partial=True)]
 
 
-def _short(value: Any) -> Any:
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+class DistillProgress(LiveView):
+    """Shows a progress bar for the corpus and one for the training."""
+
+    def __init__(self, num_steps: int, *, is_shown: bool = True):
+        """Args: num_steps: of the training; is_shown: False draws nothing."""
+        super().__init__(Console(), is_shown=is_shown)
+        self._num_steps = num_steps
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+        )
+        self._bars = Progress(*columns)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __rich__(self) -> Progress:
+        return self._bars
+
+    def on_written(self, line: WriteProgress) -> None:
+        """Shows the progress of the corpus."""
+        figures = f"{line.num_tokens:,} tokens, {line.tokens_per_second:,.0f}/s"
+        self._show("corpus", line.num_tokens, line.num_wanted, figures)
+
+    def on_trained(self, line: TrainProgress) -> None:
+        """Shows the progress of the training."""
+        figures = (
+            f"step {line.step}, loss {line.loss:.3f}, agreement {line.agreement:.3f}, "
+            f"{line.tokens_per_second:,.0f} tokens/s"
+        )
+        self._show("train", line.step, self._num_steps, figures)
+
+    def _show(self, name: str, completed: int, total: int, figures: str) -> None:
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=total, figures="")
+        self._bars.update(self._tasks[name], completed=completed, total=total, figures=figures)
