@@ -21,17 +21,11 @@ from bass_jax.typing import Array, Bool, Float, Int, Params
 
 
 class Agreement(NamedTuple):
-    """A draft's agreement with its target's greedy answers.
+    """A draft's agreement with its target's greedy answers."""
 
-    Attributes:
-        num_tokens: tokens of the answers.
-        agreement: share of them that the draft would propose, given the answer up to there.
-        block_efficiency: mean tokens per target pass at temperature 0.
-    """
-
-    num_tokens: int
-    agreement: float
-    block_efficiency: float
+    num_tokens: int  # of the answers
+    agreement: float  # share of the tokens that the draft would propose, given the answer up to there
+    block_efficiency: float  # mean tokens per target pass at temperature 0
 
 
 def accepted_runs(agrees: Bool[np.ndarray, "n"], draft_len: int) -> Int[np.ndarray, "passes"]:

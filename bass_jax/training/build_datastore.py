@@ -41,17 +41,11 @@ class _Contexts(NamedTuple):
 
 
 class BuiltDatastore(NamedTuple):
-    """The result of `distill_datastore`.
+    """The result of `distill_datastore`."""
 
-    Attributes:
-        num_entries: contexts in the file.
-        num_tokens: response tokens that were counted.
-        agreements: of the datastore as a drafter, by held-out domain; empty if there are no held-out answers.
-    """
-
-    num_entries: int
-    num_tokens: int
-    agreements: dict[str, Agreement]
+    num_entries: int  # contexts in the file
+    num_tokens: int  # response tokens that were counted
+    agreements: dict[str, Agreement]  # of the datastore as a drafter, by held-out domain
 
 
 def distill_datastore(
@@ -109,7 +103,7 @@ def build_datastore(
 
     Returns:
         The arrays; ``confidence`` is the share of the context's occurrences that the token followed, times 255, with
-        Kneser-Ney's discount.
+        absolute discounting (Ney et al. 1994).
 
     Raises:
         ValueError: if there are no rollouts, or an option is out of range.

@@ -20,7 +20,7 @@ _ROLLOUT_ARRAYS = {"prompts": "prompt", "responses": "response", "ids": "distrib
 class Corpus:
     """A directory of shards ``shard_00000.npz`` and a description of how they were made.
 
-    If the target's hidden states are kept, ``hidden_00000.npy`` holds those of a shard. They are read by memory mapping.
+    ``hidden_00000.npy`` holds the target's hidden states of a shard, if they are kept. It is memory-mapped.
 
     Attributes:
         directory: of the corpus.
@@ -79,16 +79,15 @@ class Corpus:
             name: _narrow(np.concatenate([getattr(rollout, field) for rollout in rollouts]))
             for name, field in _ROLLOUT_ARRAYS.items()
         }
+        arrays |= {
+            "logprobs": np.concatenate([rollout.distribution_logprobs for rollout in rollouts]).astype(np.float16),
+            "prompt_lengths": np.array([len(rollout.prompt) for rollout in rollouts], np.int32),
+            "response_lengths": np.array([len(rollout.response) for rollout in rollouts], np.int32),
+            "temperatures": np.array([rollout.temperature for rollout in rollouts], np.float32),
+            "sources": np.array(list(sources)),
+        }
         buffer = io.BytesIO()
-        np.savez(
-            buffer,
-            **arrays,
-            logprobs=np.concatenate([rollout.distribution_logprobs for rollout in rollouts]).astype(np.float16),
-            prompt_lengths=np.array([len(rollout.prompt) for rollout in rollouts], np.int32),
-            response_lengths=np.array([len(rollout.response) for rollout in rollouts], np.int32),
-            temperatures=np.array([rollout.temperature for rollout in rollouts], np.float32),
-            sources=np.array(list(sources)),
-        )
+        np.savez(buffer, allow_pickle=False, **arrays)
         write_atomically(self._shard_path(number), buffer.getvalue())
         return len(arrays["responses"])
 

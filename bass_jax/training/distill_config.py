@@ -291,6 +291,9 @@ class DistillConfig:
     def __post_init__(self):
         if any(not temperature > 0 for temperature in self.held_out_temperatures):
             raise ValueError(f"held_out_temperatures={self.held_out_temperatures}: expected numbers above 0")
+        if self.draft.reads_hidden and self.training.on_policy_share:
+            share = self.training.on_policy_share
+            raise ValueError(f"on_policy_share={share}: expected 0 for a draft that reads hidden states")
 
     @property
     def corpus_root(self) -> Path:

@@ -61,22 +61,22 @@ def write_held_out(config: DistillConfig, source: PromptSource, target: Model, t
     return corpus
 
 
-def evaluate_greedy(draft: Model, held_out: Corpus, draft_len: int) -> dict[str, Agreement]:
-    """Measures a draft on the greedy answers, by domain in alphabetical order."""
-    groups = held_out_groups(held_out, is_sampled=False)
-    return {name: measure_agreement(draft, rows, draft_len) for (name, _), rows in groups}
+def evaluate(
+    draft: Model, target: Model, held_out: Corpus, draft_len: int, temperatures: Sequence[float] = ()
+) -> tuple[dict[str, Agreement], dict[str, dict[float, float]]]:
+    """Measures a draft on the answers to held-out prompts.
 
-
-def evaluate_sampled(
-    draft: Model, target: Model, held_out: Corpus, temperatures: Sequence[float]
-) -> dict[str, dict[float, float]]:
-    """Measures the acceptance of a draft on the answers sampled at `temperatures`, by domain and temperature."""
-    wanted = {_rounded(temperature) for temperature in temperatures}
-    found: dict[str, dict[float, float]] = {}
+    Returns:
+        Its agreement with the greedy answers by domain, and its acceptance on the answers sampled at `temperatures` by
+        domain and temperature.
+    """
+    greedy = held_out_groups(held_out, is_sampled=False)
+    agreements = {name: measure_agreement(draft, rows, draft_len) for (name, _), rows in greedy}
+    acceptances: dict[str, dict[float, float]] = {}
     for (name, temperature), rows in held_out_groups(held_out, is_sampled=True):
-        if temperature in wanted:
-            found.setdefault(name, {})[temperature] = sampled_acceptance(draft, target, rows)
-    return found
+        if temperature in {_rounded(wanted) for wanted in temperatures}:
+            acceptances.setdefault(name, {})[temperature] = sampled_acceptance(draft, target, rows)
+    return agreements, acceptances
 
 
 def held_out_groups(held_out: Corpus, *, is_sampled: bool) -> list[tuple[tuple[str, float], list[Rollout]]]:

@@ -27,26 +27,15 @@ class LossWeights(NamedTuple):
 
 
 class LossParts(NamedTuple):
-    """Means over the response tokens of a batch; see `LossConfig`.
+    """Means over the response tokens of a batch; see `LossConfig`."""
 
-    Attributes:
-        soft: cross-entropy to the target's distribution, in nats.
-        hard: cross-entropy to its most probable token, in nats.
-        reverse: KL divergence from the draft's distribution to the target's, in nats.
-        total_variation: distance between the distributions.
-        hidden: squared error of the predicted hidden states relative to the mean square of the true ones; 0 if the
-            draft reads none.
-        agreement: share of positions where the most probable tokens of draft and target are the same.
-        num_tokens: response tokens.
-    """
-
-    soft: Array
-    hard: Array
-    reverse: Array
-    total_variation: Array
-    hidden: Array
-    agreement: Array
-    num_tokens: Array
+    soft: Array  # cross-entropy to the target's distribution, nats
+    hard: Array  # cross-entropy to the target's most probable token, nats
+    reverse: Array  # KL divergence from the draft's distribution to the target's, nats
+    total_variation: Array  # between the distributions
+    hidden: Array  # squared error of predicted hidden states over the mean square of the true ones; 0 without
+    agreement: Array  # share of positions where draft and target have the same most probable token
+    num_tokens: Array  # response tokens
 
 
 def weights_at(config: LossConfig, share: float) -> LossWeights:

@@ -19,58 +19,43 @@ from bass_jax.typing import Array, Int
 _CHUNK = 256
 
 
-class OnPolicy:
-    """Replaces the answers in a share of the batches.
+def on_policy_batch(
+    config: DistillConfig,
+    batch: TrainingBatch,
+    position: TrainPosition,
+    draft: Model,
+    target: Model,
+    columns: Int[np.ndarray, "V"],
+) -> TrainingBatch:
+    """Returns `batch`, or in a share of the cases its prompts with answers of the draft.
 
-    A new batch depends only on its position, its prompts and the draft's parameters. A training that was killed
-    therefore continues with the same batches.
+    The result depends only on these arguments. A training that was killed therefore continues with the same batches.
+
+    Args:
+        config: the share of the batches, and the temperatures of the answers.
+        batch: of the corpus; the draft's answers are not longer than the target's.
+        position: of the batch.
+        draft: with its current parameters.
+        target: scores the answers.
+        columns: ``[V]``, output column of every token.
     """
-
-    def __init__(self, config: DistillConfig, draft: Model, columns: Int[np.ndarray, "V"], target: Model | None):
-        """Checks the arguments.
-
-        Args:
-            config: how many batches, and the temperatures of the answers.
-            draft: that is trained.
-            columns: ``[V]``, output column of every token.
-            target: scores the answers.
-
-        Raises:
-            ValueError: if there is no target, or the draft reads its hidden states.
-        """
-        share = config.training.on_policy_share
-        if target is None:
-            raise ValueError(f"on_policy_share={share}: expected a target, which scores the draft's answers")
-        if draft.config.hidden_width is not None:
-            raise ValueError(f"on_policy_share={share}: expected a draft that does not read hidden states")
-        self._config, self._columns, self._target = config, columns, target
-
-    def replace(self, batch: TrainingBatch, draft: Model, position: TrainPosition) -> TrainingBatch:
-        """Returns `batch`, or a batch of its prompts with answers by the draft that are not longer than the target's.
-
-        Args:
-            batch: of the corpus.
-            draft: with its current parameters.
-            position: of the batch.
-        """
-        config = self._config
-        generator = np.random.default_rng((config.seed, position.epoch, position.batch))
-        if generator.random() >= config.training.on_policy_share:
-            return batch
-        num_rows, length = batch.tokens.shape
-        prompts, limits = _prompts(batch)
-        written = roll_out(
-            draft,
-            prompts,
-            temperatures=[config.rollout.draw_temperature(generator.random()) for _ in prompts],
-            key=jax.random.key(int(generator.integers(1 << 31))),
-            max_new_tokens=max(limits),
-            stop_ids=(),
-            top=min(config.rollout.top, len(np.unique(self._columns)) - 1),
-        )
-        answers = [row._replace(response=row.response[:limit]) for row, limit in zip(written, limits, strict=True)]
-        scored = score_answers(self._target, answers, config.rollout.top, length)
-        return make_batch(scored, self._columns, length, len(batch.weights), num_rows)
+    generator = np.random.default_rng((config.seed, position.epoch, position.batch))
+    if generator.random() >= config.training.on_policy_share:
+        return batch
+    num_rows, length = batch.tokens.shape
+    prompts, limits = _prompts(batch)
+    written = roll_out(
+        draft,
+        prompts,
+        temperatures=[config.rollout.draw_temperature(generator.random()) for _ in prompts],
+        key=jax.random.key(int(generator.integers(1 << 31))),
+        max_new_tokens=max(limits),
+        stop_ids=(),
+        top=min(config.rollout.top, len(np.unique(columns)) - 1),
+    )
+    answers = [row._replace(response=row.response[:limit]) for row, limit in zip(written, limits, strict=True)]
+    scored = score_answers(target, answers, config.rollout.top, length)
+    return make_batch(scored, columns, length, len(batch.weights), num_rows)
 
 
 def score_answers(target: Model, rollouts: list[Rollout], top: int, length: int) -> list[Rollout]:

@@ -1,4 +1,4 @@
-"""Places the arrays of a training on one device or on a mesh."""
+"""Places the arrays of a training on one device or on a mesh with the axes ``data`` and ``tp``."""
 
 import jax
 import numpy as np
@@ -6,46 +6,37 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.models.sharding import param_shardings
-from bass_jax.training.batches import TrainingBatch
 from bass_jax.training.distill_config import TrainingConfig
 from bass_jax.typing import Params
 
 
-class Placement:
-    """Splits batches over the mesh axis ``data`` and parameters over ``tp``; does nothing on one device."""
+def training_mesh(options: TrainingConfig) -> Mesh | None:
+    """Returns a mesh of the first devices, or None for one device.
 
-    def __init__(self, options: TrainingConfig, draft: ModelConfig):
-        """Makes a mesh of the first devices.
+    Raises:
+        ValueError: if there are fewer devices.
+    """
+    shape = (options.data_shards, options.param_shards)
+    count, available = shape[0] * shape[1], len(jax.devices())
+    if count > available:
+        raise ValueError(
+            f"data_shards={shape[0]}, param_shards={shape[1]}: expected at most {available} devices in all"
+        )
+    return Mesh(np.array(jax.devices()[:count]).reshape(shape), ("data", "tp")) if count > 1 else None
 
-        Args:
-            options: how many devices.
-            draft: whose parameters are placed.
 
-        Raises:
-            ValueError: if there are fewer devices, or a parameter cannot be split evenly.
-        """
-        shape = (options.data_shards, options.param_shards)
-        count, available = shape[0] * shape[1], len(jax.devices())
-        if count > available:
-            raise ValueError(
-                f"data_shards={shape[0]}, param_shards={shape[1]}: expected at most {available} devices in all"
-            )
-        self._mesh = Mesh(np.array(jax.devices()[:count]).reshape(shape), ("data", "tp")) if count > 1 else None
-        self._shardings = None if self._mesh is None else param_shardings(draft, self._mesh)
+def place_params(params: Params, draft: ModelConfig, mesh: Mesh | None) -> Params:
+    """Splits attention heads, MLP and vocabulary.
 
-    def place_params(self, params: Params) -> Params:
-        """Splits attention heads, MLP and vocabulary."""
-        if self._shardings is None:
-            return params
-        return {name: jax.device_put(leaf, self._shardings[name]) for name, leaf in params.items()}
+    Raises:
+        ValueError: if a parameter cannot be split evenly.
+    """
+    if mesh is None:
+        return params
+    shardings = param_shardings(draft, mesh)
+    return {name: jax.device_put(leaf, shardings[name]) for name, leaf in params.items()}
 
-    def replicate(self, array: jax.Array) -> jax.Array:
-        """Copies `array` to every device."""
-        return self._place(array, PartitionSpec())
 
-    def place_batch(self, batch: TrainingBatch) -> TrainingBatch:
-        """Splits rows and response tokens."""
-        return self._place(batch, PartitionSpec("data"))
-
-    def _place(self, tree, spec: PartitionSpec):
-        return tree if self._mesh is None else jax.device_put(tree, NamedSharding(self._mesh, spec))
+def place[T](tree: T, mesh: Mesh | None, *axes: str) -> T:
+    """Splits the first dimensions of every array over the mesh axes `axes`; without any, copies it to every device."""
+    return tree if mesh is None else jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*axes)))

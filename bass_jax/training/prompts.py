@@ -14,15 +14,10 @@ from bass_jax.training.distill_config import DistillConfig
 
 
 class Prompt(NamedTuple):
-    """One user message.
+    """One user message."""
 
-    Attributes:
-        text: the message, without the chat template.
-        source: where it is from, such as the name of its file.
-    """
-
-    text: str
-    source: str
+    text: str  # without the chat template
+    source: str  # where it is from, such as the name of its file
 
 
 @runtime_checkable

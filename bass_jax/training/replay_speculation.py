@@ -20,17 +20,10 @@ _CAPACITY_GRAIN = 256
 
 
 class Speculation(NamedTuple):
-    """The counts of a drafter on its target's greedy answers.
+    """The counts of a drafter on its target's greedy answers."""
 
-    Attributes:
-        num_tokens: tokens of the answers.
-        num_passes: passes of the target.
-        num_drafted: drafts.
-        num_accepted: accepted drafts.
-    """
-
-    num_tokens: int
-    num_passes: int
+    num_tokens: int  # of the answers
+    num_passes: int  # of the target
     num_drafted: int
     num_accepted: int
 
@@ -38,11 +31,6 @@ class Speculation(NamedTuple):
     def block_efficiency(self) -> float:
         """Mean tokens per target pass at temperature 0."""
         return self.num_tokens / self.num_passes
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted drafts per draft."""
-        return self.num_accepted / max(self.num_drafted, 1)
 
 
 def speculate_on(drafter: Drafter, rollouts: Sequence[Rollout], draft_len: int, *, batch: int = 8) -> Speculation:

@@ -1,4 +1,4 @@
-"""The log of a training, one JSON object per line, and the progress display of a distillation."""
+"""The log of a training, one JSON object per line."""
 
 import json
 import math
@@ -9,50 +9,31 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from bass_jax.runtime.files import read_jsonl
-from bass_jax.runtime.progress import LiveView
 from bass_jax.training.agreement import Agreement
 from bass_jax.training.loss import LossParts
 from bass_jax.training.training_checkpoints import TrainPosition
-from bass_jax.training.write_corpus import WriteProgress
 from bass_jax.typing import Array
 
 _MEANS = ("soft", "hard", "reverse", "total_variation", "hidden", "agreement")
 
 
 class TrainProgress(NamedTuple):
-    """One line of the log: means since the previous line, per response token.
+    """One line of the log: means since the previous line, per response token. See also `LossParts`."""
 
-    Attributes:
-        step: optimizer steps taken.
-        epoch: number of the current epoch, from 0.
-        loss: the weighted sum of the parts.
-        soft: this part of the loss without its weight; see `LossParts`.
-        hard: likewise.
-        reverse: likewise.
-        total_variation: likewise.
-        hidden: likewise.
-        agreement: share of positions where the most probable tokens of draft and target are the same.
-        tokens_per_second: response tokens per second.
-        seconds: since this process began to train.
-        corpus_tokens: response tokens that this epoch reads.
-    """
-
-    step: int
-    epoch: int
-    loss: float
+    step: int  # optimizer steps taken
+    epoch: int  # from 0
+    loss: float  # weighted sum of the parts
     soft: float
     hard: float
     reverse: float
     total_variation: float
     hidden: float
     agreement: float
-    tokens_per_second: float
-    seconds: float
-    corpus_tokens: int
+    tokens_per_second: float  # response tokens
+    seconds: float  # since this process began to train
+    corpus_tokens: int  # response tokens that this epoch reads
 
 
 class TrainLog:
@@ -135,42 +116,3 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         ValueError: if it cannot be read.
     """
     return [line for _, line in read_jsonl(path, skip_partial=True)]
-
-
-class DistillProgress(LiveView):
-    """Shows a progress bar for the corpus and one for the training."""
-
-    def __init__(self, num_steps: int, *, is_shown: bool = True):
-        """Args: num_steps: of the training; is_shown: False draws nothing."""
-        super().__init__(Console(), is_shown=is_shown)
-        self._num_steps = num_steps
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[figures]}"),
-            TimeRemainingColumn(),
-        )
-        self._bars = Progress(*columns)
-        self._tasks: dict[str, TaskID] = {}
-
-    def __rich__(self) -> Progress:
-        return self._bars
-
-    def on_written(self, line: WriteProgress) -> None:
-        """Shows the progress of the corpus."""
-        figures = f"{line.num_tokens:,} tokens, {line.tokens_per_second:,.0f}/s"
-        self._show("corpus", line.num_tokens, line.num_wanted, figures)
-
-    def on_trained(self, line: TrainProgress) -> None:
-        """Shows the progress of the training."""
-        figures = (
-            f"step {line.step}, loss {line.loss:.3f}, agreement {line.agreement:.3f}, "
-            f"{line.tokens_per_second:,.0f} tokens/s"
-        )
-        self._show("train", line.step, self._num_steps, figures)
-
-    def _show(self, name: str, completed: int, total: int, figures: str) -> None:
-        if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task(name, total=total, figures="")
-        self._bars.update(self._tasks[name], completed=completed, total=total, figures=figures)

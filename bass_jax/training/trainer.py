@@ -19,9 +19,9 @@ from bass_jax.training.data import CorpusRows
 from bass_jax.training.distill_config import DistillConfig, TrainingConfig
 from bass_jax.training.draft_vocabulary import output_columns, proposed_ids
 from bass_jax.training.loss import LossParts, LossWeights, distillation_loss, weights_at
-from bass_jax.training.on_policy import OnPolicy
+from bass_jax.training.on_policy import on_policy_batch
 from bass_jax.training.optimizer import make_optimizer
-from bass_jax.training.placement import Placement
+from bass_jax.training.placement import place, place_params, training_mesh
 from bass_jax.training.rollout import Rollout
 from bass_jax.training.train_log import TrainLog, TrainProgress
 from bass_jax.training.training_checkpoints import TrainingCheckpoints, TrainPosition
@@ -31,23 +31,18 @@ _MAX_EVALUATED = 64
 
 
 class TrainState(NamedTuple):
-    """The state of a training between two steps.
+    """The state of a training between two steps."""
 
-    Attributes:
-        params: of the draft, float32, without the embedding, which is the target's and not trained.
-        optimizer: Optax's state.
-    """
-
-    params: Params
-    optimizer: Any
+    params: Params  # of the draft, float32, without the embedding, which is the target's and not trained
+    optimizer: Any  # Optax's state
 
 
 def train(
     config: DistillConfig,
     rows: CorpusRows,
     draft: Model,
+    target: Model,
     *,
-    target: Model | None = None,
     progress: Callable[[TrainProgress], None] | None = None,
     load_only: bool = False,
 ) -> Model:
@@ -61,7 +56,7 @@ def train(
         config: of the distillation; ``checkpoints/`` and ``metrics.jsonl`` are written to its ``output_dir``.
         rows: of the corpus.
         draft: initial parameters, with the target's embedding.
-        target: scores the draft's own answers, if the configuration has an `on_policy_share`.
+        target: scores the draft's own answers, if `on_policy_share` is not 0.
         progress: called with every line of the log.
         load_only: take no step and return the draft of the last checkpoint.
 
@@ -73,13 +68,13 @@ def train(
             set, the loss is not finite, or a checkpoint cannot be written.
     """
     options, output = config.training, Path(config.output_dir)
-    placement = Placement(options, draft.config)
-    params = placement.place_params({name: leaf for name, leaf in draft.params.items() if name != "embedding"})
-    embedding = placement.replicate(draft.params["embedding"])
+    mesh = training_mesh(options)
+    params = {name: leaf for name, leaf in draft.params.items() if name != "embedding"}
+    params = place_params(params, draft.config, mesh)
+    embedding = place(draft.params["embedding"], mesh)
     optimizer = make_optimizer(config.optimizer, options.num_steps, options.accumulate)
     initial = TrainState(params, jax.jit(optimizer.init)(params))
     columns = output_columns(proposed_ids(draft), draft.config.vocab_size)
-    on_policy = OnPolicy(config, draft, columns, target) if options.on_policy_share else None
     step_config = differentiated_config(options, draft.config)
     step_embedding = embedding.astype(options.dtype)
 
@@ -95,11 +90,12 @@ def train(
         log = TrainLog(output / "metrics.jsonl", position.step, progress)
         is_over = load_only or is_spent(log.block_efficiencies(), options.patience)
         last = position.step if is_over else options.num_steps
-        for position, batch, num_tokens, is_step in _batches(config, rows, columns, draft.config, position, last):
+        batches = _batches(config, rows, columns, draft.config, position, last)
+        for position, batch, num_tokens, is_step in batches:
             weights = weights_at(config.loss, position.step / options.num_steps)
-            if on_policy is not None:
-                batch = on_policy.replace(batch, current(state), position)
-            batch = placement.place_batch(batch)
+            if options.on_policy_share:
+                batch = on_policy_batch(config, batch, position, current(state), target, columns)
+            batch = place(batch, mesh, "data")
             state, loss, parts = train_step(
                 step_config, config.loss.unroll, optimizer, state, step_embedding, batch, weights
             )

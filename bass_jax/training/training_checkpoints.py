@@ -12,19 +12,12 @@ _NUM_KEPT = 2
 
 
 class TrainPosition(NamedTuple):
-    """The position of a training in its data.
+    """The position of a training in its data."""
 
-    Attributes:
-        step: optimizer steps taken.
-        epoch: number of the current epoch, from 0.
-        batch: batches of this epoch that were used.
-        shards: numbers of the shards that this epoch reads.
-    """
-
-    step: int
-    epoch: int
-    batch: int
-    shards: list[int]
+    step: int  # optimizer steps taken
+    epoch: int  # from 0
+    batch: int  # batches of this epoch that were used
+    shards: list[int]  # numbers of the shards that this epoch reads
 
 
 class _BestStep(PreservationPolicy):
@@ -88,7 +81,7 @@ class TrainingCheckpoints:
             ValueError: if it is not a checkpoint of such a state.
         """
         step = self._manager.latest_step() if step is None else step
-        if step not in self._manager.all_steps():
+        if step is None or step not in self._manager.all_steps():
             return None
         try:
             restore_args = ocp.checkpoint_utils.construct_restore_args(like)
@@ -96,7 +89,7 @@ class TrainingCheckpoints:
                 state=ocp.args.PyTreeRestore(like, restore_args=restore_args), position=ocp.args.JsonRestore()
             )
             found = self._manager.restore(step, args=args)
-            return TrainPosition(**found.position), found.state
+            return TrainPosition(**found["position"]), found["state"]
         except Exception as error:  # Orbax and TensorStore raise errors of many types.
             raise ValueError(
                 f"{self._directory}/{_name(step)}: not a checkpoint of this training, or of a draft of another size: "

@@ -21,17 +21,11 @@ _WINDOW = 4
 
 
 class WriteProgress(NamedTuple):
-    """The progress of writing a corpus.
+    """The progress of writing a worker's share of a corpus."""
 
-    Attributes:
-        num_tokens: response tokens of this worker's share that are on disk.
-        num_wanted: response tokens of this worker's share that the configuration asks for.
-        tokens_per_second: response tokens of this run per second.
-    """
-
-    num_tokens: int
-    num_wanted: int
-    tokens_per_second: float
+    num_tokens: int  # response tokens on disk
+    num_wanted: int  # response tokens that the configuration asks for
+    tokens_per_second: float  # of this run
 
 
 def target_path(target: str) -> Path:
