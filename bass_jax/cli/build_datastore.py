@@ -31,9 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Counts, writes, and prints what the store foresees of the held-out answers, if there are any."""
     from bass_jax.training.build_datastore import distill_datastore
-    from bass_jax.training.distill_config import load_config
+    from bass_jax.training.distill_config import load_distill_config
 
-    config = load_config(options.config, read_overrides(options.set, "--set "))
+    config = load_distill_config(options.config, read_overrides(options.set, "--set "))
     built = distill_datastore(
         config, options.output, max_ngram=options.max_ngram, min_ngram=options.min_ngram,
         max_entries=options.max_entries,

@@ -1,4 +1,4 @@
-"""A profile drawn: measured passes as points, fits as lines; needs matplotlib."""
+"""The plots of commands. They need matplotlib."""
 
 from pathlib import Path
 
@@ -39,3 +39,45 @@ def plot_profile(profile: Profile, path: Path) -> None:
     accepted.legend(fontsize=8)
     figure.suptitle(f"{profile.about.get('pair', '')} on {profile.about.get('device', '')}", fontsize=11)
     figure.savefig(path, dpi=120)
+
+
+def plot_training(log: Path, path: Path) -> None:
+    """Draws the log of a training: loss, agreement, and block efficiency on held-out prompts.
+
+    Args:
+        log: ``metrics.jsonl``.
+        path: of the image.
+
+    Raises:
+        ValueError: if the log has no losses, matplotlib is not installed or `path` cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("--plot needs matplotlib: pip install matplotlib") from None
+    from bass_jax.training.train_log import read_log
+
+    lines = read_log(log)
+    losses = [line for line in lines if "loss" in line]
+    held_out = [line for line in lines if "held_out_block_efficiency" in line]
+    if not losses:
+        raise ValueError(f"{log}: no losses to plot")
+    figure = Figure(figsize=(9, 3), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    steps = [line["step"] for line in losses]
+    left.plot(steps, [line["loss"] for line in losses])
+    left.set_ylabel("loss, nats per token")
+    middle.plot(steps, [line["agreement"] for line in losses], label="trained on")
+    right.set_ylabel("tokens per target pass, held out")
+    if held_out:
+        steps = [line["step"] for line in held_out]
+        middle.plot(steps, [line["held_out_agreement"] for line in held_out], "o-", label="held out")
+        right.plot(steps, [line["held_out_block_efficiency"] for line in held_out], "o-")
+    middle.set_ylabel("agreement")
+    middle.legend()
+    for axes in (left, middle, right):
+        axes.set_xlabel("step")
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--plot {path}: cannot be written: {error}") from None
