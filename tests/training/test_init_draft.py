@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bass_jax.training.distill_config import DraftConfig
-from bass_jax.training.init_draft import init_draft, with_hidden, with_layers, with_output_ids
+from bass_jax.training.init_draft import init_draft, add_hidden_input, add_layers, change_output_ids
 from tests.training.conftest import VOCAB
 
 IDS = np.arange(3, 43, dtype=np.int32)
@@ -51,7 +51,7 @@ def test_a_hidden_state_draft_scores_what_it_foretells_as_its_target_would(make_
 def test_a_draft_that_read_tokens_says_the_same_once_it_reads_hidden_states(make_config, make_draft, target):
     """Whatever the states are; and what it learns of them can change that."""
     draft = make_draft(make_config(), np.arange(48, dtype=np.int32))
-    reader = with_hidden(draft, target.config)
+    reader = add_hidden_input(draft, target.config)
     assert reader.config.hidden_width == target.config.width
     rng = np.random.default_rng(2)
     tokens, positions = jnp.asarray(rng.integers(0, VOCAB, (2, 12)), jnp.int32), jnp.tile(jnp.arange(12), (2, 1))
@@ -71,7 +71,7 @@ def test_a_draft_that_read_tokens_says_the_same_once_it_reads_hidden_states(make
 def test_a_draft_with_more_layers_says_the_same(make_config, make_draft, num_layers):
     """And every new layer learns from the first step on."""
     draft = make_draft(make_config(draft={"num_layers": 2}), np.arange(48, dtype=np.int32))
-    deeper = with_layers(draft, num_layers)
+    deeper = add_layers(draft, num_layers)
     assert deeper.config.num_layers == num_layers
     rng = np.random.default_rng(3)
     tokens, positions = jnp.asarray(rng.integers(0, VOCAB, (2, 12)), jnp.int32), jnp.tile(jnp.arange(12), (2, 1))
@@ -87,7 +87,7 @@ def test_a_draft_with_more_layers_says_the_same(make_config, make_draft, num_lay
         layer = slopes[f"layer_{place}"]
         assert np.abs(layer["attention"]["out"]).max() > 0 and np.abs(layer["mlp"]["down"]).max() > 0
     with pytest.raises(ValueError, match="num_layers=1: the draft has 2"):
-        with_layers(draft, 1)
+        add_layers(draft, 1)
 
 
 def test_a_draft_with_more_tokens_scores_those_that_it_had_as_before(make_config, make_draft):
@@ -98,12 +98,12 @@ def test_a_draft_with_more_tokens_scores_those_that_it_had_as_before(make_config
     mapped = rng.normal(size=(draft.config.width, len(embedding))) @ embedding
     draft = dataclasses.replace(draft, params=draft.params | {"head": jnp.asarray(mapped[:, 3:43], jnp.float32)})
     ids = np.arange(0, 48, dtype=np.int32)
-    larger = with_output_ids(draft, ids)
+    larger = change_output_ids(draft, ids)
     assert larger.config.output_vocab_size == 48
     np.testing.assert_array_equal(larger.output_ids, ids)
     head = larger.params["head"]
     np.testing.assert_array_equal(head[:, 3:43], draft.params["head"])
     np.testing.assert_allclose(head, mapped[:, :48], atol=0.02 * np.abs(mapped).max())
     # Any order, and fewer.
-    other = with_output_ids(draft, np.array([45, 7], np.int32))
+    other = change_output_ids(draft, np.array([45, 7], np.int32))
     np.testing.assert_allclose(other.params["head"], np.stack([head[:, 45], head[:, 7]], axis=1), atol=1e-6)

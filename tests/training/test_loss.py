@@ -12,7 +12,7 @@ from bass_jax.models.decoder import decoder
 from bass_jax.training.batches import make_batch
 from bass_jax.training.distill_config import LossConfig
 from bass_jax.training.draft_vocabulary import output_columns
-from bass_jax.training.loss import LossWeights, distillation_loss, scored_features, scored_logits, weights_at
+from bass_jax.training.loss import LossWeights, distillation_loss, response_hidden, response_logits, weights_at
 from bass_jax.training.rollout import Rollout
 from tests.training.conftest import VOCAB, synthetic_rollouts
 
@@ -37,7 +37,7 @@ def batch(draft):
 
 def test_the_parts_by_hand(draft, batch):
     _, parts = jax.jit(distillation_loss, static_argnums=0)(draft.config, draft.params, batch, one_hot("soft"))
-    distributions = np.asarray(jax.nn.softmax(scored_logits(draft.config, draft.params, batch)), np.float64)
+    distributions = np.asarray(jax.nn.softmax(response_logits(draft.config, draft.params, batch)), np.float64)
     found = dict.fromkeys(("soft", "hard", "reverse", "total_variation"), 0.0)
     assert 0 < (batch.distribution_columns < 0).mean() < 0.5
     for place in np.flatnonzero(batch.weights):
@@ -91,7 +91,7 @@ def test_weights_that_cannot_be_are_refused(weights, message):
 def with_features(rollouts, width, seed=5) -> list[Rollout]:
     """A "target" whose hidden state is a fixed function of the token."""
     table = np.random.default_rng(seed).normal(size=(VOCAB, width)).astype(np.float16)
-    return [row._replace(hidden_states=table[np.concatenate([row.prompt, row.response[:-1]])]) for row in rollouts]
+    return [row._replace(hidden=table[np.concatenate([row.prompt, row.response[:-1]])]) for row in rollouts]
 
 
 def test_positions_of_a_hidden_state_draft_take_turns(make_config, make_draft, target):
@@ -116,7 +116,7 @@ def test_positions_of_a_hidden_state_draft_take_turns(make_config, make_draft, t
                 if (place + row) % 6 > 3:
                     hidden[row, place] = predicted[row, place - 1] if place else 0
     last = module.apply(variables, batch.tokens, positions, None, 1, jnp.asarray(hidden), method="hidden_states")[0]
-    found, seen = scored_features(draft.config, draft.params, batch, unroll=3)
+    found, seen = response_hidden(draft.config, draft.params, batch, unroll=3)
     is_real = batch.weights > 0
     for rows_found, pass_expected in zip(found, (expected[0], last), strict=True):
         flat = np.asarray(pass_expected).reshape(-1, draft.config.width)

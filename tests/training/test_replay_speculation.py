@@ -27,7 +27,7 @@ def rollouts(target):
     prompts = [np.array(prompt, np.int32) for prompt in tiny.PROMPTS]
     return roll_out(
         target, prompts, temperatures=[0.0] * 3, key=jax.random.key(0), max_new_tokens=LIMIT, stop_ids=(), top=4,
-        keep_hidden_states=True,
+        keep_hidden=True,
     )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_after_full_acceptance_every_feature_but_the_last_is_known(target, rollo
     sequence = np.concatenate([rollout.prompt, rollout.response])
     answer = jnp.asarray(np.pad(sequence, (0, 64 - len(sequence))), jnp.int32)
     truth = np.full((64, target.config.width), np.nan, np.float32)
-    truth[: len(rollout.hidden_states)] = rollout.hidden_states
+    truth[: len(rollout.hidden)] = rollout.hidden
     drafter = Knowing(answer, jnp.asarray(truth))
     found = speculate_on(drafter, [rollout], 4, batch=1)
     assert (found.num_tokens, found.num_passes) == (LIMIT, -(-LIMIT // 5))
@@ -100,8 +100,8 @@ def test_rollouts_keep_the_targets_features(target, rollouts):
         positions = np.where(np.arange(64) < len(sequence), np.arange(64), 64)[None]
         fresh, _ = jax.jit(bass.Model.hidden_states)(target, *map(jax.numpy.asarray, (tokens, positions)),
                                                 target.init_cache(1, 64))  # fmt: skip
-        assert rollout.hidden_states.shape == (len(sequence), target.config.width)
-        np.testing.assert_allclose(rollout.hidden_states, fresh[0, : len(sequence)], rtol=2**-9, atol=1e-3)
+        assert rollout.hidden.shape == (len(sequence), target.config.width)
+        np.testing.assert_allclose(rollout.hidden, fresh[0, : len(sequence)], rtol=2**-9, atol=1e-3)
 
 
 def test_what_cannot_be_measured_is_refused(target, rollouts):
@@ -110,4 +110,4 @@ def test_what_cannot_be_measured_is_refused(target, rollouts):
     with pytest.raises(ValueError, match="greedy"):
         speculate_on(tiny.retrieval_drafter(), [rollouts[0]._replace(temperature=1.0)], 4)
     with pytest.raises(ValueError, match="reads the target's hidden states"):
-        speculate_on(tiny.hidden_drafter(target), [rollouts[0]._replace(hidden_states=None)], 4)
+        speculate_on(tiny.hidden_drafter(target), [rollouts[0]._replace(hidden=None)], 4)

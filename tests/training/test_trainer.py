@@ -17,7 +17,7 @@ from bass_jax.training.draft_vocabulary import output_columns
 from bass_jax.training.loss import distillation_loss, weights_at
 from bass_jax.training.on_policy import OnPolicy
 from bass_jax.training.optimizer import make_optimizer
-from bass_jax.training.training_checkpoints import Place, SnapshotWriter, load_snapshot
+from bass_jax.training.training_checkpoints import TrainingCheckpoints, TrainPosition
 from tests.marks import mostly_slow
 from tests.training.conftest import VOCAB, next_token, synthetic_rollouts
 
@@ -289,7 +289,7 @@ def test_a_hidden_state_draft_learns_what_its_target_knows(make_config, make_row
         # The state at a token tells the one after the next: the first draft is known, no further one.
         ahead = np.append(sequence[2:], 0)
         distributions = np.concatenate([response[:, None], row.distribution_ids[:, 1:]], axis=1)
-        rollouts.append(row._replace(response=response, distribution_ids=distributions, hidden_states=table[ahead]))
+        rollouts.append(row._replace(response=response, distribution_ids=distributions, hidden=table[ahead]))
     config = make_config(
         draft={"reads_hidden": True, "output_vocab_size": VOCAB}, training={"num_steps": 150, "save_every": 150},
         loss={"soft_weight": 0.0, "hard_weight": 1.0, "hidden_weight": 0.1, "unroll": 1},

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bass_jax.training.batches import Batch
+from bass_jax.training.batches import TrainingBatch
 from bass_jax.training.distill_config import OptimizerConfig
 from bass_jax.training.loss import LossWeights
 from bass_jax.training.optimizer import make_optimizer
@@ -37,7 +37,7 @@ def test_a_step_compiles_and_keeps_no_weights_of_attention(num_tokens, config):
     def spec(dtype, *shape):
         return jax.ShapeDtypeStruct(shape, dtype)
 
-    batch = Batch(
+    batch = TrainingBatch(
         tokens=spec(jnp.int32, B, num_tokens), lengths=spec(jnp.int32, B), selected=spec(jnp.int32, M),
         weights=spec(jnp.float32, M), distribution_columns=spec(jnp.int32, M, TOP), distribution_probs=spec(jnp.float32, M, TOP),
         labels=spec(jnp.int32, M), distribution_mass=spec(jnp.float32, M),
