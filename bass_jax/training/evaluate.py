@@ -10,7 +10,7 @@ from bass_jax.training.agreement import Agreement, measure_agreement, sampled_ac
 from bass_jax.training.corpus import Corpus
 from bass_jax.training.distill_config import DistillConfig
 from bass_jax.training.prompts import PromptSource
-from bass_jax.training.rollout import Rollout, roll_out, waves
+from bass_jax.training.rollout import Rollout, batches_by_length, roll_out
 
 _BATCH = 32
 
@@ -43,7 +43,7 @@ def write_held_out(config: DistillConfig, source: PromptSource, target: Model, t
     done = {(_rounded(row.temperature), row.prompt.tobytes()) for row, _ in corpus.read()}
     number = len(corpus.shards())
     for temperature in (0.0, *config.held_out_temperatures):
-        for chosen in waves([len(ids) for ids in encoded], _BATCH, len(encoded)):
+        for chosen in batches_by_length([len(ids) for ids in encoded], _BATCH, len(encoded)):
             if all((_rounded(temperature), encoded[index].tobytes()) in done for index in chosen):
                 continue
             rollouts = roll_out(

@@ -1,5 +1,7 @@
 """The optimizer of a distillation."""
 
+import functools
+
 import jax
 import optax
 from optax.contrib import MuonDimensionNumbers, muon
@@ -39,8 +41,12 @@ def learning_rate_schedule(config: OptimizerConfig, peak: float, num_steps: int)
     return optax.join_schedules(parts, [warm_up, num_steps - decay])
 
 
+@functools.cache
 def make_optimizer(config: OptimizerConfig, num_steps: int, accumulate: int = 1) -> optax.GradientTransformation:
-    """Returns AdamW or Muon after clipping by the global norm, on the mean gradient of `accumulate` batches."""
+    """Returns AdamW or Muon after clipping by the global norm, on the mean gradient of `accumulate` batches.
+
+    Equal arguments give the same object, so that a second training in a process does not compile its step again.
+    """
     rate = learning_rate_schedule(config, config.learning_rate, num_steps)
     if config.kind == "adamw":
         inner = optax.adamw(rate, b2=config.beta2, weight_decay=config.weight_decay, mask=_is_matrix)

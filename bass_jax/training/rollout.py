@@ -152,7 +152,7 @@ def roll_out(
     return rollouts
 
 
-def waves(lengths: Sequence[int], batch: int, window: int) -> Iterator[list[int]]:
+def batches_by_length(lengths: Sequence[int], batch: int, window: int) -> Iterator[list[int]]:
     """Groups rows into batches of similar length.
 
     Args:

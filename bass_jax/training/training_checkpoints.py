@@ -61,6 +61,7 @@ class TrainingCheckpoints:
         Raises:
             ValueError: if this or the previous checkpoint cannot be written.
         """
+        self.wait()
         self._policy.best = best
         try:
             # Copied because on a CPU Orbax may read the buffers that the next step overwrites.

@@ -15,7 +15,7 @@ from bass_jax.models import Model
 from bass_jax.training.corpus import Corpus
 from bass_jax.training.distill_config import DistillConfig
 from bass_jax.training.prompts import GeneratedPromptSource, PromptSource
-from bass_jax.training.rollout import roll_out, waves
+from bass_jax.training.rollout import batches_by_length, roll_out
 
 _WINDOW = 4
 
@@ -95,24 +95,24 @@ def write_corpus(
     if not prompts:
         raise ValueError(f"max_prompt_tokens={config.prompts.max_prompt_tokens}: no prompt is short enough")
     start, num_written = time.perf_counter(), 0
-    plan = list(waves([len(ids) for ids, _ in prompts], config.rollout.batch, _WINDOW))
-    for wave in range(worker[0], len(plan), worker[1]):
-        if wave in done:
+    plan = list(batches_by_length([len(ids) for ids, _ in prompts], config.rollout.batch, _WINDOW))
+    for number in range(worker[0], len(plan), worker[1]):
+        if number in done:
             continue
         rollouts = roll_out(
             target,
-            [prompts[index][0] for index in plan[wave]],
+            [prompts[index][0] for index in plan[number]],
             temperatures=[
                 config.rollout.draw_temperature(np.random.default_rng((config.seed, index)).random())
-                for index in plan[wave]
+                for index in plan[number]
             ],
-            key=jax.random.fold_in(jax.random.key(config.seed), wave),
+            key=jax.random.fold_in(jax.random.key(config.seed), number),
             max_new_tokens=config.rollout.max_new_tokens,
             stop_ids=tokenizer.stop_ids,
             top=config.rollout.top,
             keep_hidden=config.rollout.keep_hidden_states,
         )
-        num_added = corpus.write(wave, rollouts, [prompts[index][1] for index in plan[wave]])
+        num_added = corpus.write(number, rollouts, [prompts[index][1] for index in plan[number]])
         num_tokens, num_written = num_tokens + num_added, num_written + num_added
         if progress is not None:
             progress(WriteProgress(num_tokens, num_wanted, num_written / (time.perf_counter() - start)))

@@ -22,7 +22,7 @@ def write_questions(
     """Generates the messages of a source, batch by batch; after an interruption it continues with the next batch.
 
     Args:
-        path: a JSON Lines file with the fields ``prompt`` and ``wave``, the number of the batch.
+        path: a JSON Lines file with the fields ``prompt`` and ``batch``, the number of its batch.
         source: how many, and how they are sampled.
         batch: messages that are generated together.
         key: of sampling.
@@ -34,16 +34,16 @@ def write_questions(
     """
     rows = [row for _, row in read_jsonl(path)] if path.exists() else []
     seen = {row["prompt"] for row in rows}
-    num_done = max((row["wave"] for row in rows), default=-1) + 1
+    num_done = max((row["batch"] for row in rows), default=-1) + 1
     start = tokenizer.encode_question_start()
     path.parent.mkdir(parents=True, exist_ok=True)
-    for wave in range(num_done, -(-source.num // batch)):
-        count = min(batch, source.num - wave * batch)
+    for number in range(num_done, -(-source.num // batch)):
+        count = min(batch, source.num - number * batch)
         rollouts = roll_out(
             target,
             [start] * count,
             temperatures=[source.temperature] * count,
-            key=jax.random.fold_in(key, wave),
+            key=jax.random.fold_in(key, number),
             max_new_tokens=source.max_new_tokens,
             stop_ids=tokenizer.stop_ids,
             top=source.top,
@@ -53,5 +53,5 @@ def write_questions(
             is_finished = np.isin(rollout.response[-1], tokenizer.stop_ids)
             if is_finished and len(text.split()) >= _MIN_WORDS and text not in seen:
                 seen.add(text)
-                rows.append({"prompt": text, "wave": wave})
+                rows.append({"prompt": text, "batch": number})
         write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -91,7 +91,7 @@ def test_an_interrupted_writing_goes_on(config, model, tokenizer):
     write_questions(config, model, tokenizer)
     path = question_file(questions_directory(config), "asked")
     whole = path.read_text()
-    path.write_text("".join(line + "\n" for line in whole.splitlines() if json.loads(line)["wave"] == 0))
+    path.write_text("".join(line + "\n" for line in whole.splitlines() if json.loads(line)["batch"] == 0))
     assert path.read_text() != whole
     write_questions(config, model, tokenizer)
     assert path.read_text() == whole

@@ -76,9 +76,9 @@ def make_config(tmp_path):
             "draft": {
                 "width": 32,
                 "num_layers": 1,
-                "num_heads": 2,
-                "num_kv_heads": 1,
-                "head_dim": 16,
+                "num_heads": 4,
+                "num_kv_heads": 2,
+                "head_dim": 8,
                 "mlp_width": 32,
                 "output_vocab_size": 48,
             },
