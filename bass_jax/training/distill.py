@@ -13,6 +13,7 @@ import numpy as np
 from bass_jax.checkpoint import Tokenizer, load_model, save_model
 from bass_jax.checkpoint.load import resolve
 from bass_jax.models import Model
+from bass_jax.models.model_config import ModelConfig
 from bass_jax.runtime.files import write_atomically
 from bass_jax.runtime.progress import ProgressBars
 from bass_jax.training.agreement import Agreement
@@ -149,11 +150,27 @@ def new_draft(
     if have is not None and wanted is not None and have < wanted:
         draft = change_output_ids(draft, choose(set(proposed_ids(draft).tolist())))
     expected = draft_config(shape, target_config)
-    for field in dataclasses.fields(expected):
-        wanted, found = getattr(expected, field.name), getattr(draft.config, field.name)
+    for (name, wanted), found in zip(_sizes(expected).items(), _sizes(draft.config).values(), strict=True):
         if wanted != found:
-            raise ValueError(f"draft.start: {shape.start}: {field.name}={found}: the configuration asks for {wanted}")
+            raise ValueError(f"draft.start: {shape.start}: {name}={found}: the configuration asks for {wanted}")
+    if draft.config != expected:
+        raise ValueError(f"draft.start: {shape.start}: made for another target: expected {expected}")
     return draft
+
+
+def _sizes(config: ModelConfig) -> dict[str, int | None]:
+    """Returns the sizes that a `DraftConfig` sets."""
+    attention, mlp = config.layers[0].attention, config.layers[0].mlp
+    return {
+        "width": config.width,
+        "num_layers": config.num_layers,
+        "num_heads": attention.num_heads,
+        "num_kv_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "mlp_width": mlp.width,
+        "output_vocab_size": config.output_vocab_size,
+        "hidden_width": config.hidden_width,
+    }
 
 
 def _output_ids(

@@ -124,7 +124,7 @@ def fill_template(template: str, row: Mapping[str, Any], place: str) -> str:
 def _read_prompts(file: str, template: str) -> Iterator[Prompt]:
     path = Path(file)
     for number, row in read_jsonl(path):
-        yield Prompt(fill_template(template, row, f"{path}:{number}"), path.stem)
+        yield Prompt(fill_template(template, row, f"{path}:{number}"), path.name.split(".")[0])
 
 
 def _words(text: str) -> str:
