@@ -42,7 +42,8 @@ def test_shards_are_read_as_written(tmp_path):
 def test_hidden_states_are_read_as_written(tmp_path):
     random = np.random.default_rng(0)
     rollouts = [
-        row._replace(hidden=random.normal(size=(len(row.inputs), 4)).astype(np.float16)) for row in synthetic_rollouts(3)
+        row._replace(hidden=random.normal(size=(len(row.inputs), 4)).astype(np.float16))
+        for row in synthetic_rollouts(3)
     ]
     corpus = Corpus(tmp_path / "corpus", {})
     corpus.write(0, rollouts, ["a"] * 3)

@@ -18,11 +18,8 @@ def params(make_config, make_draft):
 
 def test_muon_takes_the_steps_of_optax(params, monkeypatch):
     """With coefficients in another form, which is faster on a CPU."""
-
     random = np.random.default_rng(0)
-    gradients = [
-        jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), params) for _ in range(3)
-    ]
+    gradients = [jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), params) for _ in range(3)]
 
     def after_steps():
         rule = optimizer.make_optimizer.__wrapped__(OptimizerConfig(kind="muon", warmup_steps=1), 100)

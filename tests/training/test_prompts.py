@@ -103,9 +103,11 @@ def test_a_source_of_the_users_own(tmp_path, monkeypatch, make_prompts):
     source = make_prompts([], files=[], source="own_prompts:Source", options={"text": "mine"})
     assert isinstance(source, PromptSource) and not isinstance(source, GeneratedPromptSource)
     assert source.prompts() == [Prompt("mine", "own")]
-    with pytest.raises(ValueError, match="prompts.source='own_prompts:no_source': returned int: expected a PromptSource"):
+    with pytest.raises(
+        ValueError, match=r"prompts\.source='own_prompts:no_source': returned int: expected a PromptSource"
+    ):
         make_prompts([], files=[], source="own_prompts:no_source")
-    with pytest.raises(ValueError, match="prompts.source='no_such_module:x': No module named"):
+    with pytest.raises(ValueError, match=r"prompts\.source='no_such_module:x': No module named"):
         make_prompts([], files=[], source="no_such_module:x")
 
 

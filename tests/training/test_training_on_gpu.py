@@ -17,9 +17,19 @@ from tests.gpu_compile import compile_for, needs_gpu_compiler
 
 B, T, M, TOP = 16, 512, 1024, 16
 DRAFT = flat_config(
-    vocab_size=49152, width=256, num_layers=1, num_heads=16, num_kv_heads=2, head_dim=16, mlp_width=256, context=8192,
-    is_tied=False, embedding_width=128, output_vocab_size=512, dtype="bfloat16",
-)  # fmt: skip
+    vocab_size=49152,
+    width=256,
+    num_layers=1,
+    num_heads=16,
+    num_kv_heads=2,
+    head_dim=16,
+    mlp_width=256,
+    context=8192,
+    is_tied=False,
+    embedding_width=128,
+    output_vocab_size=512,
+    dtype="bfloat16",
+)
 
 
 @needs_gpu_compiler
@@ -38,10 +48,15 @@ def test_a_step_compiles_and_keeps_no_weights_of_attention(num_tokens, config):
         return jax.ShapeDtypeStruct(shape, dtype)
 
     batch = TrainingBatch(
-        tokens=spec(jnp.int32, B, num_tokens), lengths=spec(jnp.int32, B), selected=spec(jnp.int32, M),
-        weights=spec(jnp.float32, M), distribution_columns=spec(jnp.int32, M, TOP), distribution_probs=spec(jnp.float32, M, TOP),
-        labels=spec(jnp.int32, M), distribution_mass=spec(jnp.float32, M),
-    )  # fmt: skip
+        tokens=spec(jnp.int32, B, num_tokens),
+        lengths=spec(jnp.int32, B),
+        selected=spec(jnp.int32, M),
+        weights=spec(jnp.float32, M),
+        distribution_columns=spec(jnp.int32, M, TOP),
+        distribution_probs=spec(jnp.float32, M, TOP),
+        labels=spec(jnp.int32, M),
+        distribution_mass=spec(jnp.float32, M),
+    )
     embedding = spec(config.dtype, DRAFT.embedding_width, DRAFT.vocab_size)
     weights = LossWeights(*(spec(jnp.float32) for _ in LossWeights._fields))
 
