@@ -57,7 +57,7 @@ class MixedPrompts:
         if missing := sorted({file for file in files if not (root / file).is_file()}):
             raise ValueError(
                 f"prompts.options.data_dir={options.data_dir!r}: {', '.join(missing)}: no such file; "
-                "docs/draft_training.md says where to get them"
+                "recipes/quickstart_draft/README.md says where to get them"
             )
         self._sources = options.sources
         self._rows = {source.name: list(select_rows(root / source.file, source.where)) for source in with_file}

@@ -53,6 +53,13 @@ def checkpoint_names(config):
     return sorted(path.name for path in Path(config.output_dir, "checkpoints").iterdir() if not path.suffix)
 
 
+def wait_for(path):
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def assert_same(first, second):
     for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -279,6 +286,7 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_training(full_config, mak
 
     def limit(line):
         if line.step == 35:
+            wait_for(Path(config.output_dir, "checkpoints", "step_00000020"))
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
 
     try:
@@ -296,10 +304,7 @@ def test_a_checkpoint_has_its_name_as_soon_as_it_is_written(tmp_path):
     state, position = {"weight": jnp.arange(6.0)}, TrainPosition(5, 0, 2, [0, 1])
     with TrainingCheckpoints(tmp_path) as checkpoints:
         checkpoints.save(position, state)
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "step_00000005").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(tmp_path / "step_00000005")
         with TrainingCheckpoints(tmp_path) as others:
             found = others.load(state)
     assert found is not None and found[0] == position
