@@ -1,4 +1,4 @@
-"""What a run ran on: versions, device, commit."""
+"""The environment of a run: versions, device, commit."""
 
 import datetime
 import importlib.metadata
@@ -8,18 +8,18 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("bass-jax", "jax", "jaxlib", "flax", "numpy", "tokenizers")
+import jax
+
+_PACKAGES = ("bass-jax", "jax", "jaxlib", "flax", "numpy", "tokenizers")
 
 
 def describe_environment() -> dict[str, Any]:
-    """Returns what belongs beside a measurement, ready for JSON."""
-    import jax
-
+    """Returns what a reader of a measurement needs to know about the machine, ready for JSON."""
     devices = jax.devices()
     return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: _version(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "processor": _processor(),
         "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -31,14 +31,14 @@ def describe_environment() -> dict[str, Any]:
 
 
 def describe_git(file: Path) -> dict[str, Any] | None:
-    """Returns the commit that `file` is of and whether anything differs from it; None if no repository tracks it."""
+    """Returns the commit of the repository that tracks `file` and whether it has changes; None without a repository."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(file.parent), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", file.name)  # An environment may lie inside somebody else's repository.
+        git("ls-files", "--error-unmatch", file.name)  # A virtual environment may lie inside another repository.
         return {"commit": git("rev-parse", "HEAD"), "has_changes": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return None
