@@ -5,13 +5,11 @@ import gzip
 import importlib.util
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
+from bass_jax.experiments.tasks.base import Row
 from bass_jax.runtime.files import one_line, read_jsonl
-
-type Row = Mapping[str, Any]
 
 
 def read_data(source: str) -> list[Row]:

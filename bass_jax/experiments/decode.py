@@ -143,14 +143,16 @@ class BatchDecoder:
         }
         if not loop.infos:
             return record
-        has_network = isinstance(pair.drafter, ModelDrafter | EagleDrafter) and batch.variant.method.step != "decode"
+        draft_shape = None
+        if isinstance(pair.drafter, ModelDrafter | EagleDrafter) and batch.variant.method.step != "decode":
+            draft_shape = pass_shape(pair.drafter.model.config)
         utilization = measure_utilization(
             loop.infos,
             sum(loop.step_seconds),
             loop.prompt_lengths,
             self.device,
             pass_shape(pair.target.config),
-            pass_shape(pair.drafter.model.config) if has_network else None,
+            draft_shape,
         )
         return record | {
             "summary": _finite(dataclasses.asdict(summarize(loop.infos))),

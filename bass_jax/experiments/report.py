@@ -121,7 +121,11 @@ def _result_sections(result: RunResult) -> list[Section]:
 def _measures(result: RunResult, columns: Sequence[_Column]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Returns header and rows of a table of measures, one row per variant."""
     rows = tuple(
-        (label, str(one.variant.batch), *(_cell(one.measures.get(name), *how) for _, name, *how in columns))
+        (
+            label,
+            str(one.variant.batch),
+            *(_cell(one.measures.get(name), spec, scale) for _, name, spec, scale in columns),
+        )
         for label, one in result.variants.items()
     )
     return ("", "batch", *(column.title for column in columns)), rows

@@ -97,10 +97,10 @@ class RunDirectory:
         for record in _read_records(self.path, BATCHES):
             self._add(record)
         own: set[tuple] = set()
-        self._batches = _open_for_append(
+        self._batches = open_records(
             self.path / f"{BATCHES}{self._suffix}.jsonl", lambda batch: own.add(batch_key(batch))
         )
-        self._samples = _open_for_append(
+        self._samples = open_records(
             self.path / f"{SAMPLES}{self._suffix}.jsonl", lambda sample: tuple(sample["batch"]) in own
         )
 
@@ -132,9 +132,9 @@ class RunDirectory:
     def commit(self, batch: Record, samples: Sequence[Record]) -> None:
         """Appends a batch with its samples; they are on the disk when this returns."""
         key = batch_key(batch)
-        _append(self._samples, *({**sample, "batch": key} for sample in samples))
+        append_records(self._samples, *({**sample, "batch": key} for sample in samples))
         os.fsync(self._samples.fileno())
-        _append(self._batches, batch)
+        append_records(self._batches, batch)
         os.fsync(self._batches.fileno())
         self._add(batch)
 
@@ -156,11 +156,11 @@ class ScoreFile:
     def __init__(self, path: Path):
         """Opens the scores of the run directory `path`."""
         self.done: set[tuple] = set()
-        self._file = _open_for_append(path / f"{SCORES}.jsonl", lambda record: self.done.add(sample_key(record)))
+        self._file = open_records(path / f"{SCORES}.jsonl", lambda record: self.done.add(sample_key(record)))
 
     def append(self, record: Record) -> None:
         """Adds the scores of one sample."""
-        _append(self._file, record)
+        append_records(self._file, record)
         self.done.add(sample_key(record))
 
     def __enter__(self) -> "ScoreFile":
@@ -223,7 +223,7 @@ def _complete_lines(file: IO[bytes]) -> Iterator[tuple[Record, int]]:
         yield record, end
 
 
-def _open_for_append(path: Path, is_kept: Callable[[Record], Any]) -> IO[bytes]:
+def open_records(path: Path, is_kept: Callable[[Record], Any]) -> IO[bytes]:
     """Opens a file of records and cuts off what follows the leading records for which `is_kept` is not False."""
     path.touch()
     file, size = path.open("r+b"), 0
@@ -236,7 +236,8 @@ def _open_for_append(path: Path, is_kept: Callable[[Record], Any]) -> IO[bytes]:
     return file
 
 
-def _append(file: IO[bytes], *records: Record) -> None:
+def append_records(file: IO[bytes], *records: Record) -> None:
+    """Appends records, each as one line."""
     for record in records:
         line = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         file.write(line.encode() + b"\n")

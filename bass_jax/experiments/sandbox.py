@@ -96,7 +96,7 @@ def run_program(program: str, limits: SandboxLimits | None = None, *, inside_con
     if problem and not inside_container:
         hint = "install bubblewrap, or pass --inside-container in a container of your own"
         raise ValueError(f"programs cannot be isolated: {problem}; {hint}")
-    if problem and is_root and not all(path.stat().st_mode & 1 for path in (INTERPRETER, *INTERPRETER.parents)):
+    if problem and is_root and not is_executable_by_others(INTERPRETER):
         raise ValueError(f"programs run as another user than root, who cannot execute {INTERPRETER}")
     token = secrets.token_hex()  # Proves that the program reached its end.
     request = {
@@ -151,6 +151,11 @@ def run_program(program: str, limits: SandboxLimits | None = None, *, inside_con
     number = -code if code < 0 else code - 128  # bwrap adds 128 to the signal that killed its program.
     how = f"killed by {signal.Signals(number).name}" if number in set(signal.Signals) else "ended without a result"
     return ProgramResult(False, result[:200] or how)
+
+
+def is_executable_by_others(file: Path) -> bool:
+    """Returns whether every user can execute a file."""
+    return all(path.stat().st_mode & 1 for path in (file, *file.parents))
 
 
 def _bubblewrap(disk: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Two clocks for one scheduler."""
+"""The clocks of the host loop: real time and simulated time."""
 
 import time
 from typing import Protocol, runtime_checkable
@@ -6,19 +6,19 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class Clock(Protocol):
-    """Seconds since it was made."""
+    """Counts seconds since it was made."""
 
     def __call__(self) -> float:
         """Returns the time."""
         ...
 
     def wait_until(self, seconds: float) -> None:
-        """Lets time pass."""
+        """Returns at that time, or immediately if it has passed."""
         ...
 
 
 class RealClock:
-    """The host's."""
+    """The clock of the host."""
 
     def __init__(self):
         """Starts at 0."""
@@ -29,12 +29,12 @@ class RealClock:
         return time.perf_counter() - self._start
 
     def wait_until(self, seconds: float) -> None:
-        """Sleeps."""
+        """Sleeps until that time."""
         time.sleep(max(0.0, seconds - self()))
 
 
 class SimulatedClock:
-    """Goes on when it is told to."""
+    """A clock that is advanced by its user."""
 
     def __init__(self):
         """Starts at 0."""
@@ -45,9 +45,9 @@ class SimulatedClock:
         return self._now
 
     def wait_until(self, seconds: float) -> None:
-        """Jumps."""
+        """Advances to that time."""
         self._now = max(self._now, seconds)
 
-    def pass_by(self, seconds: float) -> None:
-        """Adds the time that something took."""
+    def advance(self, seconds: float) -> None:
+        """Advances by a duration."""
         self._now += seconds

@@ -1,4 +1,4 @@
-"""Lets requests come to a loop as a workload says, on either clock."""
+"""Submits requests to a loop at their arrival times, on either clock."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,32 +8,31 @@ from bass_jax.experiments.traffic.clocks import Clock
 
 def drive(
     loop: Loop, clock: Clock, times: Sequence[float], submit: Callable[[int], RequestHandle]
-) -> list[RequestHandle]:  # fmt: skip
-    """Serves requests that come at `times`.
+) -> list[RequestHandle]:
+    """Serves requests that arrive at `times`.
 
-    A request that comes while a step is in flight joins the queue when the step has ended, and has waited since it
-    came.
+    A request that arrives during a step joins the queue after the step. Its waiting time starts at its arrival.
 
     Args:
-        loop: idle; its clock is `clock`.
-        clock: simulated or real.
+        loop: an idle loop with the same clock.
+        clock: real or simulated.
         times: seconds, ascending.
         submit: makes and submits the request of an index.
 
     Returns:
-        The handles, finished, in the order of `times`.
+        The finished handles, in the order of `times`.
     """
     handles: list[RequestHandle] = []
 
-    def submit_due() -> None:
+    def submit_arrived() -> None:
         while len(handles) < len(times) and times[len(handles)] <= clock():
-            due = float(times[len(handles)])
+            arrived = float(times[len(handles)])
             handles.append(submit(len(handles)))
-            handles[-1].times.submitted = due
+            handles[-1].times.submitted = arrived
 
-    loop.intake = submit_due
+    loop.intake = submit_arrived
     while len(handles) < len(times) or not loop.is_idle:
-        submit_due()
+        submit_arrived()
         if not loop.advance() and len(handles) < len(times):
             clock.wait_until(float(times[len(handles)]))
     return handles

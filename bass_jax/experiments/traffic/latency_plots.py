@@ -1,15 +1,17 @@
-"""Latency over load, drawn; needs matplotlib."""
+"""Plots of latency against load. They need matplotlib."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from bass_jax.experiments.traffic.traffic_experiment import Result
+import numpy as np
+
+from bass_jax.experiments.traffic.traffic_experiment import TrafficResult
 
 
-def plot_traffic(results: Sequence[Result], title: str, path: Path) -> None:
-    """Writes an image: mean and p99 latency and goodput of every policy over the patterns.
+def plot_traffic(results: Sequence[TrafficResult], title: str, path: Path) -> None:
+    """Writes an image of mean latency, p99 latency and goodput of every policy over the patterns.
 
-    Continuous batching is solid, static dotted.
+    Lines of continuous batching are solid, those of static batching dotted.
 
     Raises:
         ValueError: if matplotlib is not installed.
@@ -18,9 +20,9 @@ def plot_traffic(results: Sequence[Result], title: str, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("a plot needs matplotlib: pip install matplotlib") from None
-    patterns = list(dict.fromkeys(one.traffic for one in results))
+    patterns = list(dict.fromkeys(one.pattern for one in results))
     policies = list(dict.fromkeys(one.policy for one in results))
-    found = {(one.policy, one.batching, one.traffic): one.summary for one in results}
+    found = {(one.policy, one.batching, one.pattern): one.summary for one in results}
     figure = Figure(figsize=(13, 4.2), layout="constrained")
     measures = {
         "mean latency, s": lambda summary: summary.latency.mean,
@@ -29,12 +31,12 @@ def plot_traffic(results: Sequence[Result], title: str, path: Path) -> None:
     }
     for axes, (label, measure) in zip(figure.subplots(1, 3), measures.items(), strict=True):
         for index, policy in enumerate(policies):
-            for batching, style in (("static", ":"), ("continuous", "-")):
+            for batching, style in (("static", ".:"), ("continuous", ".-")):
                 values = [found.get((policy, batching, pattern)) for pattern in patterns]
-                if all(value is not None for value in values):
+                if None not in values:
                     name = policy if batching == "continuous" else None
-                    axes.plot(range(len(patterns)), [measure(value) for value in values], style, marker=".",
-                              color=f"C{index}", label=name)  # fmt: skip
+                    heights = np.array([measure(value) for value in values], float)
+                    axes.plot(range(len(patterns)), heights, style, color=f"C{index}", label=name)
         axes.set_xticks(range(len(patterns)), patterns, rotation=30, ha="right", fontsize=8)
         axes.set(ylabel=label, yscale="log" if "latency" in label else "linear")
         axes.grid(alpha=0.3)
