@@ -14,7 +14,7 @@ from distillation import distillation_parser, overrides_of
 from rich.table import Table
 
 import bass_jax as bass
-from bass_jax.cli.output import output_console
+from bass_jax.cli.arguments import output_console
 from bass_jax.training.distill_config import load_config
 from bass_jax.training.held_out import held_out_groups, write_held_out
 from bass_jax.training.replay_speculation import speculate_on

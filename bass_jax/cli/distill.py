@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from bass_jax.training import Agreement
 
-from bass_jax.cli.overrides import read_overrides
+from bass_jax.cli.arguments import read_overrides
 
 STAGES = ("corpus", "train", "evaluate")
 
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     distilled = run_distill(options.config, overrides, stages=tuple(options.stages), show_progress=not options.quiet)
     if distilled.agreements:
-        from bass_jax.cli.output import output_console
+        from bass_jax.cli.arguments import output_console
 
         output_console().print(agreement_table(distilled.agreements, distilled.acceptances))
     print(distilled.directory)

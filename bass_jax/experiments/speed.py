@@ -55,8 +55,8 @@ def _divide(a: float | None, b: float | None) -> float | None:
     return a / b if a is not None and b else None
 
 
-def _sum(batches: Sequence[Record], name: str) -> int:
-    return sum(batch["summary"][name] for batch in batches)
+def _sum(batches: Sequence[Record], name: str) -> float:
+    return float(sum(batch["summary"][name] for batch in batches))
 
 
 def _tokens_per_second(batches: Sequence[Record]) -> float:
