@@ -43,7 +43,7 @@ def plot_profile(profile: Profile, path: Path) -> None:
     Raises:
         ValueError: if matplotlib is not installed or `path` cannot be written.
     """
-    figure = new_figure(11, 4.5)
+    figure = new_figure(11.0, 4.5)
     times, accepted = figure.subplots(1, 2)
     table, synergy, roofline = profile.table, profile.synergy(), profile.roofline()
     widths, context = np.asarray(table.widths), float(np.asarray(table.contexts)[0])
@@ -72,7 +72,7 @@ def plot_bench(record: Mapping[str, Any], cells: Sequence[Cell], path: Path) -> 
     Raises:
         ValueError: if matplotlib is not installed or `path` cannot be written.
     """
-    figure = new_figure(11, 4.5)
+    figure = new_figure(11.0, 4.5)
     times, rates = figure.subplots(1, 2)
     places = range(len(cells))
     times.bar(places, [1e3 * cell.seconds for cell in cells], color="C0", label="measured")
