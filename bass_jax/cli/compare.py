@@ -22,19 +22,18 @@ def run(options: argparse.Namespace) -> int:
     """Prints the differences; returns the exit code."""
     from bass_jax.experiments.compare import compare_runs
 
-    found = compare_runs(options.first, options.second)
+    differences, variants = compare_runs(options.first, options.second)
     out = output_console()
-    if found.differences:
-        rows = [(name, str(here), str(there)) for name, (here, there) in found.differences.items()]
+    if differences:
+        rows = [(name, str(here), str(there)) for name, (here, there) in differences.items()]
         out.print(make_table(("key", str(options.first), str(options.second)), rows, "configurations", num_left=3))
     else:
         out.print("The configurations are the same.")
     rows = []
-    for one in found.variants:
-        label = one.first if one.first == one.second else f"{one.second} over {one.first}"
-        tests = ", ".join(f"{name} {test.p_value:.2g}" for name, test in one.tests.items()) or "–"
-        ratios = ["–" if x is None else f"{x:.2f}x" for x in (one.latency_ratio, one.throughput_ratio)]
-        rows.append((label, *ratios, "{} of {}".format(*one.num_identical), tests))
+    for label, latency, throughput, num_identical, tests in variants:
+        p_values = ", ".join(f"{name} {test.p_value:.2g}" for name, test in tests.items()) or "–"
+        ratios = ("–" if latency is None else f"{latency:.2f}x", f"{throughput:.2f}x")
+        rows.append((label, *ratios, "{} of {}".format(*num_identical), p_values))
     columns = ("", "PTL all, speed-up", "tokens/s, ratio", "identical samples", "same distribution, p-value")
     out.print(make_table(columns, rows, "the second run relative to the first"))
     return 0

@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -138,7 +138,7 @@ def run(options: argparse.Namespace) -> int:
 
     notes = Console(stderr=True)
     runs: dict[str, list[Generation]] = {}
-    with _opened(options.output) as sink:
+    with contextlib.nullcontext() if options.output is None else _open(options.output) as sink:
         for step in ("exhaustive" if options.exhaustive else "speculate", *(("decode",) if options.baseline else ())):
             settings |= {"step": step, "policy": policy if step == "speculate" else None}
             runs[step] = _decode(options, pair, prompts, encoded, spec, settings, sink, notes)
@@ -257,17 +257,11 @@ def _report(
         out.print(f"Greedy outputs with and without speculation: {num_equal} of {len(first)} rows {comparison}.")
 
 
-@contextlib.contextmanager
-def _opened(path: Path | None) -> Iterator[IO[str] | None]:
-    if path is None:
-        yield None
-        return
+def _open(path: Path) -> IO[str]:
     try:
-        sink = path.open("w", encoding="utf-8")
+        return path.open("w", encoding="utf-8")
     except OSError as error:
         raise ValueError(f"--output {path}: cannot be written: {error.strerror}") from None
-    with sink:
-        yield sink
 
 
 def _check(options: argparse.Namespace) -> None:

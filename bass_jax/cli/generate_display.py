@@ -21,14 +21,7 @@ class GenerateDisplay(LiveView):
     """A progress bar, and below it the newest text of every row of the batch."""
 
     def __init__(self, console: Console, name: str, num_rows: int, *, is_shown: bool):
-        """Makes a display without finished rows.
-
-        Args:
-            console: to draw on.
-            name: of the bar.
-            num_rows: of all batches.
-            is_shown: False draws nothing.
-        """
+        """Makes a display of `num_rows` rows in all batches; it draws nothing if `is_shown` is False."""
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

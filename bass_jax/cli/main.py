@@ -2,44 +2,28 @@
 
 import argparse
 import gc
+import importlib
 import os
 import sys
 from collections.abc import Sequence
-
-from bass_jax.cli import (
-    bench,
-    build_datastore,
-    compare,
-    convert,
-    distill,
-    generate,
-    inspect,
-    profile,
-    quantization_error,
-    report,
-    run,
-    simulate,
-    sweep,
-    traffic,
-    warm_up,
-)
+from types import ModuleType
 
 COMMANDS = {
-    "generate": (generate, "decode prompts with speculation"),
-    "convert": (convert, "convert a checkpoint of any supported format to our own"),
-    "inspect": (inspect, "describe a checkpoint, and check whether two can be a pair"),
-    "warm-up": (warm_up, "compile into the cache, so that later starts are fast"),
-    "bench": (bench, "compare the time of steps with the roofline"),
-    "quantization-error": (quantization_error, "measure the effect of INT8 on distributions and acceptance"),
-    "profile": (profile, "time a pair's passes on this device, and fit cost models to them"),
-    "simulate": (simulate, "replay other policies, batches and devices on a recorded run"),
-    "traffic": (traffic, "serve requests over time, on this device or a simulated one"),
-    "distill": (distill, "train a draft on the target's own outputs"),
-    "build-datastore": (build_datastore, "build a retrieval datastore from the target's own outputs"),
-    "run": (run, "run an experiment: decode a task with several methods, and score it"),
-    "sweep": (sweep, "run an experiment at every point of a grid"),
-    "report": (report, "write tables and figures of runs"),
-    "compare": (compare, "compare two runs"),
+    "generate": "decode prompts with speculation",
+    "convert": "convert a checkpoint of any supported format to our own",
+    "inspect": "describe a checkpoint, and check whether two can be a pair",
+    "warm-up": "compile into the cache, so that later starts are fast",
+    "bench": "compare the time of steps with the roofline",
+    "quantization-error": "measure the effect of INT8 on distributions and acceptance",
+    "profile": "time a pair's passes on this device, and fit cost models to them",
+    "simulate": "replay other policies, batches and devices on a recorded run",
+    "traffic": "serve requests over time, on this device or a simulated one",
+    "distill": "train a draft on the target's own outputs",
+    "build-datastore": "build a retrieval datastore from the target's own outputs",
+    "run": "run an experiment: decode a task with several methods, and score it",
+    "sweep": "run an experiment at every point of a grid",
+    "report": "write tables and figures of runs",
+    "compare": "compare two runs",
 }
 
 
@@ -56,13 +40,19 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
+def command_module(name: str) -> ModuleType:
+    """Returns the module of a subcommand."""
+    return importlib.import_module(f"bass_jax.cli.{name.replace('-', '_')}")
+
+
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of all subcommands."""
     options = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     description = "Batched speculative decoding for JAX."
-    top = _Parser(prog="bass-jax", description=description, epilog=generate.EXAMPLES, **options)
+    top = _Parser(prog="bass-jax", description=description, epilog=command_module("generate").EXAMPLES, **options)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
-    for name, (module, summary) in COMMANDS.items():
+    for name, summary in COMMANDS.items():
+        module = command_module(name)
         description = f"{summary[0].upper()}{summary[1:]}."
         module.add_arguments(
             commands.add_parser(name, help=summary, description=description, epilog=module.EXAMPLES, **options)
@@ -82,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     thresholds = gc.get_threshold()
     gc.set_threshold(_GC_THRESHOLD, *thresholds[1:])
     try:
-        return COMMANDS[options.command][0].run(options)
+        return command_module(options.command).run(options)
     except ValueError as error:
         print(f"bass-jax {options.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -9,6 +9,7 @@ import numpy as np
 
 from bass_jax.analysis.roofline_benchmark import Cell
 from bass_jax.cost_model import Profile, expected_emitted
+from bass_jax.experiments.traffic.traffic_experiment import TrafficResult
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -86,5 +87,37 @@ def plot_bench(record: Mapping[str, Any], cells: Sequence[Cell], path: Path) -> 
         names = [f"B {cell.batch}\nG {cell.draft_len}\nS {cell.context}" for cell in cells]
         axes.set_xticks(places, names, fontsize=7)
     title = f"{record['pair']} on {record['device']}, {record['measured_bandwidth'] / 1e9:.0f} GB/s"
+    figure.suptitle(title, fontsize=11)
+    save_figure(figure, path)
+
+
+def plot_traffic(results: Sequence[TrafficResult], title: str, path: Path) -> None:
+    """Draws mean latency, p99 latency and goodput of every policy over the patterns.
+
+    Lines of continuous batching are solid, those of static batching dotted.
+
+    Raises:
+        ValueError: if matplotlib is not installed or `path` cannot be written.
+    """
+    figure = new_figure(13.0, 4.2)
+    patterns, policies = (list(dict.fromkeys(names)) for names in zip(*((x.pattern, x.policy) for x in results)))
+    found = {(one.policy, one.batching, one.pattern): one.summary for one in results}
+    measures = {
+        "mean latency, s": lambda summary: summary.latency.mean,
+        "p99 latency, s": lambda summary: summary.latency.p99,
+        "requests per second within the objective": lambda summary: summary.goodput,
+    }
+    for axes, (label, measure) in zip(figure.subplots(1, 3), measures.items(), strict=True):
+        for index, policy in enumerate(policies):
+            for batching, style in (("static", ".:"), ("continuous", ".-")):
+                values = [found.get((policy, batching, pattern)) for pattern in patterns]
+                if None not in values:
+                    name = policy if batching == "continuous" else None
+                    heights = np.array([measure(value) for value in values], float)
+                    axes.plot(range(len(patterns)), heights, style, color=f"C{index}", label=name)
+        axes.set_xticks(range(len(patterns)), patterns, rotation=30, ha="right", fontsize=8)
+        axes.set(ylabel=label, yscale="log" if "latency" in label else "linear")
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(fontsize=7, title="solid continuous, dotted static", title_fontsize=7)
     figure.suptitle(title, fontsize=11)
     save_figure(figure, path)

@@ -82,9 +82,9 @@ def command_of(options: argparse.Namespace) -> list[str]:
 def check_code_execution(options: argparse.Namespace) -> None:
     """Checks before a run that its programs can be isolated, if they may be executed."""
     if options.allow_code_execution:
-        from bass_jax.experiments.sandbox import check_sandbox
+        from bass_jax.experiments.sandbox import run_program
 
-        check_sandbox(inside_container=options.inside_container)
+        run_program("", inside_container=options.inside_container)
 
 
 def score_samples(directory: Path, options: argparse.Namespace, bars: "ProgressBars") -> None:
@@ -112,22 +112,14 @@ def _is_first() -> bool:
 
 
 def _print_results(directory: Path) -> None:
+    from bass_jax.experiments.report import LATENCY, THROUGHPUT
     from bass_jax.experiments.results import analyze
     from bass_jax.experiments.run_directory import read_run
 
     result = analyze(read_run(directory))
     variants = list(result.variants.values())
-    measures = {
-        "PTL first, ms": ("ptl_first", ".1f", 1e3),
-        "PTL last, ms": ("ptl_last", ".1f", 1e3),
-        "PTL all, ms": ("ptl_all", ".1f", 1e3),
-        "speed-up (PTL all)": ("speed_up", ".2f", 1.0),
-        "tokens/s": ("tokens_per_second", ".0f", 1.0),
-        "tokens per target pass": ("block_efficiency", ".2f", 1.0),
-        "acceptance": ("acceptance", ".0%", 1.0),
-    }
     rows = []
-    for title, (name, spec, scale) in measures.items():
+    for title, name, spec, scale in (*LATENCY, *THROUGHPUT):
         found = [one.measures.get(name) for one in variants]
         if any(found):
             rows.append((title, *("–" if one is None else f"{scale * one.value:{spec}}" for one in found)))

@@ -74,11 +74,9 @@ def run(options: argparse.Namespace) -> int:
         note = f"{num_kept} of {len(results)} runs were measured earlier; without {written} all are measured again."
         out.print(note, highlight=False, soft_wrap=True)
     if not options.no_plot:
-        from bass_jax.experiments.traffic.latency_plots import plot_traffic
+        from bass_jax.cli.plots import plot_traffic
 
-        path = options.plot or Path(config.output_dir) / "plot.png"
-        plot_traffic(results, f"{config.name}, {clock}", path)
-        out.print(f"drawn: {path}", highlight=False, soft_wrap=True)
+        plot_traffic(results, f"{config.name}, {clock}", options.plot or Path(config.output_dir) / "plot.png")
     return 0
 
 

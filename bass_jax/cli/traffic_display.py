@@ -76,14 +76,10 @@ def results_tables(results: Sequence[TrafficResult], pattern: str) -> tuple[Tabl
         means = (f"{summary.mean_rows:.1f}", f"{summary.mean_draft_len:.1f}")
         rates.append((batching, policy, *numbers, *means, "–" if acceptance is None else f"{acceptance:.0%}"))
     names = ("mean", "p50", "p90", "p99", "queue", "first token", "PTL ms")
+    rate_names = ("tokens/s", "goodput", "rows", "drafts", "accepted")
     tables = (
         make_table(("batching", "policy", *names), times, f"{pattern}: seconds of a request", num_left=2),
-        make_table(
-            ("batching", "policy", "tokens/s", "goodput", "rows", "drafts", "accepted"),
-            rates,
-            f"{pattern}: steps and rates",
-            num_left=2,
-        ),
+        make_table(("batching", "policy", *rate_names), rates, f"{pattern}: steps and rates", num_left=2),
     )
     for table in tables:
         table.columns[0].no_wrap, table.columns[1].overflow = True, "fold"

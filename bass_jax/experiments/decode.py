@@ -5,7 +5,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,11 +18,11 @@ from bass_jax.decoding.traces import TraceWriter
 from bass_jax.drafters import EagleDrafter, ModelDrafter
 from bass_jax.engine import RequestOutput
 from bass_jax.engine.generate import GenerateLoop, begin_trace
-from bass_jax.experiments.experiment_config import ExperimentConfig, MethodConfig
+from bass_jax.experiments.experiment_config import ExperimentConfig
 from bass_jax.experiments.plan import PlannedBatch, row_seed
 from bass_jax.experiments.run_directory import Record
 from bass_jax.experiments.tasks import Problem
-from bass_jax.policies import Policy, find_policy
+from bass_jax.policies import find_policy
 
 OVER_BUDGET = "budget"
 """The finish reason of a row that the time budget stopped."""
@@ -30,23 +30,14 @@ OVER_BUDGET = "budget"
 _NUM_WARM_UP_STEPS = 2
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchDecoder:
-    """Decodes batches of a run.
-
-    Attributes:
-        config: of the experiment.
-        problems: all problems of the run.
-        prompts: token ids of each problem.
-        stop_strings: strings that end an answer.
-        device: its peak FLOP/s are the reference of utilization.
-    """
+class BatchDecoder(NamedTuple):
+    """Decodes the batches of a run."""
 
     config: ExperimentConfig
-    problems: Sequence[Problem]
-    prompts: Sequence[np.ndarray]
+    problems: Sequence[Problem]  # of the run
+    prompts: Sequence[np.ndarray]  # token ids of each problem, [n] int32
     stop_strings: Sequence[str]
-    device: Device
+    device: Device  # whose peak FLOP/s are the reference of utilization
 
     def decode(
         self, batch: PlannedBatch, pair: Pair, start: float, trace: Path | None = None
@@ -63,7 +54,7 @@ class BatchDecoder:
             trace: file to record the batch in.
 
         Returns:
-            The record of the batch and those of its samples.
+            ``(batch record, sample records)``.
         """
         budget = math.inf if self.config.budget is None else self.config.budget
         record = {**_place(batch), "part": batch.part, "num_rows": len(batch.rows)}
@@ -97,6 +88,7 @@ class BatchDecoder:
     def _loop(self, batch: PlannedBatch, pair: Pair) -> GenerateLoop:
         method, num_samples = batch.variant.method, batch.variant.num_samples
         is_traced = self.config.trace and method.step == "speculate"
+        profile = {} if method.profile is None else {"profile": method.profile}
         problems = [row.problem for row in batch.rows]
         # A prompt is read once if the batch holds all of its samples.
         per_prompt = num_samples if len(problems) % num_samples == 0 else 1
@@ -113,7 +105,7 @@ class BatchDecoder:
             stop_strings=self.stop_strings,
             fixed_batch=True,
             step=method.step,
-            policy=_policy(method),
+            policy=None if method.policy is None else find_policy(method.policy, **profile),
         )
 
     def _sample(self, batch: PlannedBatch, index: int, output: RequestOutput | None, end: float) -> Record:
@@ -163,12 +155,6 @@ class BatchDecoder:
 
 def _place(batch: PlannedBatch) -> Record:
     return {"variant": batch.variant.label, "seed": batch.seed, "repeat": batch.repeat, "group": batch.group}
-
-
-def _policy(method: MethodConfig) -> Policy | None:
-    if method.policy is None:
-        return None
-    return find_policy(method.policy, **({} if method.profile is None else {"profile": method.profile}))
 
 
 def _begin_trace(path: Path, loop: GenerateLoop) -> TraceWriter:

@@ -29,15 +29,7 @@ class DraftOutcomes(NamedTuple):
 
 
 def accepted_spans(infos: Sequence[StepInfo], row: int, tokenizer: Any) -> list[Span]:
-    """Splits a row's text by the source of each token.
-
-    A character of several tokens belongs to the last of them.
-
-    Args:
-        infos: one per step, from `bass_jax.generate`.
-        row: index.
-        tokenizer: of the pair.
-    """
+    """Splits a row's text by the source of each token; a character of several tokens belongs to the last of them."""
     decoder, spans = tokenizer.incremental_decoder(), []
     for info in infos:
         if not info.is_active[row]:
@@ -59,10 +51,7 @@ def spans_to_html(spans: Sequence[Span]) -> str:
 
 
 def draft_outcomes(infos: Sequence[StepInfo]) -> DraftOutcomes:
-    """Collects the evaluated drafts of a run.
-
-    Args:
-        infos: one per step, of a run with ``SpecConfig(record_drafts=True)``.
+    """Collects the evaluated drafts of a run with ``SpecConfig(record_drafts=True)``.
 
     Raises:
         ValueError: if there are no steps, or drafts were not recorded.

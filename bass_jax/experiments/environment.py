@@ -1,5 +1,6 @@
 """The environment of a run: versions, device, commit."""
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -15,22 +16,28 @@ _PACKAGES = ("bass-jax", "jax", "jaxlib", "flax", "numpy", "tokenizers")
 
 def describe_environment() -> dict[str, Any]:
     """Returns what a reader of a measurement needs to know about the machine, ready for JSON."""
-    devices = jax.devices()
+    devices, versions, processor = jax.devices(), {}, platform.processor()
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
     return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in _PACKAGES},
+        "versions": versions,
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor,
         "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "device": devices[0].device_kind,
         "num_devices": len(devices),
         "num_processes": jax.process_count(),
-        "git": describe_git(Path(__file__)),
+        "git": _describe_git(Path(__file__)),
     }
 
 
-def describe_git(file: Path) -> dict[str, Any] | None:
+def _describe_git(file: Path) -> dict[str, Any] | None:
     """Returns the commit of the repository that tracks `file` and whether it has changes; None without a repository."""
 
     def git(*arguments: str) -> str:
@@ -42,20 +49,3 @@ def describe_git(file: Path) -> dict[str, Any] | None:
         return {"commit": git("rev-parse", "HEAD"), "has_changes": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor()

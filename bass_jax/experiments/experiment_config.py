@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from bass_jax.acceptance import find_rule
 from bass_jax.acceptance.base import check_greedy
@@ -132,23 +132,14 @@ class MethodConfig:
         return (self.batch,) if isinstance(self.batch, int) else self.batch
 
 
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """A method at one batch size.
+class Variant(NamedTuple):
+    """A method at one batch size."""
 
-    Attributes:
-        label: name in tables and files.
-        name: of the method.
-        method: its configuration.
-        batch: rows decoded together.
-        num_samples: of each problem.
-    """
-
-    label: str
-    name: str
+    label: str  # in tables and files
+    name: str  # of the method
     method: MethodConfig
     batch: int
-    num_samples: int
+    num_samples: int  # of each problem
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,9 +28,9 @@ def permutation_test(
     test is two-sided. The observed arrangement counts as one of the permutations, so the p-value is never 0.
 
     Args:
-        first: values per problem.
-        second: values per problem; problems in only one of the sets are left out.
-        num_permutations: random permutations.
+        first: problem → values.
+        second: problem → values; problems in only one of the sets are left out.
+        num_permutations: number of random permutations.
         seed: of the permutations.
 
     Raises:

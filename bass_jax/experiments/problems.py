@@ -40,19 +40,21 @@ def load_problems(config: TaskConfig) -> tuple[Task, list[Problem]]:
     return task, problems[: config.limit]
 
 
-def encode_problems(problems: Sequence[Problem], pair: Pair, config: TaskConfig) -> tuple[list[np.ndarray], bool]:
-    """Returns the token ids of each problem, and whether the problems are asked in a chat.
+def encode_problems(
+    task: Task, problems: Sequence[Problem], pair: Pair, config: TaskConfig
+) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """Returns the token ids of each problem (``[n]`` int32), and the strings that end an answer.
 
     Raises:
         ValueError: if the pair has no tokenizer for texts, or its tokenizer has no chat template for a chat.
     """
     tokenizer: Any = pair.tokenizer
     if tokenizer is None:
-        return [_random_tokens(index, one, pair) for index, one in enumerate(problems)], False
-    is_chat = tokenizer.has_chat_template if config.chat is None else config.chat
-    if is_chat:
-        return [tokenizer.encode_chat(one.question, answer_start=one.answer_start) for one in problems], True
-    return [tokenizer.encode(one.text) for one in problems], False
+        return [_random_tokens(index, one, pair) for index, one in enumerate(problems)], ()
+    if tokenizer.has_chat_template if config.chat is None else config.chat:
+        prompts = [tokenizer.encode_chat(one.question, answer_start=one.answer_start) for one in problems]
+        return prompts, task.stop_strings
+    return [tokenizer.encode(one.text) for one in problems], task.text_stop_strings
 
 
 def _random_tokens(index: int, problem: Problem, pair: Pair) -> np.ndarray:
@@ -60,10 +62,3 @@ def _random_tokens(index: int, problem: Problem, pair: Pair) -> np.ndarray:
         raise ValueError("task: random weights have no tokenizer: expected task: {name: random_tokens}")
     random = np.random.default_rng(index)
     return random.integers(0, pair.target.config.vocab_size, problem.num_random_tokens).astype(np.int32)
-
-
-def stop_strings_of(task: Task, pair: Pair, *, is_chat: bool) -> tuple[str, ...]:
-    """Returns the strings that end an answer; none for a pair without a tokenizer."""
-    if pair.tokenizer is None:
-        return ()
-    return task.stop_strings if is_chat else task.text_stop_strings

@@ -50,12 +50,7 @@ pre { background: #f5f5f5; padding: 0.5rem 0.7rem; font-size: 0.78rem; white-spa
 def write_report(report: Report, output: str | Path) -> list[Path]:
     """Writes ``OUTPUT.html`` and ``OUTPUT.md``, and the figures of the Markdown into ``OUTPUT_figures``.
 
-    Args:
-        report: from `bass_jax.experiments.report.make_report`.
-        output: path without a suffix; a suffix ``.html`` or ``.md`` is removed.
-
-    Returns:
-        The paths of the page and of the Markdown.
+    A suffix ``.html`` or ``.md`` of `output` is removed. The paths of both files are returned.
 
     Raises:
         ValueError: if they cannot be written.

@@ -33,39 +33,36 @@ class Report(NamedTuple):
     runs: tuple[tuple[Section, ...], ...]  # the sections of each run
 
 
-class _Column(NamedTuple):
+class Column(NamedTuple):
+    """A measure in a table."""
+
     title: str
     measure: str
     spec: str
     scale: float = 1.0
 
 
-_LATENCY = (
-    _Column("PTL first, ms", "ptl_first", ".1f", 1e3),
-    _Column("PTL last, ms", "ptl_last", ".1f", 1e3),
-    _Column("PTL all, ms", "ptl_all", ".1f", 1e3),
-    _Column("speed-up", "speed_up", ".2f"),
+LATENCY = (
+    Column("PTL first, ms", "ptl_first", ".1f", 1e3),
+    Column("PTL last, ms", "ptl_last", ".1f", 1e3),
+    Column("PTL all, ms", "ptl_all", ".1f", 1e3),
+    Column("speed-up", "speed_up", ".2f"),
 )
-_THROUGHPUT = (
-    _Column("tokens/s", "tokens_per_second", ".0f"),
-    _Column("relative to regular decoding", "throughput_ratio", ".2f"),
-    _Column("tokens per target pass", "block_efficiency", ".2f"),
-    _Column("acceptance, %", "acceptance", ".1f", 100.0),
+THROUGHPUT = (
+    Column("tokens/s", "tokens_per_second", ".0f"),
+    Column("relative to regular decoding", "throughput_ratio", ".2f"),
+    Column("tokens per target pass", "block_efficiency", ".2f"),
+    Column("acceptance, %", "acceptance", ".1f", 100.0),
 )
 _UTILIZATION = (
-    _Column("emitted tokens (MFU), %", "useful", ".2f", 100.0),
-    _Column("verified positions, %", "verified", ".2f", 100.0),
-    _Column("verified and drafted, %", "verified_and_draft", ".2f", 100.0),
+    Column("emitted tokens (MFU), %", "useful", ".2f", 100.0),
+    Column("verified positions, %", "verified", ".2f", 100.0),
+    Column("verified and drafted, %", "verified_and_draft", ".2f", 100.0),
 )
 
 
 def make_report(directories: Sequence[str | Path], output: str | Path, title: str = "") -> Report:
-    """Reads runs and makes their tables and figures.
-
-    Args:
-        directories: run directories.
-        output: path that the report will be written to, for the command under each figure.
-        title: default the title of the first run.
+    """Reads runs and makes their tables and figures; `output` is shown in the commands.
 
     Raises:
         ValueError: if a directory is not a run directory, or matplotlib is not installed.
@@ -97,7 +94,7 @@ def _result_sections(result: RunResult) -> list[Section]:
         figure = figures.draw_against_batch(result)
         sections.append(Section("Latency and throughput against batch size", spread, figure=figure, name="batch"))
     text = "Tokens of all rows over the decoding time. Rows that have finished leave the batch partly empty."
-    sections.append(Section("Throughput and acceptance", f"{text} {spread}", *_measures(result, _THROUGHPUT)))
+    sections.append(Section("Throughput and acceptance", f"{text} {spread}", *_measures(result, THROUGHPUT)))
     if any(one.acceptance_by_position for one in variants):
         figure = figures.draw_acceptance(result)
         sections.append(Section("Acceptance by position", "", figure=figure, name="acceptance"))
@@ -118,7 +115,7 @@ def _result_sections(result: RunResult) -> list[Section]:
     return sections
 
 
-def _measures(result: RunResult, columns: Sequence[_Column]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+def _measures(result: RunResult, columns: Sequence[Column]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Returns header and rows of a table of measures, one row per variant."""
     rows = tuple(
         (
@@ -151,7 +148,7 @@ def _conditions(run: RunRecords) -> Section:
         "device": f"{session.get('num_devices', '?')} x {session.get('device', '?')}; {session.get('processor', '')}, "
         f"{session.get('num_cores', '?')} cores",
         "peak": "–" if peak is None else f"{peak / 1e12:.3g} TFLOP/s, {session['peak_is']}",
-        "versions": ", ".join(f"{name} {version}" for name, version in session.get("versions", {}).items() if version),
+        "versions": ", ".join(f"{name} {version}" for name, version in session.get("versions", {}).items()),
         "commit": "–" if git is None else git["commit"][:12] + (", with changes" if git["has_changes"] else ""),
         "date": " to ".join(dict.fromkeys(one["date"] for one in (run.sessions[:1] + run.sessions[-1:]))),
     }
@@ -170,14 +167,19 @@ def _latency(result: RunResult, spread: str) -> Section:
         "of a batch that ends first and last, and PTL all is the mean over its rows. The table has means over batches. "
         f"{spread}{relative}"
     )
-    header, rows = _measures(result, _LATENCY)
+    header, rows = _measures(result, LATENCY)
     return Section("Per-token latency", text, header, rows, figures.draw_latency(result), "latency")
 
 
 def _scores(result: RunResult, spread: str) -> Section:
     names = list(dict.fromkeys(name for one in result.variants.values() for name in one.scores))
     rows = tuple(
-        (label, str(one.num_problems), str(one.num_samples), *(_cell(one.scores.get(n), ".1f", 100.0) for n in names))
+        (
+            label,
+            str(one.num_problems),
+            str(one.num_samples),
+            *(_cell(one.scores.get(n), ".1f", 100.0) for n in names),
+        )
         for label, one in result.variants.items()
     )
     text = (
@@ -209,15 +211,12 @@ def _budget(result: RunResult) -> list[Section]:
 
     rows = tuple((label, *(cell(rounds, budget) for budget in budgets)) for label, rounds in shown.items())
     text = (
-        "Problems solved by answers that ended within a time budget per problem, prefill included. All samples of a "
-        "problem share the budget: a batch decodes them together, a single sequence one after another."
+        "Problems solved by answers that ended within a time budget per problem, prefill included: Pass@First / "
+        "Pass@All in per cent, and in brackets the share of the samples that had ended. All samples of a problem share "
+        "the budget: a batch decodes them together, a single sequence one after another."
     )
-    brackets = "Pass@First / Pass@All in per cent, and in brackets the share of the samples that had ended."
-    figure = figures.draw_budget(result)
-    return [
-        Section("Solved within a time budget", text, figure=figure, name="budget"),
-        Section("The same as a table", brackets, ("", *(f"{budget:.2f} s" for budget in budgets)), rows),
-    ]
+    header = ("", *(f"{budget:.2f} s" for budget in budgets))
+    return [Section("Solved within a time budget", text, header, rows, figures.draw_budget(result), "budget")]
 
 
 def _categories(result: RunResult, spread: str) -> Section:

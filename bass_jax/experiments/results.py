@@ -1,8 +1,8 @@
 """The results of a run: measures, scores and tests of each variant, over seeds and repeats."""
 
-import dataclasses
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,50 +17,32 @@ from bass_jax.experiments.tasks import find_task
 from bass_jax.runtime.statistics import Spread, spread_of_rounds
 
 
-@dataclasses.dataclass(frozen=True)
-class VariantResult:
+class VariantResult(NamedTuple):
     """The results of one variant.
 
-    Attributes:
-        variant: the method and its batch size.
-        num_problems: answered problems.
-        num_samples: answers, over all rounds.
-        num_rounds: seeds times repeats.
-        measures: ``ptl_first``, ``ptl_last``, ``ptl_all`` (seconds), ``tokens_per_second``, ``block_efficiency``,
-            ``acceptance``, ``useful``, ``verified``, ``verified_and_draft`` (shares of the peak), and with a baseline
-            ``speed_up`` (ratio of PTL all) and ``throughput_ratio``.
-        acceptance_by_position: over all rounds.
-        scores: ``pass@k``, ``pass@first``, ``pass@all``, or the means of the task's measure.
-        answers: per round; empty without scores.
-        categories: category → measures, for data that has categories.
+    The measures are ``ptl_first``, ``ptl_last``, ``ptl_all`` (seconds), ``tokens_per_second``, ``block_efficiency``,
+    ``acceptance``, ``useful``, ``verified``, ``verified_and_draft`` (shares of the peak), and with a baseline
+    ``speed_up`` (ratio of PTL all) and ``throughput_ratio``.
     """
 
     variant: Variant
-    num_problems: int
-    num_samples: int
-    num_rounds: int
+    num_problems: int  # answered
+    num_samples: int  # over all rounds
+    num_rounds: int  # seeds times repeats
     measures: dict[str, Spread]
-    acceptance_by_position: tuple[float, ...]
-    scores: dict[str, Spread]
-    answers: Mapping[tuple[int, int], Answers]
-    categories: dict[str, dict[str, Spread]]
+    acceptance_by_position: tuple[float, ...]  # over all rounds
+    scores: dict[str, Spread]  # pass@k, pass@first, pass@all, or the means of the task's measure
+    answers: Mapping[tuple[int, int], Answers]  # per round; empty without scores
+    categories: dict[str, dict[str, Spread]]  # category → measures, for data with categories
 
 
-@dataclasses.dataclass(frozen=True)
-class RunResult:
-    """The results of a run.
-
-    Attributes:
-        run: its records.
-        variants: by label, in the order of the configuration.
-        num_identical: of a greedy run, label → (samples with the baseline's tokens, samples compared).
-        same_distribution: of a sampled run, label → measure → test against the baseline.
-    """
+class RunResult(NamedTuple):
+    """The results of a run."""
 
     run: RunRecords
-    variants: dict[str, VariantResult]
-    num_identical: dict[str, tuple[int, int]]
-    same_distribution: dict[str, dict[str, TwoSampleTest]]
+    variants: dict[str, VariantResult]  # by label, in the order of the configuration
+    num_identical: dict[str, tuple[int, int]]  # greedy: label → (samples with the baseline's tokens, samples compared)
+    same_distribution: dict[str, dict[str, TwoSampleTest]]  # sampled: label → measure → test against the baseline
 
 
 def analyze(run: RunRecords) -> RunResult:

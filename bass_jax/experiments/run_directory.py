@@ -1,12 +1,11 @@
 """The run directory: the configuration, the environment, and the samples of each batch as soon as it has ended."""
 
-import dataclasses
 import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import yaml
 
@@ -17,29 +16,19 @@ from bass_jax.runtime.yaml_config import as_plain
 type Record = dict[str, Any]
 """One line of JSON."""
 
-CONFIG, SAMPLES, BATCHES, SCORES = "config.yaml", "samples", "batches", "scores"
+CONFIG, SAMPLES, BATCHES, SCORES = "config.yaml", "samples", "batches", "scores.jsonl"
 VERSION = 1
 
 
-@dataclasses.dataclass(frozen=True)
-class RunRecords:
-    """What a run directory holds.
-
-    Attributes:
-        path: of the directory.
-        config: the resolved configuration.
-        sessions: per process that worked on the run, its environment and command.
-        batches: one record per decoded batch.
-        samples: one record per answer, in no particular order.
-        scores: one record per scored answer, by `sample_key`.
-    """
+class RunRecords(NamedTuple):
+    """The content of a run directory."""
 
     path: Path
-    config: ExperimentConfig
-    sessions: list[Record]
-    batches: list[Record]
-    samples: list[Record]
-    scores: dict[tuple, Record]
+    config: ExperimentConfig  # as resolved
+    sessions: list[Record]  # environment and command of each process that worked on the run
+    batches: list[Record]  # one per decoded batch
+    samples: list[Record]  # one per answer, in no particular order
+    scores: dict[tuple, Record]  # one per scored answer, by `sample_key`
 
 
 def batch_key(record: Mapping[str, Any]) -> tuple[str, int, int, int, int]:
@@ -65,13 +54,7 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | Path, config: ExperimentConfig, *, process: int = 0, num_processes: int = 1):
-        """Makes or reopens the directory.
-
-        Args:
-            path: of the directory.
-            config: must equal that of an existing run.
-            process: index of this process; each process of a run has files of its own.
-            num_processes: processes that work on the run.
+        """Makes or reopens the directory. Each of several processes has files of its own.
 
         Raises:
             ValueError: if it holds another run, cannot be written, or is being written to by another process.
@@ -146,30 +129,6 @@ class RunDirectory:
             file.close()
 
 
-class ScoreFile:
-    """The scores of a run, appended one by one. Scores of an earlier session are kept.
-
-    Attributes:
-        done: keys of the scored samples.
-    """
-
-    def __init__(self, path: Path):
-        """Opens the scores of the run directory `path`."""
-        self.done: set[tuple] = set()
-        self._file = open_records(path / f"{SCORES}.jsonl", lambda record: self.done.add(sample_key(record)))
-
-    def append(self, record: Record) -> None:
-        """Adds the scores of one sample."""
-        append_records(self._file, record)
-        self.done.add(sample_key(record))
-
-    def __enter__(self) -> "ScoreFile":
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._file.close()
-
-
 def read_run_config(path: Path) -> ExperimentConfig:
     """Reads the configuration of a run.
 
@@ -197,7 +156,7 @@ def read_run(path: str | Path) -> RunRecords:
         raise ValueError(f"{path}: the run has decoded nothing yet")
     complete = {batch_key(record) for record in batches}
     samples = [record for record in _read_records(path, SAMPLES) if tuple(record["batch"]) in complete]
-    scores = {sample_key(record): record for record in _read_records(path, SCORES)}
+    scores = {sample_key(record): record for record in _read_records(path, "scores")}
     files = sorted(path.glob("run*.json"))
     sessions = [session for file in files for session in json.loads(file.read_text())["sessions"]]
     return RunRecords(path, config, sessions, batches, samples, scores)

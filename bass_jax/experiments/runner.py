@@ -13,7 +13,7 @@ from bass_jax.experiments.environment import describe_environment
 from bass_jax.experiments.experiment_config import ExperimentConfig
 from bass_jax.experiments.load_pairs import MethodPairs
 from bass_jax.experiments.plan import PlannedBatch, make_plan, share_of
-from bass_jax.experiments.problems import encode_problems, load_problems, stop_strings_of
+from bass_jax.experiments.problems import encode_problems, load_problems
 from bass_jax.experiments.run_directory import RunDirectory
 
 
@@ -44,7 +44,7 @@ def run_experiment(
         if all(batch.key in directory.done for batch in plan):
             return directory.path
         pairs = MethodPairs(config.pair)
-        prompts, is_chat = encode_problems(problems, pairs.base, config.task)
+        prompts, stop_strings = encode_problems(task, problems, pairs.base, config.task)
         device = _reference_device(config, pairs.base.target.config.dtype)
         session = {
             "command": list(sys.argv if command is None else command),
@@ -53,7 +53,6 @@ def run_experiment(
             "peak_is": "data sheet" if device in DEVICES.values() else "measured",
         }
         directory.begin(session)
-        stop_strings = stop_strings_of(task, pairs.base, is_chat=is_chat)
         decoder = BatchDecoder(config, problems, prompts, stop_strings, device)
         for index, batch in enumerate(plan):
             if batch.key in directory.done:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from bass_jax.experiments.decode import OVER_BUDGET
 from bass_jax.experiments.problems import load_problems
-from bass_jax.experiments.run_directory import Record, ScoreFile, read_run, sample_key
-from bass_jax.experiments.sandbox import ProgramResult, SandboxLimits, check_sandbox, run_programs
+from bass_jax.experiments.run_directory import SCORES, Record, append_records, open_records, read_run, sample_key
+from bass_jax.experiments.sandbox import ProgramResult, SandboxLimits, run_programs
 
 
 class PermissionNeededError(ValueError):
@@ -44,10 +44,11 @@ def score_run(
     if not task.is_scored:
         return 0
     by_id = {problem.id: problem for problem in problems}
-    with ScoreFile(records.path) as scores:
+    done: set[tuple] = set()
+    with open_records(records.path / SCORES, lambda score: done.add(sample_key(score))) as file:
         finished = [sample for sample in records.samples if sample["finish_reason"] != OVER_BUDGET]
-        samples = [sample for sample in finished if sample_key(sample) not in scores.done]
-        total = len(scores.done) + len(samples)
+        samples = [sample for sample in finished if sample_key(sample) not in done]
+        total = len(done) + len(samples)
         if not samples:
             return total
         if task.program is not None and not allow_code_execution:
@@ -58,15 +59,15 @@ def score_run(
 
         def append(sample: Record, **entries) -> None:
             key = {name: sample[name] for name in ("variant", "seed", "repeat", "problem", "sample")}
-            scores.append(key | entries)
-            on_progress(len(scores.done), total)
+            append_records(file, key | entries)
+            done.add(sample_key(sample))
+            on_progress(len(done), total)
 
         if task.program is None:
             assert task.score is not None
             for sample in samples:
                 append(sample, scores=dict(task.score(by_id[sample["problem"]], sample["text"])))
             return total
-        check_sandbox(inside_container=inside_container)
         by_program: dict[str, list[Record]] = {}
         for sample in samples:
             by_program.setdefault(task.program(by_id[sample["problem"]], sample["text"]), []).append(sample)

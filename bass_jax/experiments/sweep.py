@@ -22,12 +22,7 @@ class GridPoint(NamedTuple):
 def make_grid(
     path: str | Path, grid: Mapping[str, Sequence[Any]], overrides: Mapping[str, Any] | None = None
 ) -> list[GridPoint]:
-    """Returns all points; the last key changes fastest.
-
-    Args:
-        path: of the configuration.
-        grid: dotted path → the values that it takes.
-        overrides: of all points.
+    """Returns the points of a grid (dotted path → values) over the configuration `path`; the last key changes fastest.
 
     Raises:
         ValueError: if a point is not a valid configuration, or a key of the grid has no values.
@@ -66,14 +61,7 @@ def run_sweep(
     on_point: Callable[[int, GridPoint], None] = lambda index, point: None,
     **options: Any,
 ) -> list[Path]:
-    """Runs the points one after another; finished points are skipped.
-
-    Args:
-        points: from `make_grid`.
-        command: for the record; see `run_experiment`.
-        on_point: called before each point.
-        options: of `run_experiment`.
-    """
+    """Runs the points one after another, with `options` of `run_experiment`; `on_point` is called before each."""
     directories = []
     for index, point in enumerate(points):
         on_point(index, point)
@@ -94,14 +82,8 @@ def run_sweep_with_ray(
     """Runs the points as Ray tasks, each in a process of its own.
 
     The run directories must be visible on all machines. Ray restarts the task of a lost machine; the run then resumes.
-
-    Args:
-        points: from `make_grid`.
-        command: for the record.
-        address: of a cluster; default this machine.
-        cpus: cores per point.
-        gpus: devices per point.
-        on_point: called when a point has ended.
+    Each point gets `cpus` cores and `gpus` devices of the cluster at `address`, by default of this machine. `on_point`
+    is called when a point has ended.
 
     Raises:
         ValueError: if Ray is not installed.

@@ -1,25 +1,18 @@
 """Medians with ranges, bootstrap intervals and percentiles."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 _NUM_RESAMPLES = 400
 
 
-@dataclasses.dataclass(frozen=True)
-class Spread:
-    """A value with its uncertainty.
-
-    Attributes:
-        value: the estimate.
-        low: smallest repetition, or lower end of the 95 % bootstrap interval.
-        high: largest repetition, or upper end of the interval.
-    """
+class Spread(NamedTuple):
+    """A value with its uncertainty."""
 
     value: float
-    low: float
+    low: float  # smallest repetition, or lower end of the 95 % bootstrap interval
     high: float
 
     def __format__(self, spec: str) -> str:
@@ -28,12 +21,11 @@ class Spread:
 
     def scaled(self, factor: float) -> "Spread":
         """Returns the spread in another unit."""
-        return Spread(factor * self.value, factor * self.low, factor * self.high)
+        return Spread(*(factor * value for value in self))
 
 
-@dataclasses.dataclass(frozen=True)
-class Percentiles:
-    """Mean and percentiles of some values."""
+class Percentiles(NamedTuple):
+    """The mean and percentiles of some values."""
 
     mean: float
     p50: float

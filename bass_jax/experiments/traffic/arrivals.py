@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,19 +69,12 @@ def arrival_times(num: int, phases: Sequence[Phase], seed: int = 0) -> np.ndarra
     return times
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordedArrivals:
-    """Recorded arrivals (R requests).
+class RecordedArrivals(NamedTuple):
+    """Recorded arrivals (R requests)."""
 
-    Attributes:
-        times: ``[R]`` float64 seconds since the first, ascending.
-        prompt_tokens: ``[R]`` int; None if not recorded.
-        new_tokens: ``[R]`` int; None if not recorded.
-    """
-
-    times: np.ndarray
-    prompt_tokens: np.ndarray | None
-    new_tokens: np.ndarray | None
+    times: np.ndarray  # [R] float64 seconds since the first, ascending
+    prompt_tokens: np.ndarray | None  # [R] int; None if not recorded
+    new_tokens: np.ndarray | None  # [R] int; None if not recorded
 
 
 def read_arrivals(path: str | Path) -> RecordedArrivals:

@@ -5,7 +5,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,7 @@ from bass_jax.decoding.load_pair import load_pair
 from bass_jax.engine import Counts, Engine, EngineConfig, Loop, RequestHandle, Scheduler
 from bass_jax.experiments.traffic.arrivals import Phase, arrival_times, read_arrivals
 from bass_jax.experiments.traffic.calibration import measure_step_costs
-from bass_jax.experiments.traffic.clocks import RealClock, SimulatedClock
-from bass_jax.experiments.traffic.drive import drive
+from bass_jax.experiments.traffic.drive import RealClock, SimulatedClock, drive
 from bass_jax.experiments.traffic.serving_costs import ServingCosts, device_costs
 from bass_jax.experiments.traffic.simulated_executor import SimulatedExecutor, SimulatedRequest
 from bass_jax.experiments.traffic.traffic_config import TrafficConfig, TrafficPattern
@@ -43,29 +42,6 @@ class ServedTraffic(NamedTuple):
 
     handles: list[RequestHandle]  # finished
     counts: Counts
-
-
-@runtime_checkable
-class Backend(Protocol):
-    """Serves a workload."""
-
-    @property
-    def identity(self) -> str:
-        """Identifies what the results depend on besides the configuration."""
-        ...
-
-    @property
-    def unit_seconds(self) -> float:
-        """Seconds per unit of the times in the configuration."""
-        ...
-
-    def workload(self, pattern: TrafficPattern) -> Workload:
-        """Returns the requests of a pattern, which do not depend on policy and batching."""
-        ...
-
-    def serve(self, workload: Workload, batching: str, policy: str, on_step: OnStep | None) -> ServedTraffic:
-        """Serves the requests at their arrival times."""
-        ...
 
 
 def with_batching(config: EngineConfig, batching: Any) -> EngineConfig:
@@ -93,7 +69,7 @@ class SimulatedBackend:
     """A simulated device, with costs from public figures and sampled acceptance.
 
     Attributes:
-        identity: empty, because results depend on the configuration only.
+        identity: what results depend on besides the configuration: nothing.
     """
 
     identity = ""
@@ -118,7 +94,7 @@ class SimulatedBackend:
 
     @property
     def unit_seconds(self) -> float:
-        """Seconds per unit of the times in the configuration."""
+        """Seconds per unit of the configuration's times."""
         if self._config.unit == "seconds":
             return 1.0
         step = float(step_seconds(self._model, 1, 0, self._context))
@@ -179,12 +155,7 @@ class RealBackend:
     unit_seconds = 1.0
 
     def __init__(self, config: TrafficConfig, texts: Sequence[str], on_note: Callable[[str], None] = lambda note: None):
-        """Loads the pair.
-
-        Args:
-            config: with `TrafficConfig.real`.
-            texts: prompts; each request uses a random one.
-            on_note: called with a text about each measurement of the profile.
+        """Loads the pair; each request uses a random one of `texts` as its prompt.
 
         Raises:
             ValueError: if the pair cannot be loaded.
@@ -251,3 +222,7 @@ class RealBackend:
 
         engine.loop.clock = clock = RealClock()
         return ServedTraffic(drive(engine.loop, clock, workload.times.tolist(), submit), engine.counts)
+
+
+type Backend = SimulatedBackend | RealBackend
+"""Makes the requests of a pattern (`workload`) and serves them at their arrival times (`serve`)."""

@@ -1,9 +1,9 @@
 """Measures the costs of serving on this device, with the engine's own compiled functions."""
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -82,14 +82,10 @@ def _resize(executor: DeviceExecutor, size: int) -> None:
 def with_exhaustive_outputs(
     pair: Pair, prompts: Sequence[np.ndarray], workload: Workload, path: str, batch: int
 ) -> Workload:
-    """Decodes every request with drafts at every position; returns the workload with its outputs and acceptance.
+    """Decodes every request with drafts at every position, `batch` requests at a time, into a trace at `path`.
 
-    Args:
-        pair: target and drafter.
-        prompts: of the requests.
-        workload: without acceptance.
-        path: of the trace that is written.
-        batch: requests per batch.
+    Returns:
+        The workload with the lengths of the outputs and the acceptance.
     """
     with TraceWriter(path) as trace:
         for start in range(trace.num_complete * batch, len(prompts), batch):
@@ -102,19 +98,11 @@ def with_exhaustive_outputs(
     return workload._replace(new_tokens=replay.num_tokens, acceptable=acceptable)
 
 
-@dataclasses.dataclass(frozen=True)
-class Overhead:
-    """The time of the host between two steps.
+class Overhead(NamedTuple):
+    """The time of the host between two steps."""
 
-    Attributes:
-        rows: running rows.
-        step_seconds: median time of a step, from one result to the next.
-        host_seconds: mean time of scheduling per step.
-    """
-
-    rows: int
-    step_seconds: float
-    host_seconds: float
+    step_seconds: float  # median time of a step, from one result to the next
+    host_seconds: float  # mean time of scheduling per step
 
     @property
     def share(self) -> float:
@@ -153,4 +141,4 @@ def measure_overhead(engine: Engine, num_rows: int, num_steps: int) -> Overhead:
         engine.run()
     if not seconds:
         raise ValueError(f"num_rows={num_rows}: expected rows that run for a step")
-    return Overhead(num_rows, statistics.median(seconds), spent / len(seconds))
+    return Overhead(statistics.median(seconds), spent / len(seconds))

@@ -1,7 +1,7 @@
 """Latency, throughput and goodput of the requests of a run."""
 
-import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,54 +9,30 @@ from bass_jax.engine import Counts, RequestHandle
 from bass_jax.runtime.statistics import Percentiles, percentiles
 
 
-@dataclasses.dataclass(frozen=True)
-class TrafficSummary:
-    """The measures of one run. Times are seconds on the run's clock.
+class TrafficSummary(NamedTuple):
+    """The measures of one run. Times are seconds on the run's clock."""
 
-    Attributes:
-        num_requests: finished requests.
-        num_tokens: emitted tokens.
-        seconds: from the first arrival to the last token.
-        latency: from the arrival to the last token.
-        queueing: from the arrival to a slot.
-        first_token: from the arrival to the first token.
-        per_token: from the end of prefill to the last token, divided by the tokens (PTL).
-        tokens_per_second: of all requests.
-        goodput: requests per second whose latency met the objective; None without an objective.
-        objective: latency in seconds; None for none.
-        num_steps: steps of the loop.
-        mean_rows: running rows per step.
-        mean_draft_len: drafts per running row and step.
-        acceptance_rate: accepted over drafted; None without drafts.
-        num_regroups: changes of the batch size.
-    """
-
-    num_requests: int
-    num_tokens: int
-    seconds: float
-    latency: Percentiles
-    queueing: Percentiles
-    first_token: Percentiles
-    per_token: Percentiles
-    tokens_per_second: float
-    goodput: float | None
-    objective: float | None
+    num_requests: int  # finished
+    num_tokens: int  # emitted
+    seconds: float  # from the first arrival to the last token
+    latency: Percentiles  # from the arrival to the last token
+    queueing: Percentiles  # from the arrival to a slot
+    first_token: Percentiles  # from the arrival to the first token
+    per_token: Percentiles  # PTL: from the end of prefill to the last token, divided by the tokens
+    tokens_per_second: float  # of all requests
+    goodput: float | None  # requests per second whose latency met the objective; None without an objective
+    objective: float | None  # largest acceptable latency; None for none
     num_steps: int
-    mean_rows: float
-    mean_draft_len: float
-    acceptance_rate: float | None
-    num_regroups: int
+    mean_rows: float  # running rows per step
+    mean_draft_len: float  # drafts per running row and step
+    acceptance_rate: float | None  # accepted over drafted; None without drafts
+    num_regroups: int  # changes of the batch size
 
 
 def summarize_traffic(
     handles: Sequence[RequestHandle], counts: Counts, objective: float | None = None
 ) -> TrafficSummary:
-    """Computes the measures of a run.
-
-    Args:
-        handles: of all its requests; requests that ended without a token are left out.
-        counts: of its loop.
-        objective: largest acceptable latency in seconds.
+    """Computes the measures of a run, without requests that ended without a token.
 
     Raises:
         ValueError: if no request received a token.

@@ -1,8 +1,8 @@
 """The costs of serving, as tables that the host loop of a simulation looks up."""
 
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,23 +15,14 @@ NUM_CONTEXTS = 17
 """Context lengths in the tables; costs between them are interpolated."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ServingCosts:
-    """Seconds of the operations of an executor.
+class ServingCosts(NamedTuple):
+    """Seconds of the operations of an executor."""
 
-    Attributes:
-        steps: cost model of target passes and drafts.
-        chunk: ``[NUM_CONTEXTS]`` of reading a chunk of a prompt with both models, at the contexts of `context_grid`.
-        insert: of moving a prompt that was read into its row.
-        regroup: of changing the batch size: ``(from, to)`` → seconds.
-        host: between two steps, while the device waits.
-    """
-
-    steps: CostModel
-    chunk: np.ndarray
-    insert: float
-    regroup: Mapping[tuple[int, int], float]
-    host: float
+    steps: CostModel  # of target passes and drafts
+    chunk: np.ndarray  # [NUM_CONTEXTS] float64, reading a chunk of a prompt with both models, at `context_grid`
+    insert: float  # moving a prompt that was read into its row
+    regroup: Mapping[tuple[int, int], float]  # changing the batch size: (from, to) → seconds
+    host: float  # between two steps, while the device waits
 
 
 def context_grid(capacity: int) -> np.ndarray:
@@ -46,14 +37,7 @@ def size_changes(sizes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def device_costs(model: RooflineModel, device: Device, config: EngineConfig, host: float) -> ServingCosts:
-    """Computes costs from public figures: passes by the roofline, moves of rows by their bytes.
-
-    Args:
-        model: of the pair on `device`.
-        device: its bandwidth is used for moves.
-        config: of the engine.
-        host: assumed seconds between two steps.
-    """
+    """Computes costs from public figures: passes by the roofline `model`, moves of rows by their bytes."""
     contexts = context_grid(config.capacity)
     models = [shape for shape in (model.target, model.draft) if shape.num_layers > 0]
     chunk = sum(np.asarray(model.pass_seconds(shape, 1, config.chunk, contexts)) for shape in models)

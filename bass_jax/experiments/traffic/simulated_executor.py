@@ -11,7 +11,7 @@ from bass_jax.decoding.state import FinishReason, StepInfo
 from bass_jax.engine import EngineConfig, Request, RequestHandle
 from bass_jax.engine.executor import StepResult
 from bass_jax.engine.slots import has_rows, plan_rows
-from bass_jax.experiments.traffic.clocks import SimulatedClock
+from bass_jax.experiments.traffic.drive import SimulatedClock
 from bass_jax.experiments.traffic.serving_costs import ServingCosts, StepTable, context_grid
 from bass_jax.policies import Policy
 from bass_jax.policies.protocol import plan_bucket, policy_buckets

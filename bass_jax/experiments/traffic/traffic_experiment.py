@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,16 +43,9 @@ def run_traffic(
     on_run: Callable[[str, str, str], None] = lambda pattern, batching, policy: None,
     on_step: OnStep | None = None,
 ) -> list[TrafficResult]:
-    """Runs what the results file does not hold yet, and appends each result to it.
+    """Runs what the results file does not hold yet, and appends each result to it; returns all results in order.
 
-    Args:
-        config: the experiment.
-        backend: serves the requests.
-        on_run: called before each run.
-        on_step: called after every step of every run.
-
-    Returns:
-        All results, in the order of the configuration.
+    `on_run` is called before each run, and `on_step` after every step.
 
     Raises:
         ValueError: if the output directory cannot be written to.
@@ -69,19 +63,19 @@ def run_traffic(
         with open_records(path, keep) as file:
             for pattern in config.traffic:
                 workload = None
-                for batching in config.batching:
-                    for policy in config.policies:
-                        run = {"traffic": dataclasses.asdict(pattern), "batching": batching, "policy": policy}
-                        if _key(run) not in found:
-                            workload = workload or backend.workload(pattern)
-                            on_run(pattern.name, batching, policy)
-                            served = backend.serve(workload, batching, policy, on_step)
-                            objective = None if config.objective is None else config.objective * backend.unit_seconds
-                            summary = summarize_traffic(served.handles, served.counts, objective)
-                            record = {"config": mark, **run, "summary": dataclasses.asdict(summary)}
-                            append_records(file, record)
-                            found[_key(run)] = _result(record)
-                        results.append(found[_key(run)])
+                for batching, policy in itertools.product(config.batching, config.policies):
+                    run = {"traffic": dataclasses.asdict(pattern), "batching": batching, "policy": policy}
+                    if _key(run) not in found:
+                        workload = workload or backend.workload(pattern)
+                        on_run(pattern.name, batching, policy)
+                        served = backend.serve(workload, batching, policy, on_step)
+                        objective = None if config.objective is None else config.objective * backend.unit_seconds
+                        summary = summarize_traffic(served.handles, served.counts, objective)._asdict()
+                        fields = {name: x._asdict() if isinstance(x, Percentiles) else x for name, x in summary.items()}
+                        record = {"config": mark, **run, "summary": fields}
+                        append_records(file, record)
+                        found[_key(run)] = _result(record)
+                    results.append(found[_key(run)])
     except OSError as error:
         raise ValueError(f"output_dir={config.output_dir}: cannot be written: {error.strerror}") from None
     return results

@@ -5,8 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bass_jax.analysis.replay import Replay
-
 MAX_DRAFTS = 32
 """The largest number of drafts per step that acceptance is sampled for."""
 
@@ -34,7 +32,7 @@ def sample_acceptable(rates: Sequence[float], num_tokens: np.ndarray, seed: int)
 
     Args:
         rates: acceptance by position, given that the drafts before are accepted; the last one is repeated.
-        num_tokens: ``[R]`` lengths of the outputs.
+        num_tokens: ``[R]`` int, lengths of the outputs.
         seed: of the samples.
     """
     padded = [*rates, *[rates[-1]] * (MAX_DRAFTS - len(rates))][:MAX_DRAFTS]
@@ -44,15 +42,3 @@ def sample_acceptable(rates: Sequence[float], num_tokens: np.ndarray, seed: int)
         uniform = np.random.default_rng((seed, index)).random(int(num))
         found.append((uniform[:, None] < probs).sum(axis=1))
     return found
-
-
-def replayed(replay: Replay, times: np.ndarray, seed: int) -> Workload:
-    """Returns requests whose outputs and acceptances are those of random rows of a recorded run."""
-    rows = np.random.default_rng(seed).integers(0, len(replay.num_tokens), len(times))
-    return Workload(
-        times=times,
-        prompt_tokens=replay.prompt_lengths[rows],
-        new_tokens=replay.num_tokens[rows],
-        limits=replay.limits[rows],
-        acceptable=[replay.acceptable[row, : replay.num_tokens[row]] for row in rows],
-    )

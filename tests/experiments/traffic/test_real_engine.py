@@ -10,8 +10,7 @@ from bass_jax.cli import traffic_checks
 from bass_jax.engine import EngineConfig
 from bass_jax.experiments.traffic.backends import simulate_traffic
 from bass_jax.experiments.traffic.calibration import measure_overhead, measure_serving, with_exhaustive_outputs
-from bass_jax.experiments.traffic.clocks import RealClock
-from bass_jax.experiments.traffic.drive import drive
+from bass_jax.experiments.traffic.drive import RealClock, drive
 from bass_jax.experiments.traffic.latency import summarize_traffic
 from bass_jax.experiments.traffic.workload import Workload
 from tests import tiny

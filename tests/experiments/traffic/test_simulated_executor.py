@@ -16,7 +16,7 @@ from bass_jax.engine import EngineConfig
 from bass_jax.experiments.traffic.backends import simulate_traffic
 from bass_jax.experiments.traffic.serving_costs import NUM_CONTEXTS, ServingCosts, size_changes
 from bass_jax.experiments.traffic.simulated_executor import constant_plan
-from bass_jax.experiments.traffic.workload import Workload, replayed, sample_acceptable
+from bass_jax.experiments.traffic.workload import Workload, sample_acceptable
 from tests import tiny
 from tests.cost_model.profiles import made_up
 
@@ -101,18 +101,6 @@ def test_requests_that_arrive_together_have_the_counts_of_a_replay(name, tmp_pat
     assert counts.num_emitted == expected.num_emitted
     assert (counts.num_steps, counts.num_row_steps) == (int(expected.num_steps[0]), expected.num_row_steps)
     assert (counts.num_drafted, counts.num_accepted) == (expected.num_drafted, expected.num_accepted)
-
-
-def test_recorded_texts_are_drawn_whole():
-    from bass_jax.analysis.replay import Replay
-
-    lengths = np.array([3, 5], np.int32)
-    replay = Replay(np.arange(10).reshape(2, 5), np.ones((2, 5, 1), np.float32), lengths, lengths + 2, lengths, 0.0)
-    workload = replayed(replay, np.arange(20.0), seed=0)
-    assert set(workload.new_tokens.tolist()) == {3, 5}
-    for num, limit, acceptable in zip(workload.new_tokens, workload.limits, workload.acceptable, strict=True):
-        assert limit == num + 2 and len(acceptable) == num
-        assert acceptable[0] == (0 if num == 3 else 5)
 
 
 def test_sampled_acceptance_follows_the_power_law():
