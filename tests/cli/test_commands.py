@@ -112,7 +112,7 @@ def test_reads_prompts_from_files_and_standard_input(pair, tmp_path, monkeypatch
     output = tmp_path / "out.jsonl"
 
     def prompts(*arguments):
-        assert main(["generate", *arguments, "--pair", pair, *COMMON, "--output", str(output)]) == 0
+        assert main(["generate", *arguments, "--pair", pair, *COMMON, "--batch", "1", "--output", str(output)]) == 0
         rows = map(json.loads, output.read_text().splitlines())
         return [row["prompt"] for row in sorted(rows, key=lambda row: row["prompt_index"])]
 

@@ -10,6 +10,7 @@ import pytest
 
 from bass_jax.analysis import profiler
 from bass_jax.cli.main import main
+from bass_jax.runtime.jit_cache import JIT_CACHE
 from tests.cli.test_commands import fails, pair  # noqa: F401  (a fixture)
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +93,18 @@ def test_quantization_error_of_int8(pair, tmp_path, capsys):  # noqa: F811
     assert "nothing else differs" in fails(capsys, "quantization-error", pair, *options)
 
 
+SHAPE = ("--draft-len", "2", "--draft", "ngram")
+
+
+def test_warm_up_compiles_what_generate_needs(pair, capsys):  # noqa: F811
+    assert main(["warm-up", pair, "--batches", "1", "--capacities", "64", *SHAPE]) == 0
+    assert "batch 1, capacity 64" in capsys.readouterr().out
+    before = JIT_CACHE.num_compiled
+    assert main(["generate", "one", "--pair", pair, "--max-new-tokens", "8", "--quiet", *SHAPE]) == 0
+    assert JIT_CACHE.num_compiled == before
+
+
+@pytest.mark.slow
 def test_a_second_start_compiles_nothing(pair, tmp_path):  # noqa: F811
     """`warm-up` fills the cache; another process then finds every executable in it, and adds none."""
     environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "true", "XLA_FLAGS": "", "JAX_LOG_COMPILES": "0"}
@@ -107,12 +120,11 @@ def test_a_second_start_compiles_nothing(pair, tmp_path):  # noqa: F811
     def entries() -> set[str]:
         return {path.name for path in (tmp_path / "bass_jax").rglob("*-cache")}
 
-    shape = ["--draft-len", "2", "--draft", "ngram"]
-    printed = run("warm-up", pair, "--batches", "1", "--capacities", "64", *shape)
+    printed = run("warm-up", pair, "--batches", "1", "--capacities", "64", *SHAPE)
     assert f"cache: {tmp_path}/bass_jax/xla-" in printed
     warmed = entries()
     assert warmed
-    run("generate", "one", "--pair", pair, "--max-new-tokens", "8", "--quiet", *shape)
+    run("generate", "one", "--pair", pair, "--max-new-tokens", "8", "--quiet", *SHAPE)
     assert entries() == warmed
 
 

@@ -1,6 +1,7 @@
 """A pair of a few kilobytes on disk, and small data for every task."""
 
 import dataclasses
+import functools
 import gzip
 import json
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from bass_jax import checkpoint
+from bass_jax.experiments import load_pairs
 from bass_jax.experiments.sandbox import bubblewrap_problem
 from tests.checkpoint.small import random_model, small_config, small_tokenizer
 
@@ -80,6 +82,14 @@ def pair_path(tmp_path_factory) -> str:
     return str(directory)
 
 
+@pytest.fixture(scope="module")
+def loaded_once():
+    """Loads each pair once per module, because a run of a few steps takes less time than loading its pair."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load_pairs, "load_pair", functools.cache(load_pairs.load_pair))
+        yield
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory) -> dict[str, str]:
     """A file per task."""
@@ -93,7 +103,7 @@ def data(tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.fixture
-def content(pair_path, data, tmp_path) -> dict:
+def content(pair_path, data, tmp_path, loaded_once) -> dict:
     """A configuration with regular decoding, single-sequence, batched and synchronized speculation."""
     return {
         "output_dir": str(tmp_path / "run"),

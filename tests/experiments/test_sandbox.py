@@ -15,7 +15,7 @@ import pytest
 from bass_jax.experiments import sandbox
 from bass_jax.experiments.sandbox import SandboxLimits, run_program, run_programs
 
-LIMITS = SandboxLimits(seconds=1.5)
+LIMITS = SandboxLimits(seconds=1.0)
 isolated = pytest.mark.usefixtures("bubblewrap")
 
 
@@ -177,10 +177,10 @@ def test_as_root_programs_need_an_interpreter_that_others_can_execute(no_bubblew
         run_program("pass", inside_container=True)
 
 
-LIMITED = ("an endless loop", "sleep", "a fork bomb", "many threads", "100 GB", "memory bit by bit", "a full disk")
+LIMITED = ("an endless loop", "a fork bomb", "100 GB", "a full disk", "an early exit", "another user")
 
 
-@pytest.mark.parametrize("name", [*LIMITED, "an early exit", "endless output", "another user", "a correct program"])
+@pytest.mark.parametrize("name", [*LIMITED, "a correct program"])
 def test_inside_a_container_the_resource_limits_hold(no_bubblewrap, monkeypatch, name):
     if os.geteuid() == 0 and not sandbox.is_executable_by_others(sandbox.INTERPRETER):
         other = Path("/usr/bin/python3").resolve()
@@ -188,8 +188,10 @@ def test_inside_a_container_the_resource_limits_hold(no_bubblewrap, monkeypatch,
             pytest.skip(f"as root this needs an interpreter that others can execute, not {sandbox.INTERPRETER}")
         monkeypatch.setattr(sandbox, "INTERPRETER", other)
     start = time.monotonic()
-    result = run_program(HOSTILE.get(name, "open('own.txt', 'w').write('x')"), LIMITS, inside_container=True)
-    assert result.passed == (name == "a correct program"), result
+    is_correct = name == "a correct program"
+    program = "open('own.txt', 'w').write('x')" if is_correct else HOSTILE[name]
+    result = run_program(program, None if is_correct else LIMITS, inside_container=True)
+    assert result.passed == is_correct, result
     assert time.monotonic() - start < LIMITS.seconds + 8
     assert_nothing_is_left()
 

@@ -79,12 +79,11 @@ class StepTable:
         """
         place = context / self._contexts[1]
         low = min(int(place), NUM_CONTEXTS - 2)
-
-        def at(values: np.ndarray) -> float:
-            return float(values[low] * (1 - place + low) + values[low + 1] * (place - low))
-
-        total = at(self._target[size, bucket])
+        weights = np.array([1 - place + low, place - low])
+        costs = self._target[size, bucket][low : low + 2]
         if num_drafts:
-            total += at(self._draft[size][num_drafts])
-            total += -(-num_behind // CATCH_UP_CHUNK) * at(self._catch_up[size])
-        return total
+            num_chunks = -(-num_behind // CATCH_UP_CHUNK)
+            costs = (
+                costs + self._draft[size][num_drafts, low : low + 2] + num_chunks * self._catch_up[size][low : low + 2]
+            )
+        return float(weights @ costs)

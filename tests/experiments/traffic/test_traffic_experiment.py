@@ -3,8 +3,6 @@
 import dataclasses
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -207,7 +205,7 @@ def test_invalid_configurations_are_refused(tmp_path, change, message, capsys):
     assert "wrong.yaml: " in error and len(error.splitlines()) == 1
 
 
-def test_the_command(tmp_path):
+def test_the_command(tmp_path, monkeypatch, capsys):
     """Tables, comparisons and a plot, from a configuration with a recorded and a varying pattern."""
     arrivals = tmp_path / "arrivals.jsonl"
     arrivals.write_text(
@@ -226,12 +224,11 @@ traffic:
   - {{name: recorded, file: {arrivals}}}
   - {{name: varying, phases: [{{seconds: 1, inter_arrival: 0.5}}, {{seconds: 1, inter_arrival: 0.05, cv: 2}}]}}
 """)
-    command = [sys.executable, "-m", "bass_jax.cli.main", "traffic", str(config)]
-    environment = {"COLUMNS": "180", "PATH": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
-    assert found.returncode == 0, found.stderr
+    monkeypatch.setenv("COLUMNS", "180")
+    assert cli.main(["traffic", str(config)]) == 0
+    printed = capsys.readouterr().out
     for word in ("recorded", "varying", "static over continuous", "better fixed", "goodput", "simulated time"):
-        assert word in found.stdout
+        assert word in printed
     assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
     assert len((tmp_path / "out" / "results.jsonl").read_text().splitlines()) == 8
 
