@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -202,13 +201,15 @@ def _decode(
 
 
 def _output_record(output: "RequestOutput") -> dict[str, Any]:
+    from bass_jax.runtime.files import finite
+
     logprobs = None
     if output.token_logprobs is not None:
         # Log-probabilities under the raw and the warped distribution, and the most probable tokens of both.
         fields = {"raw": output.logprobs, "warped": output.token_logprobs.warped_logprobs}
         fields |= output.token_logprobs._asdict()
         del fields["warped_logprobs"]
-        logprobs = {name: _finite(values.tolist()) for name, values in fields.items()}
+        logprobs = {name: finite(values.tolist()) for name, values in fields.items()}
     return {
         "text": output.text,
         "tokens": output.tokens.tolist(),
@@ -216,13 +217,6 @@ def _output_record(output: "RequestOutput") -> dict[str, Any]:
         "logprobs": logprobs,
         "mean_logprob": float(output.logprobs.mean()) if len(output.logprobs) else None,
     }
-
-
-def _finite(value: Any) -> Any:
-    """Replaces the log-probability of a token of probability 0, because JSON has no infinity."""
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return value if math.isfinite(value) else None
 
 
 def _report(

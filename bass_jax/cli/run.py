@@ -112,8 +112,7 @@ def _is_first() -> bool:
 
 
 def _print_results(directory: Path) -> None:
-    from bass_jax.experiments.report import LATENCY, THROUGHPUT
-    from bass_jax.experiments.results import analyze
+    from bass_jax.experiments.results import LATENCY, THROUGHPUT, analyze
     from bass_jax.experiments.run_directory import read_run
 
     result = analyze(read_run(directory))

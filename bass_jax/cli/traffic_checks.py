@@ -18,14 +18,9 @@ from bass_jax.experiments.traffic.calibration import measure_overhead, measure_s
 from bass_jax.experiments.traffic.latency import summarize_traffic
 from bass_jax.experiments.traffic.traffic_config import TrafficConfig
 
-MAX_DIFFERENCE = 0.1
-"""Largest relative difference between a simulated and a real mean latency."""
-
-MAX_OVERHEAD = 0.03
-"""Largest share of a step that the scheduler takes."""
-
-MAX_GROWTH = 0.02
-"""Largest relative growth of the process's memory in the second half of a soak test."""
+MAX_DIFFERENCE = 0.1  # relative, between a simulated and a real mean latency
+MAX_OVERHEAD = 0.03  # the scheduler's share of a step
+MAX_GROWTH = 0.02  # relative growth of the process's memory in the second half of a soak test
 
 
 def run_check(

@@ -5,7 +5,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from bass_jax.experiments.plan import PlannedBatch, row_seed
 from bass_jax.experiments.run_directory import Record
 from bass_jax.experiments.tasks import Problem
 from bass_jax.policies import find_policy
+from bass_jax.runtime.files import finite
 
 OVER_BUDGET = "budget"
 """The finish reason of a row that the time budget stopped."""
@@ -147,8 +148,8 @@ class BatchDecoder(NamedTuple):
             draft_shape,
         )
         return record | {
-            "summary": _finite(dataclasses.asdict(summarize(loop.infos))),
-            "latency": _finite(dataclasses.asdict(per_token_latency(loop.infos, loop.step_seconds))),
+            "summary": finite(dataclasses.asdict(summarize(loop.infos))),
+            "latency": finite(dataclasses.asdict(per_token_latency(loop.infos, loop.step_seconds))),
             "utilization": dataclasses.asdict(utilization),
         }
 
@@ -163,12 +164,3 @@ def _begin_trace(path: Path, loop: GenerateLoop) -> TraceWriter:
     writer = TraceWriter(path)
     begin_trace(writer, loop)
     return writer
-
-
-def _finite(value: Any) -> Any:
-    """Replaces NaN and infinity, which JSON does not have, by None."""
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

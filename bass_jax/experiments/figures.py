@@ -8,7 +8,7 @@ import numpy as np
 
 from bass_jax.experiments.draft_outcomes import DraftOutcomes
 from bass_jax.experiments.pass_at_k import budget_grid, pass_all, pass_first, share_ended
-from bass_jax.experiments.results import RunResult, VariantResult
+from bass_jax.experiments.results import Column, RunResult, VariantResult
 from bass_jax.runtime.statistics import Spread
 
 _SETTINGS: Any = {
@@ -75,22 +75,6 @@ def draw_against_batch(result: RunResult) -> str:
     return _svg(draw, (9.0, 4.0))
 
 
-def draw_latency(result: RunResult) -> str:
-    """Draws PTL first, last and all of every variant as bars; whiskers are spreads."""
-    names = {"ptl_first": "first", "ptl_last": "last", "ptl_all": "all"}
-    return _draw_bars(result, names, 1e3, "per-token latency, ms")
-
-
-def draw_utilization(result: RunResult) -> str:
-    """Draws the utilizations of every variant as bars."""
-    names = {
-        "useful": "emitted tokens",
-        "verified": "verified positions",
-        "verified_and_draft": "verified and drafted",
-    }
-    return _draw_bars(result, names, 100.0, "share of the device's peak FLOP/s, %")
-
-
 def draw_acceptance(result: RunResult) -> str:
     """Draws acceptance by position, given that the drafts before were accepted."""
 
@@ -144,15 +128,16 @@ def draw_latency_model(curves: Mapping[str, tuple[Sequence[float | int], Sequenc
     return _svg(draw, (7.0, 4.0))
 
 
-def _draw_bars(result: RunResult, names: Mapping[str, str], scale: float, label: str) -> str:
+def draw_bars(result: RunResult, columns: Sequence[Column], label: str) -> str:
+    """Draws some measures of every variant as bars; whiskers are spreads."""
     variants = list(result.variants.values())
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
-        height = 0.8 / len(names)
-        for index, (name, title) in enumerate(names.items()):
+        height = 0.8 / len(columns)
+        for index, (title, name, _, scale) in enumerate(columns):
             spreads = [found.measures[name].scaled(scale) for found in variants]
-            places = np.arange(len(variants)) + (index - (len(names) - 1) / 2) * height
+            places = np.arange(len(variants)) + (index - (len(columns) - 1) / 2) * height
             widths = [one.value for one in spreads]
             axes.barh(places, widths, height, xerr=_whiskers(spreads), label=title, error_kw={"lw": 0.8})
         axes.set_yticks(range(len(variants)), [found.variant.label for found in variants])

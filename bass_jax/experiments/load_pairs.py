@@ -38,7 +38,10 @@ class MethodPairs:
             if method.draft is not None and method.draft != self._config.draft:
                 pair = self._with_draft(pair, method.draft)
             if method.attention is not None:
-                pair = with_attention(pair, method.attention)
+                target, drafter = _with_attention(pair.target, method.attention), pair.drafter
+                if isinstance(drafter, ModelDrafter | EagleDrafter):
+                    drafter = dataclasses.replace(drafter, model=_with_attention(drafter.model, method.attention))
+                pair = dataclasses.replace(pair, target=target, drafter=drafter)
             self._by_method[key] = pair
         return self._by_method[key]
 
@@ -64,13 +67,5 @@ class MethodPairs:
         return pair.with_drafter(ModelDrafter(model, pair.target.config.vocab_size))
 
 
-def with_attention(pair: Pair, attention: str) -> Pair:
-    """Returns the pair with another implementation of attention, in target and draft."""
-
-    def changed(model: Model) -> Model:
-        return dataclasses.replace(model, config=dataclasses.replace(model.config, attention_implementation=attention))
-
-    drafter = pair.drafter
-    if isinstance(drafter, ModelDrafter | EagleDrafter):
-        drafter = dataclasses.replace(drafter, model=changed(drafter.model))
-    return dataclasses.replace(pair, target=changed(pair.target), drafter=drafter)
+def _with_attention(model: Model, attention: str) -> Model:
+    return dataclasses.replace(model, config=dataclasses.replace(model.config, attention_implementation=attention))

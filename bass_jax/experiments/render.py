@@ -60,15 +60,14 @@ def write_report(report: Report, output: str | Path) -> list[Path]:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         page, text = output.with_name(output.name + ".html"), output.with_name(output.name + ".md")
-        page.write_text(to_html(report), encoding="utf-8")
+        page.write_text(_to_html(report), encoding="utf-8")
         text.write_text(_to_markdown(report, output), encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{output}: cannot be written: {error.strerror}") from None
     return [page, text]
 
 
-def to_html(report: Report) -> str:
-    """Returns the page, which contains every figure."""
+def _to_html(report: Report) -> str:
     import jinja2
 
     numbers = itertools.count()

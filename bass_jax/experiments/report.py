@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from bass_jax.experiments import figures
 from bass_jax.experiments.pass_at_k import pass_all, pass_first, share_ended
-from bass_jax.experiments.results import RunResult, analyze
+from bass_jax.experiments.results import LATENCY, THROUGHPUT, UTILIZATION, Column, RunResult, analyze
 from bass_jax.experiments.run_directory import CONFIG, RunRecords, read_run
 from bass_jax.experiments.tasks import find_task
 from bass_jax.runtime.statistics import Spread
@@ -31,34 +31,6 @@ class Report(NamedTuple):
 
     title: str
     runs: tuple[tuple[Section, ...], ...]  # the sections of each run
-
-
-class Column(NamedTuple):
-    """A measure in a table."""
-
-    title: str
-    measure: str
-    spec: str
-    scale: float = 1.0
-
-
-LATENCY = (
-    Column("PTL first, ms", "ptl_first", ".1f", 1e3),
-    Column("PTL last, ms", "ptl_last", ".1f", 1e3),
-    Column("PTL all, ms", "ptl_all", ".1f", 1e3),
-    Column("speed-up", "speed_up", ".2f"),
-)
-THROUGHPUT = (
-    Column("tokens/s", "tokens_per_second", ".0f"),
-    Column("relative to regular decoding", "throughput_ratio", ".2f"),
-    Column("tokens per target pass", "block_efficiency", ".2f"),
-    Column("acceptance, %", "acceptance", ".1f", 100.0),
-)
-_UTILIZATION = (
-    Column("emitted tokens (MFU), %", "useful", ".2f", 100.0),
-    Column("verified positions, %", "verified", ".2f", 100.0),
-    Column("verified and drafted, %", "verified_and_draft", ".2f", 100.0),
-)
 
 
 def make_report(directories: Sequence[str | Path], output: str | Path, title: str = "") -> Report:
@@ -102,8 +74,8 @@ def _result_sections(result: RunResult) -> list[Section]:
         "FLOP/s of the models' matrix products while decoding, relative to the device's peak. They count the target's "
         "work on emitted tokens, on all positions that it verified, and in the last column the draft's work too."
     )
-    figure = figures.draw_utilization(result)
-    sections.append(Section("Utilization", text, *_measures(result, _UTILIZATION), figure, "utilization"))
+    figure = figures.draw_bars(result, UTILIZATION, "share of the device's peak FLOP/s, %")
+    sections.append(Section("Utilization", text, *_measures(result, UTILIZATION), figure, "utilization"))
     if any(one.scores for one in variants):
         sections.append(_scores(result, spread))
     if any(one.answers for one in variants) and find_task(run.config.task.name).measure == "passed":
@@ -168,7 +140,14 @@ def _latency(result: RunResult, spread: str) -> Section:
         f"{spread}{relative}"
     )
     header, rows = _measures(result, LATENCY)
-    return Section("Per-token latency", text, header, rows, figures.draw_latency(result), "latency")
+    return Section(
+        "Per-token latency",
+        text,
+        header,
+        rows,
+        figures.draw_bars(result, LATENCY[:3], "per-token latency, ms"),
+        "latency",
+    )
 
 
 def _scores(result: RunResult, spread: str) -> Section:

@@ -45,6 +45,34 @@ class RunResult(NamedTuple):
     same_distribution: dict[str, dict[str, TwoSampleTest]]  # sampled: label → measure → test against the baseline
 
 
+class Column(NamedTuple):
+    """A measure in a table."""
+
+    title: str
+    measure: str
+    spec: str
+    scale: float = 1.0
+
+
+LATENCY = (
+    Column("PTL first, ms", "ptl_first", ".1f", 1e3),
+    Column("PTL last, ms", "ptl_last", ".1f", 1e3),
+    Column("PTL all, ms", "ptl_all", ".1f", 1e3),
+    Column("speed-up", "speed_up", ".2f"),
+)
+THROUGHPUT = (
+    Column("tokens/s", "tokens_per_second", ".0f"),
+    Column("relative to regular decoding", "throughput_ratio", ".2f"),
+    Column("tokens per target pass", "block_efficiency", ".2f"),
+    Column("acceptance, %", "acceptance", ".1f", 100.0),
+)
+UTILIZATION = (
+    Column("emitted tokens (MFU), %", "useful", ".2f", 100.0),
+    Column("verified positions, %", "verified", ".2f", 100.0),
+    Column("verified and drafted, %", "verified_and_draft", ".2f", 100.0),
+)
+
+
 def analyze(run: RunRecords) -> RunResult:
     """Computes the results of a run."""
     config = run.config

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,12 +56,21 @@ def read_jsonl(path: Path, *, skip_partial: bool = False) -> Iterator[tuple[int,
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file under a temporary name and renames it, so that a kill leaves the old file or the new one."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # several processes may write the same file
     with partial.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def finite(value: Any) -> Any:
+    """Replaces NaN and infinity, which JSON does not have, by None, also inside lists and dictionaries."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def sha256(path: Path) -> str:
