@@ -71,7 +71,7 @@ class RunDirectory:
         except OSError as error:
             raise ValueError(f"{self.path}: cannot be written: {error.strerror}") from None
         try:
-            self._check_config(config)
+            self._check_config(config, is_writer=process == 0)
         except ValueError:
             self._lock.close()
             raise
@@ -87,10 +87,11 @@ class RunDirectory:
             self.path / f"{SAMPLES}{self._suffix}.jsonl", lambda sample: tuple(sample["batch"]) in own
         )
 
-    def _check_config(self, config: ExperimentConfig) -> None:
+    def _check_config(self, config: ExperimentConfig, *, is_writer: bool) -> None:
         file = self.path / CONFIG
         if not file.exists():
-            write_atomically(file, yaml.safe_dump(as_plain(config), sort_keys=False, allow_unicode=True, width=110))
+            if is_writer:
+                write_atomically(file, yaml.safe_dump(as_plain(config), sort_keys=False, allow_unicode=True, width=110))
             return
         there = as_plain(read_run_config(self.path))
         for name, ours in as_plain(config).items():

@@ -56,7 +56,7 @@ def read_jsonl(path: Path, *, skip_partial: bool = False) -> Iterator[tuple[int,
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file under a temporary name and renames it, so that a kill leaves the old file or the new one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # several processes may write the same file
+    partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
