@@ -104,6 +104,7 @@ def results_table(runs: Mapping[str, Sequence[Generation]]) -> Table:
 def _measures(batches: Sequence[Generation]) -> dict[str, str]:
     """Returns the measures of one run, over all its batches."""
     total = summarize([info for batch in batches for info in batch.infos])
+    rates = total.acceptance_by_position  # NaN for a position that no draft reached
     timings = [batch.timings for batch in batches]
     num_compiled = sum(one.num_compiled for one in timings)
 
@@ -117,7 +118,7 @@ def _measures(batches: Sequence[Generation]) -> dict[str, str]:
         "rejected / padded": f"{total.num_rejected} / {total.num_padded}",
         "block efficiency": f"{total.block_efficiency:.2f}",
         "acceptance": f"{total.acceptance_rate:.0%}" if total.num_drafted else "–",
-        "acceptance by position": " ".join(f"{rate:.0%}" for rate in total.acceptance_by_position) or "–",
+        "acceptance by position": " ".join("–" if rate != rate else f"{rate:.0%}" for rate in rates) or "–",
         "PTL first": latency("first"),
         "PTL last": latency("last"),
         "PTL all": latency("all"),
