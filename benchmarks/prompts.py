@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bass_jax.cli.prompt_arguments import read_prompts
+from bass_jax.cli.prompt_arguments import collect_prompts
 
 
 def prompt_parser(description: str | None) -> argparse.ArgumentParser:
@@ -20,5 +20,5 @@ def prompt_parser(description: str | None) -> argparse.ArgumentParser:
 
 def encode_prompts(options: argparse.Namespace, tokenizer) -> list[np.ndarray]:
     """Reads the prompts and puts each into the chat template."""
-    texts = read_prompts((), options.file, options.field, options.template)
+    texts = collect_prompts((), options.file, options.field, options.template)
     return [tokenizer.encode_chat(text) for text in texts]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from bass_jax.training import Agreement
 
-from bass_jax.cli.overrides import read_overrides
+from bass_jax.cli.arguments import read_overrides
 
 STAGES = ("corpus", "train", "evaluate")
 
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     distilled = distill(config, stages=options.stages, show_progress=not options.quiet)
     if distilled.agreements:
-        from bass_jax.cli.output import output_console
+        from bass_jax.cli.arguments import output_console
 
         output_console().print(agreement_table(distilled.agreements, distilled.acceptances))
     print(distilled.directory)
@@ -51,7 +51,6 @@ def run(options: argparse.Namespace) -> int:
         from bass_jax.cli.plots import plot_training
 
         plot_training(distilled.directory.parent / "metrics.jsonl", options.plot)
-        print(f"drawn: {options.plot}")
     return 0
 
 

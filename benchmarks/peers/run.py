@@ -27,7 +27,7 @@ from rich.table import Table
 
 import bass_jax as bass
 from bass_jax import checkpoint
-from bass_jax.cli.prompt_arguments import read_prompts
+from bass_jax.cli.prompt_arguments import collect_prompts
 
 TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
 PEERS = {
@@ -78,7 +78,7 @@ def main() -> None:
             rounds = [compare(options, record, model, regular, batches, pair, "decode") for _ in range(options.rounds)]
             record["regular"] = report_regular(sizes, rounds)
         if speculative:
-            prompts = read_prompts((), options.file, options.field, options.template)
+            prompts = collect_prompts((), options.file, options.field, options.template)
             rows = [[tokenizer.encode_chat(prompt).tolist()] for prompt in prompts[: options.num_prompts]]
             rounds = [
                 compare(options, record, model, speculative, rows, pair, "speculate") for _ in range(options.rounds)

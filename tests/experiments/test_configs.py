@@ -1,4 +1,4 @@
-"""Configurations of experiments and distillations are read, are short, and decode in the ways that they promise."""
+"""The configurations of experiments and distillations are valid and short."""
 
 from pathlib import Path
 
