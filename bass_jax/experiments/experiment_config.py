@@ -108,7 +108,7 @@ class MethodConfig:
     profile: str | None = None
     acceptance: str = "token"
     draft: str | None = None
-    attention: Literal["ragged", "pad", "split", "xla", "cudnn"] | None = None
+    attention: Literal["ragged", "pad", "split", "xla"] | None = None
     quantize: Literal["int8", "int8_activations"] | None = None
     num_samples: int | None = None
 

@@ -1,6 +1,5 @@
 """The attention part of a layer."""
 
-import contextlib
 import functools
 
 import flax.linen as nn
@@ -141,7 +140,4 @@ def _attend(config: ModelConfig, attention: AttentionConfig, queries, keys, valu
     implementation = config.attention_implementation
     if implementation in ("pad", "split"):
         return attend(form=implementation)
-    if implementation == "cudnn":
-        with contextlib.suppress(NotImplementedError):
-            return attend(implementation="cudnn")
     return attend(implementation="xla" if implementation == "xla" else None)

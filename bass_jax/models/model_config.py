@@ -236,8 +236,7 @@ class ModelConfig:
             INT8, with a scale per token, and sums in integers. None stores everything in `dtype`.
         cache_dtype: ``"int8"`` keeps keys and values in INT8 with a scale per token and head; None means `dtype`.
         attention_implementation: ``"ragged"``, ``"pad"`` or ``"split"``, the forms of
-            `kernels_pallas.ops.ragged_attention` on a GPU (elsewhere all three are ``"xla"``), ``"xla"``, or
-            ``"cudnn"``, which transposes the cache in every pass and falls back to ``"ragged"``.
+            `kernels_pallas.ops.ragged_attention` on a GPU (elsewhere all three are ``"xla"``), or ``"xla"``.
         product_dtype: ``"bfloat16"`` rounds the float32 inputs of products of activations with weights, and of the
             gradient by the activations, not by a weight. Sums and everything else stay float32, and the inputs of INT8
             weights are not rounded. None does not round. Training sets it.
@@ -279,7 +278,7 @@ class ModelConfig:
         check_choice("quantize", self.quantize, (None, "int8", "int8_activations"))
         check_choice("cache_dtype", self.cache_dtype, (None, "int8"))
         check_choice("product_dtype", self.product_dtype, (None, "bfloat16"))
-        implementations = ("ragged", "pad", "split", "xla", "cudnn")
+        implementations = ("ragged", "pad", "split", "xla")
         check_choice("attention_implementation", self.attention_implementation, implementations)
         if self.has_output_projection and self.embedding_width is None:
             raise ValueError("has_output_projection=True: expected an embedding_width")
