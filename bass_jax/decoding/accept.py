@@ -1,4 +1,4 @@
-"""Turns logits and drafts into the tokens of a step: by a rule in jnp, or by the fused kernel where there is one."""
+"""Applies an acceptance rule to logits and drafts, in jnp or as a fused kernel."""
 
 from typing import NamedTuple
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from bass_jax.acceptance import GREEDY, TOKEN, AcceptanceRule, RuleKeys
 from bass_jax.acceptance.base import AcceptanceResult, check_acceptance
+from bass_jax.config import SpecConfig
 from bass_jax.decoding.positions import join_tokens
 from bass_jax.decoding.state import FinishReason, TokenLogprobs
 from bass_jax.drafters import Proposal
@@ -18,25 +19,25 @@ from kernels_pallas.targets import current_target
 
 
 class StepTokens(NamedTuple):
-    """What each row may emit, before stops and limits."""
+    """The tokens that each row can emit, before stop tokens and limits are applied."""
 
-    tokens: Array  # [B, T] int32, accepted drafts and the token after them; what follows means nothing
+    tokens: Array  # [B, T] int32, accepted drafts and the token after them, then arbitrary values
     num_accepted: Array  # [B] int32
-    num_drawable: Array  # [B] int32, leading tokens that were drawn from distributions that exist; T + 1 if none failed
-    failure: Array  # [B] int32, `FinishReason` of a row that has fewer of those than it would emit
+    num_valid: Array  # [B] int32, leading tokens that come from valid distributions; T + 1 if all are valid
+    failure: Array  # [B] int32, `FinishReason` of a row that would emit more than `num_valid` tokens
     logprobs: Array  # [B, T] float32, of `tokens` under the target's raw distribution
     token_logprobs: TokenLogprobs | None
 
 
 class TargetLogits(NamedTuple):
-    """Of the positions of a pass."""
+    """The target's logits before and after the logits processors."""
 
-    raw: Array  # [B, T, V] float32, the target's own
-    processed: Array  # [B, T, V] float32, what distributions are made of; `raw` itself where nothing is adjusted
+    raw: Array  # [B, T, V] float32
+    processed: Array  # [B, T, V] float32; the same object as `raw` without processors
 
     @property
     def is_processed(self) -> bool:
-        """Whether the two differ; static."""
+        """Whether there are processors; static."""
         return self.processed is not self.raw
 
 
@@ -46,53 +47,50 @@ def accept(
     logits: TargetLogits,
     sampling_arrays: SamplingArrays,
     keys: RuleKeys,
-    *,
-    kernel: str,
-    num_logprobs: int | None = None,
+    spec: SpecConfig,
 ) -> StepTokens:
-    """Applies `rule`.
+    """Applies `rule` to the drafts.
 
     Args:
         rule: the acceptance rule.
-        proposal: drafts ``[B, T - 1]``; T may be 1, a regular step.
+        proposal: drafts ``[B, T - 1]``; T is 1 in a regular step.
         logits: of the target.
         sampling_arrays: per row.
         keys: per row; consumed.
-        kernel: ``"pallas"`` runs the greedy and the token rule as `kernels_pallas.ops.masked_acceptance` on a GPU,
-            which writes nothing of the size of the vocabulary; ``"xla"`` never does. The tokens are the same.
-        num_logprobs: as in `SpecConfig`.
+        spec: with ``acceptance_kernel="pallas"`` the greedy and the token rule run on a GPU as
+            `kernels_pallas.ops.masked_acceptance`, which allocates no array of the size of the vocabulary. The tokens
+            are the same.
     """
     distribution = token_distribution(logits.processed, sampling_arrays)
     if rule is GREEDY:
         distribution = _greedy_distribution(distribution)
-    if kernel == "pallas" and rule in (GREEDY, TOKEN) and _has_kernel(keys):
+    if spec.acceptance_kernel == "pallas" and rule in (GREEDY, TOKEN) and _has_kernel(keys):
         result = _by_kernel(rule, proposal, logits.processed, sampling_arrays, keys)
         tokens = join_tokens(proposal.tokens, result.num_accepted, result.next_token)
-        if not logits.is_processed and num_logprobs is None:
-            # A draft whose distribution is not finite is never accepted, so only the token after the accepted can be
-            # broken.
-            num_drawable = jnp.where(result.is_valid, logits.raw.shape[1] + 1, result.num_accepted)
-            failure = jnp.full_like(num_drawable, FinishReason.NOT_FINITE)
-            return StepTokens(tokens, result.num_accepted, num_drawable, failure, result.logprobs, None)
+        if not logits.is_processed and spec.num_logprobs is None:
+            # The kernel accepts no draft whose distribution is invalid, so only the token after them can be invalid.
+            num_valid = jnp.where(result.is_valid, logits.raw.shape[1] + 1, result.num_accepted)
+            failure = jnp.full_like(num_valid, FinishReason.NOT_FINITE)
+            return StepTokens(tokens, result.num_accepted, num_valid, failure, result.logprobs, None)
     else:
         result = rule.accept(proposal.tokens, proposal.num_drafted, proposal.probs, distribution, keys)
         result = check_acceptance(rule, result, AcceptanceResult, proposal.num_drafted, logits.raw.shape[-1])
         tokens = join_tokens(proposal.tokens, result.num_accepted, result.next_token)
-    return describe(tokens, result.num_accepted, logits, distribution, num_logprobs)
+    return with_logprobs(tokens, result.num_accepted, logits, distribution, spec.num_logprobs)
 
 
-def describe(
+def with_logprobs(
     tokens: Array, num_accepted: Array, logits: TargetLogits, distribution: TokenDistribution, num_logprobs: int | None
 ) -> StepTokens:
-    """Says of `tokens` ``[B, T]`` how probable they were, and which were drawn from distributions that exist."""
+    """Adds log-probabilities to `tokens` ``[B, T]``, and finds out which come from valid distributions."""
     normalizer = log_normalizer(logits.raw)
-    is_finite = is_drawable = jnp.isfinite(normalizer)
+    is_finite = is_valid = jnp.isfinite(normalizer)
     if logits.is_processed:
-        is_drawable &= jnp.isfinite(log_normalizer(logits.processed))
+        is_valid &= jnp.isfinite(log_normalizer(logits.processed))
     num_positions = tokens.shape[1]
-    num_drawable = jnp.where(is_drawable, num_positions + 1, jnp.arange(num_positions)).min(axis=1)
+    num_valid = jnp.where(is_valid, num_positions + 1, jnp.arange(num_positions)).min(axis=1)
     is_banned = is_finite & (logits.processed.max(axis=-1) == -jnp.inf)
-    first = jnp.minimum(num_drawable, num_positions - 1)[:, None]
+    first = jnp.minimum(num_valid, num_positions - 1)[:, None]
     failure = jnp.where(
         jnp.take_along_axis(is_banned, first, axis=1)[:, 0], FinishReason.NO_TOKEN, FinishReason.NOT_FINITE
     )
@@ -103,20 +101,20 @@ def describe(
         (raw_top, raw_ids), (warped_top, warped_ids) = (jax.lax.top_k(values, num_logprobs) for values in (raw, warped))
         chosen = jnp.take_along_axis(warped, tokens[..., None], axis=2)[..., 0]
         token_logprobs = TokenLogprobs(chosen, raw_ids, raw_top, warped_ids, warped_top)
-    return StepTokens(tokens, num_accepted, num_drawable, failure, logprobs, token_logprobs)
+    return StepTokens(tokens, num_accepted, num_valid, failure, logprobs, token_logprobs)
 
 
 def require_greedy(step_tokens: StepTokens, sampling_arrays: SamplingArrays) -> StepTokens:
-    """Lets rows emit nothing whose temperature is not 0, for rules that decode greedily."""
+    """Ends rows whose temperature is not 0, for a rule that decodes greedily."""
     is_greedy = jnp.asarray(sampling_arrays.temperature) == 0
     return step_tokens._replace(
-        num_drawable=jnp.where(is_greedy, step_tokens.num_drawable, 0),
+        num_valid=jnp.where(is_greedy, step_tokens.num_valid, 0),
         failure=jnp.where(is_greedy, step_tokens.failure, FinishReason.NOT_GREEDY),
     )
 
 
 def _greedy_distribution(distribution: TokenDistribution) -> TokenDistribution:
-    """The greedy rule's distribution is one-hot, whatever the temperature; lazy like the distribution itself."""
+    """Returns the one-hot distribution of the greedy rule. XLA removes it where only the argmax is used."""
     return distribution._replace(
         probs=jax.nn.one_hot(distribution.argmax, distribution.probs.shape[-1], dtype=jnp.float32)
     )
@@ -135,5 +133,5 @@ def _by_kernel(
 
 
 def _has_kernel(keys: RuleKeys) -> bool:
-    """Whether this is traced for a GPU, with keys of the generator that the kernel computes itself."""
+    """Returns whether the step is traced for a GPU, with keys of the generator that the kernel implements."""
     return current_target().platform == "gpu" and str(jax.random.key_impl(keys.residual)) == "threefry2x32"

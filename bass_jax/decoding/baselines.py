@@ -1,4 +1,4 @@
-"""Steps that are compared with speculation: a synchronized batch, and drafting at every position."""
+"""Steps to compare with speculation: synchronized rows, and exhaustive drafting."""
 
 import jax.numpy as jnp
 
@@ -9,16 +9,15 @@ from bass_jax.decoding.step import speculate_step
 from bass_jax.typing import Array
 
 RULES = ("greedy", "token")
-"""Rules that evaluate draft after draft, so that a row may be cut where another one stopped and keep the target's
-distribution.
-"""
+"""Rules that accept draft by draft. A row can be cut after any of its tokens and keeps the target's distribution."""
 
 
 def exhaustive_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
-    """Drafts and verifies like `bass_jax.speculate_step`, then commits the first token alone.
+    """Drafts and verifies like `bass_jax.speculate_step`, and commits only the first token.
 
-    The text follows the target's distribution, one token per step, and ``num_accepted`` says of every position how many
-    drafts would have been accepted there. Slow; its infos are what `bass_jax.simulate` replays.
+    ``info.num_accepted`` therefore holds, for every position of the text, how many drafts would be accepted there.
+    `bass_jax.analysis.replay.make_replay` uses this to replay other draft lengths. The text follows the target's
+    distribution.
     """
     start = state.lengths
     state, info = speculate_step(pair, state, spec)
@@ -26,39 +25,40 @@ def exhaustive_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spe
 
 
 def synchronized_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
-    """Drafts and verifies like `bass_jax.speculate_step`, then commits no more per row than its shortest row emits.
+    """Drafts and verifies like `bass_jax.speculate_step`; all rows advance by the minimum of their emitted tokens.
 
-    One rejection stops everybody. It is the baseline that ragged batches are an answer to, and nothing else: the
-    tokens that other rows had earned are drafted and verified again. Rows that end in this step hold nobody back.
+    This is the baseline that BASS compares ragged batches with. The tokens past the minimum are drafted and verified
+    again. Rows that finish in this step do not count for the minimum.
 
     Raises:
-        ValueError: when traced, if the rule looks at later drafts: a cut would then change the distribution.
+        ValueError: during tracing, if the rule's decision on a draft depends on later drafts, because a cut would then
+            change the distribution.
 
     Source: Qian et al. 2024 (BASS, arXiv 2404.15778), section 3.
     """
     if spec.acceptance not in RULES and not spec.acceptance.startswith("synthetic"):
-        raise ValueError(f"acceptance={spec.acceptance!r}: expected one of {RULES} synchronized")
+        raise ValueError(f"acceptance={spec.acceptance!r}: expected one of {RULES} for the synchronized baseline")
     start = state.lengths
     state, info = speculate_step(pair, state, spec)
-    goes_on = info.is_active & (info.finish == FinishReason.RUNNING)
-    shortest = jnp.where(goes_on, info.num_emitted, info.tokens.shape[1]).min()
-    return keep_fewer(pair, state, info, start, shortest)
+    is_running = info.is_active & (info.finish == FinishReason.RUNNING)
+    fewest = jnp.where(is_running, info.num_emitted, info.tokens.shape[1]).min()
+    return keep_fewer(pair, state, info, start, fewest)
 
 
 def keep_fewer(
     pair: Pair, state: SpecState, info: StepInfo, start: Array, most: Array | int
 ) -> tuple[SpecState, StepInfo]:
-    """Takes back what a step committed past the first `most` tokens of each row.
+    """Undoes the commit of a step past the first `most` tokens of each row.
 
     Args:
         pair: target and drafter.
         state: after the step.
         info: of the step.
         start: ``[B]`` int32, lengths before the step.
-        most: ``[]`` int32, tokens that a row keeps at most.
+        most: ``[]`` int32, the largest number of tokens that a row keeps.
     """
     num_emitted = jnp.minimum(info.num_emitted, most).astype(jnp.int32)
-    # A row that emitted more has met neither its limit nor a stop token in those that it keeps.
+    # If a row emitted more tokens, the ones that it keeps include neither a stop token nor the last one of its limit.
     finish = jnp.where(info.num_emitted > most, FinishReason.RUNNING, info.finish).astype(jnp.int32)
     is_kept = jnp.arange(info.tokens.shape[1]) < num_emitted[:, None]
     lengths = start + num_emitted

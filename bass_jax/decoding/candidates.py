@@ -1,4 +1,4 @@
-"""Several chains of drafts per row, checked by one pass of the target."""
+"""Several candidate drafts per row (multi-draft speculation), verified in one pass of the target."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from bass_jax.acceptance import AcceptanceRule, RuleKeys, registered_rules
 from bass_jax.acceptance.base import MultiDraftAcceptanceResult, check_acceptance
 from bass_jax.config import SpecConfig
-from bass_jax.decoding.accept import StepTokens, TargetLogits, describe
+from bass_jax.decoding.accept import StepTokens, TargetLogits, with_logprobs
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.positions import input_positions, join_tokens, last_tokens, with_drafts
 from bass_jax.decoding.state import SpecState
@@ -17,18 +17,19 @@ from bass_jax.typing import Array, Int
 
 
 def check_candidates(pair: Pair, spec: SpecConfig, rule: AcceptanceRule) -> None:
-    """Raises a `ValueError` if rule or drafter know one chain alone."""
+    """Checks that the rule and the drafter support several candidates.
+
+    Raises:
+        ValueError: if one of them does not.
+    """
+    found, drafter = f"num_candidates={spec.num_candidates}", type(pair.drafter).__name__
     if rule.accept_candidates is None:
         able = sorted(name for name, other in registered_rules().items() if other.accept_candidates is not None)
-        raise ValueError(
-            f"num_candidates={spec.num_candidates}: acceptance={rule.name!r} evaluates one chain; expected one of {able}"
-        )
+        raise ValueError(f"{found}: expected 1 with acceptance={rule.name!r}, or one of the rules {able}")
     if not isinstance(pair.drafter, MultiDraftDrafter):
-        name = type(pair.drafter).__name__
-        raise ValueError(f"num_candidates={spec.num_candidates}: {name} has no propose_many and proposes one chain")
+        raise ValueError(f"{found}: expected 1, because {drafter} has no propose_many")
     if reads_hidden_states(pair.drafter):
-        name = type(pair.drafter).__name__
-        raise ValueError(f"num_candidates={spec.num_candidates}: {name} reads the target's hidden states, of one chain")
+        raise ValueError(f"{found}: expected 1, because {drafter} reads the target's hidden states")
 
 
 def verify_candidates(
@@ -40,41 +41,42 @@ def verify_candidates(
     processors: LogitsProcessors,
     keys: RuleKeys,
 ) -> tuple[StepTokens, Int[Array, "B"], KVCache]:
-    """Scores all chains in one pass, evaluates them, and keeps the cache of the one that stands.
+    """Verifies all candidates in one pass, and keeps the cache of the accepted one.
 
     Args:
-        pair: whose target scores.
-        state: the rows.
+        pair: target and drafter.
+        state: the batch.
         spec: static.
-        rule: one with `accept_candidates`.
-        proposal: every field with M after B.
+        rule: a rule with `accept_candidates`.
+        proposal: every field has an axis of size M after B.
         processors: the logits processors.
         keys: consumed.
 
     Returns:
-        The result of the chain that stands, the drafts of each row's longest chain, and the target's cache.
+        The tokens of the accepted candidates, the number of drafts of each row's longest candidate, and the target's
+        cache.
     """
     B, M, G = proposal.tokens.shape
     rows = jnp.arange(B)
-    # A chain without drafts still scores the root, as every chain does: the rule reads it wherever it likes.
+    # Every candidate includes the last committed token, because the rule reads the first position of any of them.
     num_inputs = jnp.where(state.done[:, None], 0, proposal.num_drafted + 1)
     positions = input_positions(state.lengths, G + 1, num_inputs, state.target_cache.capacity)
     with jax.named_scope("verify"):
-        roots = jnp.broadcast_to(last_tokens(state)[:, None, None], (B, M, 1))
-        inputs = jnp.concatenate([roots, proposal.tokens], axis=2)
-        assert isinstance(state.target_cache, KVCache)  # pages are an engine's, which refuses chains
+        last = jnp.broadcast_to(last_tokens(state)[:, None, None], (B, M, 1))
+        inputs = jnp.concatenate([last, proposal.tokens], axis=2)
+        assert isinstance(state.target_cache, KVCache), "the engine allows pages only with one candidate"
         raw, cache, new = pair.target.forward_candidates(inputs, positions, state.target_cache)
     with jax.named_scope("accept"):
         processed = raw
         if not processors.is_identity:
-            of_candidate = [
+            candidates = [
                 processors(raw[:, index], with_drafts(state, proposal.tokens[:, index]), state.lengths)
                 for index in range(M)
             ]
-            processed = jnp.stack(of_candidate, axis=1)
+            processed = jnp.stack(candidates, axis=1)
         flat = token_distribution(processed.reshape(B, M * (G + 1), -1), state.sampling_arrays)
         distribution = TokenDistribution(flat.probs.reshape(raw.shape), flat.argmax.reshape(B, M, G + 1))
-        assert rule.accept_candidates is not None  # `check_candidates` saw to it
+        assert rule.accept_candidates is not None
         result = rule.accept_candidates(proposal.tokens, proposal.num_drafted, proposal.probs, distribution, keys)
         result = check_acceptance(rule, result, MultiDraftAcceptanceResult, proposal.num_drafted, raw.shape[-1])
         candidate = result.candidate
@@ -82,6 +84,6 @@ def verify_candidates(
         raw_kept = raw[rows, candidate]
         logits = TargetLogits(raw_kept, raw_kept if processed is raw else processed[rows, candidate])
         kept_distribution = TokenDistribution(distribution.probs[rows, candidate], distribution.argmax[rows, candidate])
-        step_tokens = describe(tokens, result.num_accepted, logits, kept_distribution, spec.num_logprobs)
+        step_tokens = with_logprobs(tokens, result.num_accepted, logits, kept_distribution, spec.num_logprobs)
     cache = keep_candidate(cache, new, candidate, positions[rows, candidate])
     return step_tokens, proposal.num_drafted.max(axis=1), cache

@@ -1,4 +1,4 @@
-"""The steps of a run, compiled per draft-length bucket."""
+"""Compiled steps, one per draft-length bucket and batch size."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,38 +19,38 @@ STEPS = {
     "exhaustive": exhaustive_step,
     "synchronized": synchronized_step,
 }
-"""By the name that `bass_jax.generate` takes."""
+"""The steps by the names of `DecodeOptions.step`."""
 
 
 class CompiledSteps:
-    """One kind of step, settled for a run and compiled per bucket of draft lengths.
+    """The compiled steps of a run.
 
     Attributes:
-        spec: what the largest of them runs with.
-        policy: that chooses draft lengths; None where they stay.
-        buckets: of draft lengths, ascending.
-        seconds: that callers have waited for each compilation: bucket → seconds.
+        spec: configuration of the step with the largest draft length.
+        policy: chooses draft lengths, or None.
+        buckets: draft-length buckets, ascending.
+        seconds: draft-length bucket → compile time in seconds.
     """
 
     def __init__(self, name: str, spec: SpecConfig, is_greedy: bool, policy: str | Policy | None = None):
         """Chooses the step function; compiles nothing.
 
         Args:
-            name: of the step, in `STEPS`.
-            spec: of the steps.
-            is_greedy: all rows are greedy, so the token and the multi-draft rule can run as the greedy rule.
-            policy: chooses draft lengths; None keeps ``spec.draft_len``.
+            name: a key of `STEPS`.
+            spec: the configuration of the steps.
+            is_greedy: whether all rows are greedy; the token and the multi-draft rule then run as the greedy rule.
+            policy: chooses draft lengths; None uses ``spec.draft_len``.
 
         Raises:
-            ValueError: if `name` is not in `STEPS`, or a policy is to choose lengths of a step without them.
+            ValueError: if `name` is not in `STEPS`, or if there is a policy and the step is not ``"speculate"``.
         """
         check_choice("step", name, sorted(STEPS))
         if policy is not None and name != "speculate":
-            raise ValueError(f"step={name!r}: a policy chooses draft lengths of 'speculate' alone")
+            raise ValueError(f"step={name!r}: expected 'speculate' with a policy")
         self._step = STEPS[name]
-        # The state carries the length itself, so that lengths of one bucket share an executable.
+        # The draft length itself is in the state, so lengths of one bucket share a compiled step.
         self.spec = dataclasses.replace(spec, draft_len=spec.bucket)
-        if name == "decode":  # Whatever rule would have evaluated drafts, tokens come from the target's distribution.
+        if name == "decode":  # Without drafts, all rules except the greedy one are equal.
             self.spec = bucket_spec(spec, 0)
         if self.spec.acceptance in ("token", "multi_draft") and is_greedy:
             self.spec = dataclasses.replace(self.spec, acceptance="greedy")
@@ -72,8 +72,9 @@ class CompiledSteps:
 
 
 def bucket_spec(spec: SpecConfig, bucket: int) -> SpecConfig:
-    """What a step of `bucket` runs with; without drafts all rules but greedy are a draw from the target's
-    distribution.
+    """Returns the configuration of a step of `bucket`.
+
+    Without drafts, all rules except the greedy one sample from the target's distribution.
     """
     if bucket:
         return dataclasses.replace(spec, draft_len=bucket)

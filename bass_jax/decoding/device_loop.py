@@ -1,4 +1,4 @@
-"""A loop over steps that stays on the device."""
+"""The device loop: runs steps without returning to the host."""
 
 import dataclasses
 import functools
@@ -24,18 +24,18 @@ def generate_on_device(
 ) -> tuple[SpecState, StepInfo]:
     """Runs `bass_jax.speculate_step` until all rows are done, without returning to the host.
 
-    Jitted, the state donated.
+    The function is jitted and the state is donated.
 
     Args:
         pair: target and drafter.
         state: from `bass_jax.prefill`; consumed.
-        spec: static; without a policy the draft length stays what the state asks for.
-        max_steps: static bound on the steps; ``max_new_tokens`` is always enough.
-        policy: chooses draft lengths; the loop then holds a step per bucket of its lengths, and reports neither
-            ``spec.num_logprobs`` nor drafts.
+        spec: static.
+        max_steps: static; the largest number of steps. ``max_new_tokens`` is always enough.
+        policy: chooses draft lengths; None uses ``spec.draft_len``. With a policy the loop contains one step per
+            bucket of its lengths, and reports neither token log-probabilities nor draft records.
 
     Returns:
-        ``(state, infos)`` with ``[max_steps]`` in front of every field of the infos; steps that were not
+        ``(state, infos)``. Every field of the infos has an axis of size `max_steps` in front. Steps that were not
         needed have no active row.
     """
     if policy is None:
@@ -70,7 +70,7 @@ def generate_on_device(
 
 
 def _bucket_step(spec: SpecConfig, bucket: int, largest: int) -> Callable:
-    """A step of `bucket` whose info is as wide as that of the `largest`."""
+    """Returns a step of `bucket` whose info has the shapes of the `largest` bucket."""
     spec = bucket_spec(dataclasses.replace(spec, record_drafts=False, num_logprobs=None), bucket)
 
     def step(pair: Pair, state: SpecState) -> tuple[SpecState, StepInfo]:

@@ -1,4 +1,4 @@
-"""What decided over a step's drafts, for traces."""
+"""Records the probabilities and random numbers that decided on the drafts of a step, for traces."""
 
 import jax.numpy as jnp
 
@@ -13,18 +13,18 @@ from bass_jax.typing import Array, Float
 def record_drafts(
     proposal: Proposal, logits: Float[Array, "B T V"], sampling_arrays: SamplingArrays, keys: RuleKeys
 ) -> DraftRecord:
-    """Looks the drafts up in both distributions.
+    """Looks up the drafts in both distributions.
 
     Args:
         proposal: drafts ``[B, G]``.
-        logits: of the target, adjusted, over ``G + 1`` positions.
+        logits: ``[B, G + 1, V]``, of the target, after the logits processors.
         sampling_arrays: per row.
-        keys: of the step; the draws are those that a rule makes from ``keys.accept``.
+        keys: of the step. Rejection rules make the same uniform random numbers from ``keys.accept``.
     """
     num_drafts = proposal.tokens.shape[1]
     tokens = proposal.tokens[..., None]
-    token_logprobs = token_distribution(logits[:, :num_drafts], sampling_arrays).probs
-    target = jnp.log(jnp.take_along_axis(token_logprobs, tokens, axis=2)[..., 0])
+    target_probs = token_distribution(logits[:, :num_drafts], sampling_arrays).probs
+    target = jnp.log(jnp.take_along_axis(target_probs, tokens, axis=2)[..., 0])
     draft = jnp.zeros_like(target)
     if proposal.probs is not None:
         draft = jnp.log(jnp.take_along_axis(proposal.probs, tokens, axis=2)[..., 0])

@@ -1,4 +1,4 @@
-"""Loads a target with its drafter, or makes one of random weights."""
+"""Loads a target with its drafter, or makes a pair with random weights."""
 
 import dataclasses
 from pathlib import Path
@@ -19,21 +19,21 @@ from bass_jax.sampling.keys import check_key
 from bass_jax.typing import Array, Key
 
 DRAFTERS = ("draft_model", "eagle", "ngram", "retrieval", "ensemble", "ensemble_eagle")
-"""Drafters that `load_pair` knows by name."""
+"""The names of drafters in `load_pair`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelOptions:
-    """How the weights of a pair are stored and placed.
+    """The dtypes, quantization and sharding of a pair.
 
     Attributes:
-        dtype: of parameters and activations, ``"float32"`` or ``"bfloat16"``; default as stored.
-        quantize: of the target: ``"int8"`` or ``"int8_activations"``, as in `ModelConfig`; default as stored.
+        dtype: of parameters and activations, ``"float32"`` or ``"bfloat16"``; None keeps the stored one.
+        quantize: of the target: ``"int8"`` or ``"int8_activations"``, as in `ModelConfig`; None keeps the stored one.
         cache_dtype: of the target's cache: ``"int8"``, or None for `dtype`.
-        quantize_draft: as `quantize`, of the draft.
-        mesh: devices to spread both models over; see `bass_jax.models.mesh.tensor_parallel_mesh`.
+        quantize_draft: like `quantize`, for the draft model.
+        mesh: devices to shard both models over; see `bass_jax.models.mesh.tensor_parallel_mesh`.
         rules: of the target: logical axis → mesh axis; see `bass_jax.models.sharding`.
-        draft_rules: of the draft; default `rules`. With ``{}`` every device has the whole draft.
+        draft_rules: of the draft model; default `rules`. ``{}`` replicates it on every device.
     """
 
     dtype: str | None = None
@@ -53,7 +53,7 @@ class ModelOptions:
 
     @property
     def of_draft(self) -> dict[str, Any]:
-        """The arguments of a function that loads a draft."""
+        """The arguments of `bass_jax.checkpoint.load_draft`."""
         rules = self.rules if self.draft_rules is None else self.draft_rules
         return {"quantize": self.quantize_draft, "mesh": self.mesh, "rules": rules}
 
@@ -68,18 +68,18 @@ def load_pair(
     """Loads a target, its drafter and their tokenizer.
 
     Args:
-        path: of a pair (a directory whose ``manifest.json`` names target and draft), or of anything
-            `bass_jax.checkpoint.load_model` takes, which then is a target without a draft.
-        drafter: ``"draft_model"`` (the pair's own draft), ``"eagle"`` (the pair's draft that reads the target's hidden
-            states), ``"ngram"`` (prompt lookup), ``"retrieval"`` (the pair's retrieval datastore), ``"ensemble"``
-            (prompt lookup with the datastore and the draft, as far as the pair has them), ``"ensemble_eagle"`` (the
-            same with the EAGLE draft); the path of another draft or of a ``.safetensors`` datastore; ``"module:name"``
-            of a `Drafter`; or a `Drafter`. Default the pair's draft where it has one, else ``"ngram"``.
+        path: a pair directory, whose ``manifest.json`` names target and draft, or a checkpoint of a target; see
+            `bass_jax.checkpoint.load_model`.
+        drafter: a name, a path, ``"module:name"`` of a `Drafter`, or a `Drafter`. Names: ``"draft_model"`` (the pair's
+            draft model), ``"eagle"`` (the pair's draft that reads the target's hidden states), ``"ngram"`` (prompt
+            lookup), ``"retrieval"`` (the pair's datastore), ``"ensemble"`` (prompt lookup, datastore and draft model)
+            and ``"ensemble_eagle"`` (the same with the EAGLE draft). Paths: a draft model, or a ``.safetensors``
+            datastore. Default: the pair's draft model; ``"ngram"`` if there is none.
         options: default ``ModelOptions()``.
         changes: fields of `ModelOptions`, such as ``dtype="float32"``, that replace those of `options`.
 
     Raises:
-        ValueError: if something is missing or does not match; the message names it, and the command that makes it.
+        ValueError: if something is missing or does not match the target.
     """
     from bass_jax import checkpoint
 
@@ -111,10 +111,10 @@ def load_pair(
 
 
 def _resolve(name: str) -> str | Drafter:
-    """Returns the drafter of ``"module:name"``; a known name or a path as it is.
+    """Returns the drafter of ``"module:name"``, or `name` if it is a known name or a path.
 
     Raises:
-        ValueError: if `name` is neither.
+        ValueError: if it is none of these.
     """
     is_path = Path(name).exists() or "/" in name or name.endswith(".safetensors")
     if name in DRAFTERS or is_path:
@@ -129,13 +129,13 @@ def _resolve(name: str) -> str | Drafter:
 def _named(
     name: str, path: str | Path, target: Model, draft: Model | None, datastore: Path | None, tokenizer: Any
 ) -> Drafter:
-    """Returns the drafter of a name in `DRAFTERS`, made of the parts of a pair."""
+    """Returns the drafter of a name in `DRAFTERS`."""
     if name == "ngram":
         return NgramDrafter()
     if draft is None and name in ("draft_model", "eagle", "ensemble_eagle"):
         kind = "draft" if name == "draft_model" else "EAGLE draft"
         raise ValueError(f"drafter={name!r}: {path} has no {kind}; expected 'ngram' or the path of a draft")
-    network = None if draft is None else _draft_of(draft, target)
+    network = None if draft is None else network_drafter(draft, target.config.vocab_size)
     if name in ("draft_model", "eagle"):
         assert network is not None
         return network
@@ -153,10 +153,7 @@ def _load_drafter(path: str, target: Model, tokenizer: Any, options: ModelOption
 
     if path.endswith(".safetensors"):
         return load_datastore(path, target, tokenizer)
-    return _draft_of(checkpoint.load_draft(path, target, tokenizer, **options.of_draft), target)
-
-
-def _draft_of(draft: Model, target: Model) -> Drafter:
+    draft = checkpoint.load_draft(path, target, tokenizer, **options.of_draft)
     return network_drafter(draft, target.config.vocab_size)
 
 
@@ -177,13 +174,13 @@ def random_pair(
     options: ModelOptions | None = None,
     **changes: Any,
 ) -> Pair:
-    """Makes a pair of random weights on the device, for studies of speed and memory without a checkpoint.
+    """Makes a pair with random weights on the device, to study speed and memory without a checkpoint.
 
     Args:
-        target: a name of `bass_jax.models.PRESETS`, or a configuration, which keeps its own dtype.
-        draft: likewise; None for a target with the drafter ``"ngram"``.
-        key: a random key; default ``jax.random.key(0)``.
-        options: default ``ModelOptions(dtype="bfloat16")``; `dtype` is that of models given by name.
+        target: a name in `bass_jax.models.PRESETS`, or a configuration.
+        draft: the same for the draft model; None uses the drafter ``"ngram"``.
+        key: default ``jax.random.key(0)``.
+        options: default ``ModelOptions(dtype="bfloat16")``. The dtype applies to models given by name.
         changes: fields of `ModelOptions` that replace those of `options`.
 
     Raises:
@@ -208,7 +205,7 @@ def random_pair(
 
 
 def _is_pair(path: Path) -> bool:
-    """Whether `path` is a directory whose manifest names a target; a checkpoint's manifest does not."""
+    """Returns whether `path` is a pair directory: its manifest names a target, and a checkpoint's does not."""
     from bass_jax.checkpoint.manifest import NAME
     from bass_jax.runtime.files import read_json
 

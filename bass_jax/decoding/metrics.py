@@ -1,4 +1,4 @@
-"""From step infos to what the papers report."""
+"""Metrics of a run, computed from the infos of its steps."""
 
 import dataclasses
 from collections import Counter
@@ -14,12 +14,12 @@ from bass_jax.runtime.checks import check_kind, check_number, shown
 
 @dataclasses.dataclass(frozen=True)
 class PerTokenLatency:
-    """Seconds of decoding per emitted token of a row (BASS, section 4).
+    """Decode time of a row divided by its emitted tokens, in seconds (Qian et al. 2024, BASS, section 4).
 
     Attributes:
         first: of the row that finished first.
         last: of the row that finished last.
-        all: mean over rows.
+        all: mean over the rows.
     """
 
     first: float
@@ -29,23 +29,23 @@ class PerTokenLatency:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What happened over some steps; filler rows and finished rows count nowhere.
+    """Totals over the steps of a run. Padding rows and finished rows are not counted.
 
     Attributes:
-        num_steps: steps in which any row was running.
-        num_row_steps: target passes, counted per running row.
-        num_drafted: draft tokens proposed.
-        num_verified: positions that the target scored for running rows: drafts and one more per row step.
-        num_accepted: drafts accepted by the rule, before a stop or limit cut the row.
-        num_rejected: drafts that were verified for nothing.
-        num_padded: positions that the target computed beside the verified ones: fillers, finished rows, and the part
-            of a bucket that a row did not draft.
-        num_emitted: tokens committed.
-        acceptance_rate: accepted over drafted; NaN without drafts.
-        acceptance_by_position: ``[G]``; at position i, accepted over drafted-and-reached, that is the
-            probability that draft i stands given that those before it did. NaN where none was reached.
-        num_reached_by_position: ``[G]``; what that is out of, so that several runs can be added up.
-        block_efficiency: mean tokens per target pass and row, residual or bonus token included.
+        num_steps: steps in which a row was running.
+        num_row_steps: the number of running rows, summed over the steps.
+        num_drafted: draft tokens.
+        num_verified: positions that the target computed for running rows: the drafts, and one more per row and step.
+        num_accepted: drafts that the rule accepted, also those after a stop token or limit.
+        num_rejected: drafts that were not accepted.
+        num_padded: other positions that the target computed: padding rows, finished rows and unused draft positions of
+            the bucket.
+        num_emitted: committed tokens.
+        acceptance_rate: accepted drafts divided by drafts; NaN without drafts.
+        acceptance_by_position: ``[G]``, the acceptance rate of draft i given that the drafts before it were accepted;
+            NaN if there was none.
+        num_reached_by_position: ``[G]``, the denominators of `acceptance_by_position`.
+        block_efficiency: emitted tokens per row and target pass, including the residual or bonus token.
     """
 
     num_steps: int
@@ -63,14 +63,13 @@ class Summary:
 
 
 def summarize(infos: Sequence[StepInfo] | StepInfo) -> Summary:
-    """Adds up the infos of a run.
+    """Computes the metrics of a run.
 
     Args:
-        infos: one per step, of one batch or of several; or one whose fields carry steps in front, as
-            `bass_jax.generate_on_device` returns.
+        infos: one per step, of one or several batches; or the stacked infos of `bass_jax.generate_on_device`.
 
     Raises:
-        ValueError: if there are none.
+        ValueError: if there is no step.
     """
     steps = step_counts(infos)
     drafted, accepted, emitted = (
@@ -79,9 +78,9 @@ def summarize(infos: Sequence[StepInfo] | StepInfo) -> Summary:
     )
     positions = np.arange(drafted.max(initial=0))[:, None]
     reached = ((drafted > positions) & (accepted >= positions)).sum(axis=1)
-    stood = (accepted > positions).sum(axis=1)
+    passed = (accepted > positions).sum(axis=1)
     num_verified = int(drafted.sum()) + drafted.size
-    # Steps of the device loop that were not needed were not computed.
+    # The device loop did not compute the steps that it did not need.
     num_computed = sum(step.width * len(step.is_active) for step in steps if step.is_active.any())
     return Summary(
         num_steps=sum(bool(step.is_active.any()) for step in steps),
@@ -93,7 +92,7 @@ def summarize(infos: Sequence[StepInfo] | StepInfo) -> Summary:
         num_padded=num_computed - num_verified,
         num_emitted=int(emitted.sum()),
         acceptance_rate=_ratio(int(accepted.sum()), int(drafted.sum())),
-        acceptance_by_position=tuple(_ratio(int(a), int(b)) for a, b in zip(stood, reached, strict=True)),
+        acceptance_by_position=tuple(_ratio(int(a), int(b)) for a, b in zip(passed, reached, strict=True)),
         num_reached_by_position=tuple(reached.tolist()),
         block_efficiency=_ratio(int(emitted.sum()), drafted.size),
     )
@@ -107,11 +106,11 @@ def per_token_latency(
     Args:
         infos: one per step.
         step_seconds: wall time of each step, without compilation.
-        requests: for each step ``[B]`` int32, the request in each row of the batch, -1 for none; default: the same
-            request in a row at every step.
+        requests: for each step ``[B]`` int32, the request in each row of the batch, -1 for a free row. Default: a row
+            holds the same request in all steps.
 
     Raises:
-        ValueError: if there are no steps, or not one time per step.
+        ValueError: if there is no step, or not one time per step.
     """
     steps = step_counts(infos)
     if np.ndim(step_seconds) != 1:
@@ -122,41 +121,41 @@ def per_token_latency(
         raise ValueError(f"step_seconds has {len(step_seconds)} values: expected {len(steps)}")
     ends = np.cumsum(step_seconds)
     starts = ends - step_seconds
-    begun: dict[int, float] = {}
-    ended: dict[int, float] = {}
+    start_of: dict[int, float] = {}
+    end_of: dict[int, float] = {}
     num_emitted: Counter[int] = Counter()
     for index, step in enumerate(steps):
         names = np.arange(len(step.is_active)) if requests is None else requests[index]
         for row in np.flatnonzero(step.is_active).tolist():
             name = int(names[row])
-            begun.setdefault(name, float(starts[index]))
-            ended[name] = float(ends[index])
+            start_of.setdefault(name, float(starts[index]))
+            end_of[name] = float(ends[index])
             num_emitted[name] += int(step.num_emitted[row])
-    latency = {name: (ended[name] - begun[name]) / num_emitted[name] for name in ended if num_emitted[name]}
+    latency = {name: (end_of[name] - start_of[name]) / num_emitted[name] for name in end_of if num_emitted[name]}
     if not latency:
         return PerTokenLatency(float("nan"), float("nan"), float("nan"))
-    first, last = (end(latency, key=lambda name: ended[name]) for end in (min, max))
+    first, last = (choose(latency, key=lambda name: end_of[name]) for choose in (min, max))
     return PerTokenLatency(first=latency[first], last=latency[last], all=float(np.mean(list(latency.values()))))
 
 
 class StepCounts(NamedTuple):
-    """The counts of one step, in numpy."""
+    """The counts of one step as NumPy arrays."""
 
     is_active: np.ndarray  # [B] bool
     num_emitted: np.ndarray  # [B]
     num_accepted: np.ndarray  # [B]
     num_drafted: np.ndarray  # [B]
-    width: int  # T, positions per row that the target computed
+    width: int  # T, positions per row in the target's pass
 
 
 def step_counts(infos: Sequence[StepInfo] | StepInfo) -> list[StepCounts]:
-    """One per step, on the host.
+    """Returns the counts of each step, on the host.
 
     Args:
-        infos: as `summarize` takes them.
+        infos: as in `summarize`.
 
     Raises:
-        ValueError: if there are none.
+        ValueError: if there is no step.
     """
     if isinstance(infos, StepInfo):
         infos = [infos]
@@ -172,7 +171,7 @@ def step_counts(infos: Sequence[StepInfo] | StepInfo) -> list[StepCounts]:
         width = np.asarray(info.tokens.shape[-1] if info.width is None else jax.device_get(info.width))
         if is_active.ndim == 1:
             steps.append(StepCounts(is_active, counts[0], counts[1], counts[2], int(width)))
-        else:  # From the device loop, with its steps in front.
+        else:  # The stacked infos of the device loop.
             widths = np.broadcast_to(width, is_active.shape[:1]).tolist()
             steps += [StepCounts(*step) for step in zip(is_active, *counts, widths, strict=True)]
     return steps

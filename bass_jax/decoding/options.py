@@ -1,4 +1,4 @@
-"""The options of `bass_jax.generate`."""
+"""The options of `bass_jax.generate` and `bass_jax.stream`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,23 +15,23 @@ class DecodeOptions:
     """How a set of prompts is decoded.
 
     Attributes:
-        sampling: settings per row, or for all rows; default greedy.
-        max_new_tokens: limit per row, or one for all rows.
+        sampling: for all rows or per row; default greedy.
+        max_new_tokens: for all rows or per row.
         num_samples: rows per prompt.
-        key: row i draws from ``fold_in(key, i)``; default ``jax.random.key(0)``.
-        seeds: a seed per row instead: what a row draws then depends on its own seed alone.
-        stop_tokens: a row ends with the first of these that it emits; default those of the pair's tokenizer.
+        key: row i samples with ``fold_in(key, i)``; default ``jax.random.key(0)``.
+        seeds: a seed per row, instead of `key`. A row's random numbers then do not depend on its index.
+        stop_tokens: a row ends with the first of these tokens; default the tokenizer's.
         stop_strings: a row ends with the token that completes one of these; needs a tokenizer.
         step: ``"speculate"``; ``"decode"`` for regular decoding, the baseline; ``"synchronized"``, see
             `bass_jax.decoding.baselines.synchronized_step`; or ``"exhaustive"``, see
             `bass_jax.decoding.baselines.exhaustive_step`.
-        policy: chooses the draft lengths step by step, in place of ``spec.draft_len``: a `bass_jax.policies.Policy`,
-            the name of one, or ``"module:name"``. It changes neither greedy tokens nor the distribution.
-        warm_up: compile the steps of all draft lengths before the first step, not when each is first used.
-        max_batch: most rows that run at once. Further rows take the places of those that have finished.
-        fixed_batch: run all rows as one batch until the last has finished. BASS's latencies, traces and the
+        policy: chooses the draft length of every step, instead of ``spec.draft_len``: a `bass_jax.policies.Policy`, its
+            name, or ``"module:name"``. It does not change greedy tokens or the distribution.
+        warm_up: compile the steps of all draft lengths before the first step; False compiles them on first use.
+        max_batch: the largest number of rows that run at once. Other rows take the slots of finished rows.
+        fixed_batch: run all rows as one batch until the last one has finished. BASS's latencies, traces and the
             synchronized baseline are defined on such batches.
-        shrink_to: smaller batch sizes that the batch may shrink into once no row waits. Each is compiled first.
+        shrink_to: smaller batch sizes that the batch can shrink to when no row is waiting. They are compiled first.
     """
 
     sampling: SamplingParams | None = None

@@ -1,4 +1,4 @@
-"""What a run of a batch returns: tokens, texts, log-probabilities, times."""
+"""The results of `bass_jax.generate` and `bass_jax.stream`."""
 
 import dataclasses
 from typing import NamedTuple
@@ -11,16 +11,15 @@ from bass_jax.decoding.state import StepInfo, TokenLogprobs
 
 @dataclasses.dataclass(frozen=True)
 class Timings:
-    """Seconds of one run on the host's clock; compilation is in none but its own.
+    """Wall times of one run in seconds. Only `compile` includes compilation.
 
     Attributes:
-        prefill: reading the prompts; where steps are compiled meanwhile, for the first batch of a shape, with what
-            that leaves of the cores.
-        decode: all steps.
-        compile: making executables, as far as the run waited for it.
-        num_compiled: executables made.
-        steps: each step.
-        warm_up: of `compile`, the draft-length buckets of a policy, made before the first step: bucket → seconds.
+        prefill: time to read the prompts of the first batch.
+        decode: time of all steps.
+        compile: compile time.
+        num_compiled: number of functions compiled.
+        steps: time of each step.
+        warm_up: draft-length bucket → compile time of its step.
     """
 
     prefill: float
@@ -33,22 +32,21 @@ class Timings:
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """What a batch came to; row ``i`` answers prompt ``i // num_samples``.
+    """The result of `bass_jax.generate`. Row ``i`` is an answer to prompt ``i // num_samples``.
 
     Attributes:
-        tokens: per row ``[num]`` int32, a stop token included.
-        texts: per row, without special tokens and cut before a stop string; None without a tokenizer.
-        logprobs: per row ``[num]`` float32, of each token under the target's raw distribution.
-        token_logprobs: per row the fields of `bass_jax.decoding.state.TokenLogprobs`, ``[num]`` and ``[num, n]``:
-            log-probabilities under the distribution that the tokens were drawn from, and the alternatives; None without
-            `SpecConfig.num_logprobs`.
+        tokens: per row ``[num]`` int32, including a stop token.
+        texts: per row, without special tokens, up to a stop string; None without a tokenizer.
+        logprobs: per row ``[num]`` float32, of the tokens under the target's raw distribution.
+        token_logprobs: per row `bass_jax.decoding.state.TokenLogprobs` with fields ``[num]`` and ``[num, n]``; None
+            without `SpecConfig.num_logprobs`.
         finish_reasons: per row ``"stop"``, ``"length"``, ``"not_finite"`` or ``"no_token"``.
-        summary: acceptance, block efficiency and counts.
-        latency: per-token latency, seconds.
-        timings: wall time.
+        summary: acceptance, tokens per target pass and counts.
+        latency: per-token latency.
+        timings: wall times.
         infos: one per step, on the host.
-        requests: for each step ``[B]`` int32, the row of `tokens` in each row of the batch; -1 for none.
-        is_lossless: the tokens follow the target's distribution exactly; False after a lossy acceptance rule.
+        requests: for each step ``[B]`` int32, the index into `tokens` of each row of the batch; -1 for a free row.
+        is_lossless: whether the tokens follow the target's distribution exactly; False for a lossy acceptance rule.
     """
 
     tokens: list[np.ndarray]
@@ -65,19 +63,19 @@ class Generation:
 
     @property
     def mean_logprobs(self) -> np.ndarray:
-        """``[rows]`` float64: mean log-probability per token, by which BASS ranks the samples of a prompt."""
+        """Mean log-probability per token, ``[rows]`` float64. BASS ranks the samples of a prompt by it."""
         return np.array([row.mean() if row.size else np.nan for row in self.logprobs])
 
     @property
     def tokens_per_second(self) -> float:
-        """Emitted tokens of all rows over decode time."""
+        """Emitted tokens of all rows divided by the decode time."""
         return self.summary.num_emitted / self.timings.decode
 
 
 class StreamEvent(NamedTuple):
-    """What one row emitted in one step."""
+    """The tokens that one row emitted in one step."""
 
     row: int
     tokens: np.ndarray  # [num] int32
-    text: str  # whole characters only; "" without a tokenizer
+    text: str  # complete characters only; "" without a tokenizer
     finish_reason: str | None  # None while the row runs

@@ -1,4 +1,4 @@
-"""A target with its drafter and their tokenizer."""
+"""A target model, its drafter and their tokenizer."""
 
 import dataclasses
 from typing import Any
@@ -12,13 +12,15 @@ from bass_jax.models import Model
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """What `bass_jax.speculate_step` decodes with; a pytree, so `jax.jit` takes it as an argument.
+    """A target model, its drafter and their tokenizer: the first argument of `bass_jax.speculate_step`.
+
+    It is a pytree, so that it can be an argument of a jitted function.
 
     Attributes:
         target: the model whose distribution the tokens follow.
         drafter: any `bass_jax.drafters.Drafter`.
-        tokenizer: of both; hashed by its content, so that equal tokenizers share compiled functions. None when the
-            caller works with token ids only.
+        tokenizer: a `bass_jax.checkpoint.Tokenizer`, or None if prompts are token ids. It is hashed by its content, so
+            that equal tokenizers share compiled functions.
     """
 
     target: Model
@@ -26,5 +28,5 @@ class Pair:
     tokenizer: Any = dataclasses.field(default=None, metadata={"static": True})
 
     def with_drafter(self, drafter: Drafter) -> "Pair":
-        """Returns the same target with another drafter."""
+        """Returns a pair with the same target and another drafter."""
         return dataclasses.replace(self, drafter=drafter)

@@ -1,4 +1,4 @@
-"""Runs a policy after a step: the counts of the step become the draft lengths of the next."""
+"""Runs a draft-length policy after a step: the counts of the step determine the next draft lengths."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from bass_jax.typing import Array
 
 
 def no_step(num_rows: int) -> StepInfo:
-    """What is known before the first step: no row was active."""
+    """Returns the info that a policy receives before the first step: no row was active."""
     zeros = jnp.zeros(num_rows, jnp.int32)
     empty = jnp.zeros((num_rows, 0), jnp.int32)
     return StepInfo(zeros.astype(bool), empty, zeros, zeros, zeros, empty.astype(jnp.float32), zeros)
@@ -25,34 +25,34 @@ def advance_policy(
         policy: the policy.
         policy_state: its state.
         state: after the step.
-        info: of the step; `no_step` before the first.
-        seconds: wall time of the step before this one; 0 if not known yet, NaN where there is no clock.
+        info: of the step; `no_step` before the first one.
+        seconds: wall time of the previous step; 0 if unknown, NaN without a clock.
 
     Returns:
-        ``(policy_state, state, num_wanted)``; `num_wanted`, ``[]`` int32, is the most drafts that a row will draft
-        in the next step, the token limits taken into account: its bucket is the one to run.
+        ``(policy_state, state, num_wanted)``; `num_wanted`, ``[]`` int32, is the largest number of drafts that a row
+        can use in the next step. The next step runs in its bucket.
     """
     policy_state, plan, num_wanted = advance_rows(policy, policy_state, rows_of(state), counts_of(info), seconds)
-    return policy_state, planned(state, plan), num_wanted
+    return policy_state, with_plan(state, plan), num_wanted
 
 
 def rows_of(state: SpecState) -> tuple[Array, ...]:
-    """The parts of a state that a plan depends on."""
+    """Returns the parts of a state that a plan depends on."""
     return state.lengths, state.limits, state.finish, state.draft_lens
 
 
 def counts_of(info: StepInfo) -> tuple[Array, ...]:
-    """The counts of a step: the same shapes whatever its bucket."""
+    """Returns the counts of a step; their shapes do not depend on its bucket."""
     return info.is_active, info.num_drafted, info.num_accepted, info.num_emitted
 
 
-def planned(state: SpecState, plan: Plan) -> SpecState:
-    """Writes `plan` into `state`."""
+def with_plan(state: SpecState, plan: Plan) -> SpecState:
+    """Returns `state` with the draft lengths of `plan`."""
     return state._replace(draft_lens=plan.draft_lens, min_confidence=plan.min_confidence)
 
 
 def advance_rows(policy: Policy, policy_state: Any, rows, counts, seconds) -> tuple[Any, Plan, Array]:
-    """Updates `policy` from `rows_of` a state and `counts_of` the step that made it; see `advance_policy`."""
+    """Updates `policy`, given `rows_of` a state and `counts_of` the step before it; see `advance_policy`."""
     lengths, limits, finish, num_wanted = rows
     is_active, num_drafted, num_accepted, num_emitted = counts
     is_running = finish == FinishReason.RUNNING

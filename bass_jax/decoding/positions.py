@@ -1,4 +1,4 @@
-"""Where a step's tokens stand: the last committed one, and the drafts behind it."""
+"""Tokens and positions of a step: the last committed token and the drafts after it."""
 
 import jax.numpy as jnp
 
@@ -7,20 +7,20 @@ from bass_jax.typing import Array, Int
 
 
 def last_tokens(state: SpecState) -> Int[Array, "B"]:
-    """The last committed token of each row, which the next pass reads first."""
+    """Returns the last committed token of each row, the first input of the next pass."""
     return jnp.take_along_axis(state.tokens, state.lengths[:, None] - 1, axis=1)[:, 0]
 
 
 def input_positions(
     lengths: Int[Array, "B"], num_slots: int, num_inputs: Int[Array, "..."], capacity: int
 ) -> Int[Array, "... T"]:
-    """Positions of a pass over the last committed token and drafts; what lies past `num_inputs` writes nothing.
+    """Returns the positions of a pass over the last committed token and the drafts.
 
     Args:
-        lengths: committed tokens.
+        lengths: number of committed tokens.
         num_slots: T.
-        num_inputs: ``[B]``, or ``[B, M]`` for several chains.
-        capacity: of the cache; the position that writes nothing.
+        num_inputs: ``[B]``, or ``[B, M]`` for several candidates; later slots are padding.
+        capacity: of the cache; the position of padding.
     """
     slots = jnp.arange(num_slots)
     start = lengths.reshape(-1, *(1,) * num_inputs.ndim) - 1
@@ -28,14 +28,14 @@ def input_positions(
 
 
 def with_drafts(state: SpecState, drafts: Int[Array, "B G"]) -> Int[Array, "B C"]:
-    """The committed tokens with `drafts` behind them, for what looks at the tokens before a position."""
+    """Returns the committed tokens with `drafts` after them, for the logits processors."""
     rows = jnp.arange(drafts.shape[0])[:, None]
     columns = state.lengths[:, None] + jnp.arange(drafts.shape[1])
     return state.tokens.at[rows, columns].set(drafts, mode="drop")
 
 
 def join_tokens(drafts: Int[Array, "B G"], num_accepted: Int[Array, "B"], next_token: Int[Array, "B"]) -> Array:
-    """Puts `next_token` after the accepted drafts, ``[B, G + 1]``; what follows it means nothing."""
+    """Returns the accepted drafts and `next_token` after them, ``[B, G + 1]``; later entries are arbitrary."""
     slots = jnp.arange(drafts.shape[1] + 1)
     padded = jnp.pad(drafts, ((0, 0), (0, 1)))
     return jnp.where(slots < num_accepted[:, None], padded, next_token[:, None])

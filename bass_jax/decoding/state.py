@@ -1,4 +1,4 @@
-"""What the next step needs, and what only the analyst needs."""
+"""The state of a batch between two steps, and the report of a step."""
 
 import enum
 from typing import Any, NamedTuple
@@ -12,62 +12,60 @@ from bass_jax.typing import Array
 
 
 class FinishReason(enum.IntEnum):
-    """Why a row emits no more."""
+    """Why a row has finished."""
 
     RUNNING = 0
     STOP = 1  # a stop token or a stop string
     LENGTH = 2  # its token limit
-    NOT_FINITE = 3  # the target's logits held NaN or infinity: nothing was emitted from them
-    INACTIVE = 4  # never a request: it pads the batch to its bucket
-    NO_TOKEN = 5  # bans and processors left no token that could be emitted
-    NOT_GREEDY = 6  # the rule decodes greedily and the row's temperature is not 0: nothing was emitted
+    NOT_FINITE = 3  # the target's logits contained NaN or infinity; no token was sampled from them
+    INACTIVE = 4  # the row holds no request
+    NO_TOKEN = 5  # the logits processors left no token with a probability above 0
+    NOT_GREEDY = 6  # the rule decodes greedily, but the row's temperature is not 0; no token was emitted
 
 
 class SpecState(NamedTuple):
-    """The rows of a batch; row ``b`` has committed ``tokens[b, :lengths[b]]``.
+    """The state of a batch between two steps. Row ``b`` has committed ``tokens[b, :lengths[b]]``.
 
-    The target's cache holds all but the last committed token, which the next pass reads first.
+    The target's cache holds all committed tokens except the last one, which is the first input of the next pass.
     """
 
-    tokens: Array  # [B, C] int32, prompt and output, right-padded
+    tokens: Array  # [B, C] int32, prompt and output, padded on the right
     lengths: Array  # [B] int32, committed tokens
     prompt_lengths: Array  # [B] int32
-    limits: Array  # [B] int32, `lengths` never exceeds it
+    limits: Array  # [B] int32, the largest value of `lengths`
     finish: Array  # [B] int32, `FinishReason`
-    keys: Array  # [B] key, the row's own
-    num_steps: Array  # [B] int32, steps the row took part in; counts the noise of rejection rules
-    draft_lens: Array  # [B] int32, drafts wanted per step, at most the bucket's
-    sampling_arrays: SamplingArrays  # per row
+    keys: Array  # [B] key
+    num_steps: Array  # [B] int32, steps that the row took part in; rejection rules fold it into the key
+    draft_lens: Array  # [B] int32, drafts wanted in the next step, at most the bucket
+    sampling_arrays: SamplingArrays
     stop_tokens: Array  # [B, E] int32, padded with -1
     target_cache: KVCache | PagedCache  # capacity C
-    drafter: Any  # the drafter's own state
-    min_confidence: Array | None = None  # [B] float32, drafts that are less sure are not drafted; None: all are
+    drafter: Any  # the drafter's state
+    min_confidence: Array | None = None  # [B] float32, a row stops before the first draft below it; None: never
 
     @property
     def done(self) -> Array:
-        """``[B]`` bool: the row emits no more."""
+        """``[B]`` bool, whether each row has finished."""
         return self.finish != FinishReason.RUNNING
 
 
 class DraftRecord(NamedTuple):
-    """What decided over the drafts of a step; slots past ``num_drafted`` mean nothing."""
+    """The probabilities and random numbers that decided on the drafts of a step.
 
-    target_logprobs: (
-        Array  # [B, G] float32, of the draft under the target's distribution as warped; -inf at probability 0
-    )
-    draft_logprobs: (
-        Array  # [B, G] float32, under the distribution that it was drawn from; 0 if the drafter is deterministic
-    )
-    accept_draws: Array  # [B, G] float32, the uniform draws of rules that draw
-    confidence: Array | None  # [B, G] float32, the draft's most probable probability there; None: not known
+    Entries past ``num_drafted`` are arbitrary.
+    """
+
+    target_logprobs: Array  # [B, G] float32, under the target's warped distribution; -inf for probability 0
+    draft_logprobs: Array  # [B, G] float32, under the drafter's distribution; 0 if it is deterministic
+    accept_draws: Array  # [B, G] float32, the uniform random numbers of rejection rules
+    confidence: Array | None  # [B, G] float32, the drafter's largest probability at this position; None: unknown
 
 
 class TokenLogprobs(NamedTuple):
-    """Emitted tokens under the distribution that they were drawn from, and the n most probable tokens of both
-    distributions.
+    """Log-probabilities of the emitted tokens and of the n most probable tokens.
 
-    The warped distribution is that after adjustments, temperature, top-k, top-p and min-p; tokens of probability 0 have
-    a log-probability of -inf.
+    The raw distribution is the softmax of the target's logits. The warped distribution is the one that tokens are
+    sampled from: after logits processors, temperature, top-k, top-p and min-p. Probability 0 is -inf.
     """
 
     warped_logprobs: Array  # [B, T] float32, of the emitted tokens
@@ -78,22 +76,22 @@ class TokenLogprobs(NamedTuple):
 
 
 class StepInfo(NamedTuple):
-    """What one step did; T is 1 for a regular step, else the bucket's ``G + 1``."""
+    """The report of one step. T is ``G + 1``; 1 for a regular step."""
 
-    is_active: Array  # [B] bool, the row took part
+    is_active: Array  # [B] bool, whether the row took part
     tokens: Array  # [B, T] int32, emitted tokens, then -1
     num_emitted: Array  # [B] int32
-    num_accepted: Array  # [B] int32, drafts that the rule accepted, before a stop cuts the row
+    num_accepted: Array  # [B] int32, drafts that the rule accepted, also those after a stop token
     num_drafted: Array  # [B] int32
-    logprobs: Array  # [B, T] float32, of emitted tokens under the target's raw distribution; 0 past them
+    logprobs: Array  # [B, T] float32, of the emitted tokens under the target's raw distribution, then 0
     finish: Array  # [B] int32, `FinishReason` after the step
-    drafts: DraftRecord | None = None  # of each draft, where ``SpecConfig.record_drafts`` asks for it
-    token_logprobs: TokenLogprobs | None = None  # with `SpecConfig.num_logprobs`; means nothing past the emitted tokens
-    width: Array | None = None  # [] int32, positions per row that the target computed; None: T
+    drafts: DraftRecord | None = None  # with `SpecConfig.record_drafts`
+    token_logprobs: TokenLogprobs | None = None  # with `SpecConfig.num_logprobs`; arbitrary past the emitted tokens
+    width: Array | None = None  # [] int32, positions per row in the target's pass; None: T
 
 
 def output_tokens(state: SpecState, row: int) -> np.ndarray:
-    """Returns what `row` has emitted, its stop token included: ``[num]`` int32.
+    """Returns the tokens that `row` has emitted, including a stop token: ``[num]`` int32.
 
     Raises:
         ValueError: if there is no such row.

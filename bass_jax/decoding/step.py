@@ -1,4 +1,4 @@
-"""One step of a batch: speculative, and regular as its baseline; both pure, neither jitted here."""
+"""One step of a batch: speculative decoding, and regular decoding as its baseline. Both are pure and not jitted."""
 
 from typing import Any
 
@@ -23,28 +23,28 @@ from bass_jax.typing import Array, Int, Key
 
 
 def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
-    """Drafts, verifies, accepts and commits: every running row emits 1 to ``G + 1`` tokens.
+    """Drafts, verifies, accepts and commits. Every running row emits 1 to ``G + 1`` tokens.
 
-    Pure; jit it with the state donated, ``jax.jit(speculate_step, donate_argnames="state")``, and the caches
-    are updated in place. One executable serves a bucket of draft length, batch and capacity.
+    Jit it with the state donated, ``jax.jit(speculate_step, donate_argnames="state")``, so that the caches are updated
+    in place. It is compiled once per bucket of draft length, batch size and capacity.
 
     Args:
         pair: target and drafter.
-        state: from `bass_jax.prefill` or the step before.
+        state: from `bass_jax.prefill` or the last step.
         spec: static.
 
     Returns:
         ``(state, info)``.
 
     Raises:
-        ValueError: when traced, if `spec` names an unknown rule or processor, or several chains that rule or drafter
-            do not know.
+        ValueError: during tracing, if `spec` names an unknown rule or logits processor, or if the rule or the drafter
+            does not support the number of candidates.
 
     Source: Qian et al. 2024 (BASS, arXiv 2404.15778), section 3: ragged batched speculation.
     """
     rule = find_rule(spec.acceptance)
     is_active = ~state.done
-    # A step emits one token more than it accepts: what the limit leaves no room for is not drafted.
+    # A step emits one token more than it accepts, so a row drafts one token less than it may still emit.
     room = state.limits - state.lengths - 1
     num_wanted = jnp.clip(jnp.minimum(state.draft_lens, room), 0, spec.draft_len)
     num_wanted = jnp.where(is_active, num_wanted, 0)
@@ -66,13 +66,9 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
         with jax.named_scope("accept"):
             tokens = state.tokens if processors.is_identity else with_drafts(state, proposal.tokens)
             logits = TargetLogits(raw, processors(raw, tokens, state.lengths))
-            step_tokens = accept(
-                rule, proposal, logits, state.sampling_arrays, keys,
-                kernel=spec.acceptance_kernel, num_logprobs=spec.num_logprobs,
-            )  # fmt: skip
-            record = (
-                record_drafts(proposal, logits.processed, state.sampling_arrays, keys) if spec.record_drafts else None
-            )
+            step_tokens = accept(rule, proposal, logits, state.sampling_arrays, keys, spec)
+            if spec.record_drafts:
+                record = record_drafts(proposal, logits.processed, state.sampling_arrays, keys)
     if rule.noise == "none":
         step_tokens = require_greedy(step_tokens, state.sampling_arrays)
     with jax.named_scope("commit"):
@@ -82,13 +78,13 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
 
 
 def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
-    """Regular decoding: every running row emits one token, drawn from the target's distribution.
+    """Regular decoding: every running row emits one token, sampled from the target's distribution.
 
-    Same signature, caches and info as `speculate_step`; the drafter is not asked, and catches up when it is.
-    The noise is that of the row's absolute position. With a rule that needs no noise (``"greedy"``) the token is
-    the most probable one, and no distribution is computed.
+    Signature, caches and info are those of `speculate_step`. The drafter is not run; it catches up in its next step.
+    The token is sampled with the key of its absolute position. With a deterministic rule (``"greedy"``) it is the most
+    probable token, and no distribution is computed.
     """
-    # Without drafts the token rule is a draw from the target's distribution.
+    # Without drafts the token rule samples from the target's distribution.
     rule = GREEDY if find_rule(spec.acceptance).noise == "none" else TOKEN
     proposal = _no_drafts(state)
     inputs, num_inputs = last_tokens(state)[:, None], (~state.done).astype(jnp.int32)
@@ -96,15 +92,7 @@ def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecSta
     logits = TargetLogits(raw, _processors(state, spec)(raw, state.tokens, state.lengths))
     positions = position_keys(state.keys, state.lengths, 1)
     keys = RuleKeys(accept=positions[:, 0], residual=positions[:, 0], positions=positions)
-    step_tokens = accept(
-        rule,
-        proposal,
-        logits,
-        state.sampling_arrays,
-        keys,
-        kernel=spec.acceptance_kernel,
-        num_logprobs=spec.num_logprobs,
-    )
+    step_tokens = accept(rule, proposal, logits, state.sampling_arrays, keys, spec)
     if rule is GREEDY:
         step_tokens = require_greedy(step_tokens, state.sampling_arrays)
     state = state._replace(target_cache=target_cache, drafter=drafter)
@@ -119,12 +107,12 @@ def _propose(
     num_wanted: Int[Array, "B"],
     processors: LogitsProcessors,
 ) -> tuple[Proposal, Any]:
-    """Asks the drafter; with several chains every field of the proposal has M after B."""
+    """Runs the drafter. With several candidates every field of the proposal has an axis of size M after B."""
     if spec.bucket == 0:
         return _no_drafts(state), state.drafter
     keys = _draft_keys(state, rule, spec.bucket)
     min_confidence = state.min_confidence
-    if min_confidence is None and spec.record_drafts:  # Of 0: reported, and never in the way.
+    if min_confidence is None and spec.record_drafts:  # A threshold of 0 reports the confidence and stops no row.
         min_confidence = jnp.zeros(num_wanted.shape, jnp.float32)
     context = DraftContext(
         state.tokens, state.lengths, num_wanted, state.sampling_arrays, keys, processors, min_confidence
@@ -134,16 +122,15 @@ def _propose(
         proposal, drafter = pair.drafter.propose(state.drafter, context, spec.bucket, is_sampled=is_sampled)
     else:
         check_candidates(pair, spec, rule)
-        multi_drafter: Any = pair.drafter  # `check_candidates` saw to it
+        multi_drafter: Any = pair.drafter
         proposal, drafter = multi_drafter.propose_many(
             state.drafter, context, spec.bucket, spec.num_candidates, is_sampled=is_sampled
         )
         num_wanted = num_wanted[:, None]
     shape = keys.shape if spec.num_candidates == 1 else (keys.shape[0], spec.num_candidates, keys.shape[1])
     check_proposal(pair.drafter, proposal, shape, pair.target.config.vocab_size)
-    # A drafter's word is not taken for it: more drafts than wanted would overrun the row's limit, an id outside the
-    # vocabulary (-1 as a placeholder) would be read as another token's, and from a distribution that is none nothing
-    # was drawn.
+    # Clip the proposal: a drafter may return more tokens than requested, ids outside the vocabulary, or tokens of
+    # probability 0.
     is_draft = (proposal.tokens >= 0) & (proposal.tokens < pair.target.config.vocab_size)
     if proposal.probs is not None:
         is_draft &= jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=-1)[..., 0] > 0
@@ -152,9 +139,10 @@ def _propose(
 
 
 def _verify(pair: Pair, state: SpecState, inputs: Int[Array, "B T"], num_inputs: Int[Array, "B"]):
-    """Scores `inputs`, which follow the cached prefix; those past `num_inputs` write nothing.
+    """Runs the target on `inputs`, which follow the cached prefix; inputs past `num_inputs` are padding.
 
-    Returns the logits, the target's cache, and the drafter's state, which has seen the hidden states if it reads them.
+    Returns:
+        The logits, the target's cache and the drafter's state after it observed the hidden states.
     """
     positions = input_positions(state.lengths, inputs.shape[1], num_inputs, state.target_cache.capacity)
     if not reads_hidden_states(pair.drafter):
@@ -170,28 +158,27 @@ def _processors(state: SpecState, spec: SpecConfig) -> LogitsProcessors:
 
 
 def _commit(state: SpecState, step_tokens: StepTokens, num_drafted: Int[Array, "B"]) -> tuple[SpecState, StepInfo]:
-    """Appends ``num_accepted + 1`` tokens per running row, cut after the first stop token and at the limit."""
+    """Appends ``num_accepted + 1`` tokens per running row, up to the first stop token and the limit."""
     is_active = ~state.done
     tokens, num_accepted = step_tokens.tokens, step_tokens.num_accepted
     slots = jnp.arange(tokens.shape[1])
     is_stop = (tokens[..., None] == state.stop_tokens[:, None]).any(axis=-1)
     until_stop = jnp.where(is_stop, slots + 1, tokens.shape[1] + 1).min(axis=1)
     num_due = jnp.minimum(jnp.minimum(num_accepted + 1, until_stop), state.limits - state.lengths)
-    # A distribution that does not exist ends the row where it is drawn from: the tokens before it stand, as in regular
-    # decoding.
-    is_broken = step_tokens.num_drawable < num_due
-    num_emitted = jnp.where(is_active, jnp.minimum(num_due, step_tokens.num_drawable), 0).astype(jnp.int32)
+    # As in regular decoding, an invalid distribution ends the row after the tokens before it.
+    has_failed = step_tokens.num_valid < num_due
+    num_emitted = jnp.where(is_active, jnp.minimum(num_due, step_tokens.num_valid), 0).astype(jnp.int32)
     is_emitted = slots < num_emitted[:, None]
     lengths = state.lengths + num_emitted
 
     finish = jnp.where(lengths >= state.limits, FinishReason.LENGTH, FinishReason.RUNNING)
     finish = jnp.where((is_stop & is_emitted).any(axis=1), FinishReason.STOP, finish)
-    finish = jnp.where(is_broken, step_tokens.failure, finish)
+    finish = jnp.where(has_failed, step_tokens.failure, finish)
     finish = jnp.where(is_active, finish, state.finish).astype(jnp.int32)
 
     capacity = state.tokens.shape[1]
     rows = jnp.arange(tokens.shape[0])[:, None]
-    # Distinct slots past the end are dropped.
+    # Indices past the end are dropped. They differ, because unique_indices=True requires it.
     columns = jnp.where(is_emitted, state.lengths[:, None] + slots, capacity + slots)
     info = StepInfo(
         is_active=is_active,
@@ -218,7 +205,7 @@ def _no_drafts(state: SpecState) -> Proposal:
 
 
 def _draft_keys(state: SpecState, rule: AcceptanceRule, num_drafts: int) -> Key[Array, "B G"]:
-    """Noise of the drafts: the step's own, or that of the positions where a rule shares it."""
+    """Returns the keys of the drafts: by step, or by absolute position for a rule with shared noise."""
     if rule.noise == "position":
         return position_keys(state.keys, state.lengths, num_drafts)
     return step_draft_keys(state.keys, state.num_steps, num_drafts)

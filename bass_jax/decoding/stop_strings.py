@@ -1,4 +1,4 @@
-"""Stop strings and the text of rows, token by token, so that nothing follows a stop inside an accepted run."""
+"""Incremental text of rows, cut at stop strings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,19 +9,19 @@ from bass_jax.runtime.checks import check_texts
 
 
 class StopStrings:
-    """The text of every row as it grows.
+    """Decodes the tokens of rows one by one, and finds stop strings, also inside the accepted drafts of a step.
 
     Attributes:
-        is_hit: ``[rows]`` bool: the row has met a stop string.
+        is_hit: ``[rows]`` bool, whether the row has reached a stop string.
     """
 
     def __init__(self, tokenizer: Any, strings: Sequence[str], num_rows: int):
-        """Starts with empty rows.
+        """Starts with empty texts.
 
         Args:
-            tokenizer: a `bass_jax.checkpoint.Tokenizer`, or None: rows then have no text.
+            tokenizer: a `bass_jax.checkpoint.Tokenizer`; None for rows without text.
             strings: a row ends with the token that completes one of these.
-            num_rows: rows.
+            num_rows: number of rows.
 
         Raises:
             ValueError: if there are strings without a tokenizer, or an empty string.
@@ -44,24 +44,24 @@ class StopStrings:
 
     @property
     def texts(self) -> list[str]:
-        """The text of each row so far, cut before its stop string."""
+        """The texts of all rows so far, without their stop strings."""
         return [self.text(row) for row in range(len(self._parts))]
 
     def text(self, row: int) -> str:
-        """The text of one row so far."""
+        """Returns the text of one row so far, without its stop string."""
         return "".join(self._parts[row])
 
     def push(self, row: int, tokens: np.ndarray, is_finished: bool) -> tuple[int, str]:
-        """Takes a row's next tokens.
+        """Adds the next tokens of a row.
 
         Args:
-            row: index.
+            row: its index.
             tokens: ``[num]`` int32.
-            is_finished: the row ends with these.
+            is_finished: whether these are the row's last tokens.
 
         Returns:
-            How many of the tokens stand (those after a stop string do not), and the text that is now certain:
-            what could be the beginning of a stop string is held back.
+            The number of tokens up to the end of a stop string, or all, and the new text. Text that could be the
+            beginning of a stop string is withheld.
         """
         if not self._decoders:
             return len(tokens), ""
@@ -86,7 +86,7 @@ class StopStrings:
         return text
 
     def _num_open(self, text: str) -> int:
-        """Length of the longest tail of `text` that a stop string begins with."""
+        """Returns the length of the longest suffix of `text` that is a prefix of a stop string."""
         longest = max(len(string) for string in self._strings) - 1
         for size in range(min(longest, len(text)), 0, -1):
             if any(string.startswith(text[-size:]) for string in self._strings):

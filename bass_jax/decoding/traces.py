@@ -1,4 +1,4 @@
-"""Traces: what decided over every draft of a run, in a file that grows line by line."""
+"""Traces: a JSON Lines file with the draft records of runs."""
 
 import dataclasses
 import json
@@ -11,23 +11,23 @@ import numpy as np
 from bass_jax.decoding.state import StepInfo
 
 DIGITS = 4
-"""Significant digits of recorded numbers."""
+"""Significant digits of the numbers in a trace."""
 
 
 class TraceWriter:
-    """Appends runs to a JSONL file: a line that begins a run, one per step, one that ends it.
+    """Appends runs to a JSON Lines file: a first line, a line per step, and a last line.
 
-    Every line is flushed. A file that a killed process left is continued: what follows its last ended run is cut off.
+    Every line is flushed. An existing file is continued after its last complete run.
 
     Attributes:
-        num_complete: runs that the file held when it was opened; a caller who repeats a job skips as many.
+        num_complete: complete runs in the file when it was opened. A caller who resumes skips as many.
     """
 
     def __init__(self, path: str | Path):
-        """Opens `path`, which need not exist.
+        """Opens or creates `path`.
 
         Raises:
-            ValueError: if it cannot be written, or is no trace.
+            ValueError: if it cannot be written, or is not a trace.
         """
         self.path = Path(path)
         self.num_complete, size = _complete_runs(self.path)
@@ -39,11 +39,11 @@ class TraceWriter:
             raise ValueError(f"trace {path}: cannot be written: {error.strerror}") from None
 
     def begin(self, **about: Any) -> None:
-        """Begins a run; `about` holds ``prompt_lengths``, ``limits`` (of new tokens) and what else tells runs apart."""
+        """Begins a run; `about` is its description, with ``prompt_lengths`` and ``limits`` (new tokens per row)."""
         self._write({"kind": "run", **{name: _plain(value) for name, value in about.items()}})
 
     def step(self, info: StepInfo, seconds: float, num_rows: int) -> None:
-        """Records one step of the run's first `num_rows` rows; rows that had finished are left out."""
+        """Records one step of the first `num_rows` rows, without the finished ones."""
         active = np.flatnonzero(np.asarray(info.is_active)[:num_rows])
         record: dict[str, Any] = {"kind": "step", "seconds": _rounded(float(seconds)), "rows": active.tolist()}
         for name in ("num_drafted", "num_accepted", "num_emitted"):
@@ -52,7 +52,7 @@ class TraceWriter:
             for name, values in info.drafts._asdict().items():
                 if values is not None:
                     rows = zip(np.asarray(values)[active], record["num_drafted"], strict=True)
-                    # One more than was drafted: the confidence that stopped a row.
+                    # The confidence after the last draft is the one that stopped the row.
                     extra = name == "confidence"
                     record[name] = [[_rounded(float(value)) for value in row[: num + extra]] for row, num in rows]
         self._write(record)
@@ -81,8 +81,8 @@ class TracedRun:
     """One run of a trace.
 
     Attributes:
-        about: what `TraceWriter.begin` was told.
-        steps: as recorded.
+        about: the arguments of `TraceWriter.begin`.
+        steps: the recorded steps.
     """
 
     about: dict[str, Any]
@@ -90,15 +90,15 @@ class TracedRun:
 
     @property
     def seconds(self) -> float:
-        """Of all steps."""
+        """Wall time of all steps."""
         return sum(step["seconds"] for step in self.steps)
 
 
 def read_trace(path: str | Path) -> list[TracedRun]:
-    """Reads the ended runs of a trace.
+    """Reads the complete runs of a trace.
 
     Raises:
-        ValueError: if the file cannot be read, is no trace, or holds no run that ended.
+        ValueError: if the file cannot be read, is not a trace, or contains no complete run.
     """
     runs: list[TracedRun] = []
     about: dict[str, Any] | None = None
@@ -112,12 +112,12 @@ def read_trace(path: str | Path) -> list[TracedRun]:
             runs.append(TracedRun(about, steps))
             about = None
     if not runs:
-        raise ValueError(f"trace {path}: holds no run that ended")
+        raise ValueError(f"trace {path}: contains no complete run")
     return runs
 
 
 def _complete_runs(path: Path) -> tuple[int, int]:
-    """How many runs of a file ended, and where in it the last of them did."""
+    """Returns the number of complete runs in a file, and the position in bytes after the last one."""
     if not path.exists() or path.stat().st_size == 0:
         return 0, 0
     num, end, position = 0, 0, 0
@@ -127,7 +127,7 @@ def _complete_runs(path: Path) -> tuple[int, int]:
             if line == b'{"kind":"end"}\n':
                 num, end = num + 1, position
     if not num:
-        for _ in _records(path):  # is it a trace at all?
+        for _ in _records(path):  # Raises if the file is not a trace.
             break
     return num, end
 
@@ -140,7 +140,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
                     record = json.loads(line)
                 except json.JSONDecodeError:
                     if not line.endswith("\n") and line.startswith('{"kind":'):
-                        return  # cut off in the middle of a line
+                        return  # The process was killed while it wrote this line.
                     raise ValueError(f"{path}:{number}: not JSON: is this a trace?") from None
                 if not isinstance(record, dict) or record.get("kind") not in ("run", "step", "end"):
                     raise ValueError(f"{path}:{number}: expected a trace of bass-jax generate --trace")
@@ -150,7 +150,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _rounded(value: float) -> float | None:
-    """Few digits; None stands for minus infinity, which JSON has not."""
+    """Returns a number with few digits; None for minus infinity, which JSON does not have."""
     return float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None
 
 

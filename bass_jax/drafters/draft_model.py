@@ -17,7 +17,7 @@ from bass_jax.drafters.autoregressive import (
 from bass_jax.drafters.protocols import DraftContext, Proposal
 from bass_jax.models.flax_model import Model
 from bass_jax.models.kv_cache import KVCache, PagedCache
-from bass_jax.models.prefill_cache import extend_cache
+from bass_jax.models.prefill_cache import read_in_chunks
 from bass_jax.runtime.cpu_workarounds import argmax
 from bass_jax.sampling.distribution import sample_tokens, token_distribution
 from bass_jax.sampling.keys import gumbel
@@ -54,8 +54,12 @@ class ModelDrafter:
 
     def init(self, tokens: Array, lengths: Array) -> ModelDrafterState:
         """Prefills all but the last token of each row."""
-        cache = self.model.init_cache(*tokens.shape)
-        return ModelDrafterState(extend_cache(self.model, tokens, lengths - 1, cache), lengths - 1)
+        state = self.start(*tokens.shape)
+        return read_in_chunks(self.read, state, tokens, lengths - 1, state.cache.capacity)
+
+    def start(self, num_rows: int, capacity: int) -> ModelDrafterState:
+        """Returns an empty cache."""
+        return ModelDrafterState(self.model.init_cache(num_rows, capacity), jnp.zeros(num_rows, jnp.int32))
 
     def read(self, state: ModelDrafterState, tokens: Array, positions: Array) -> ModelDrafterState:
         """Reads a chunk of the prompts in one pass."""

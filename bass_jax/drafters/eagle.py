@@ -11,7 +11,7 @@ from bass_jax.drafters.draft_model import ModelDrafter
 from bass_jax.drafters.protocols import DraftContext, Proposal
 from bass_jax.models.flax_model import Model
 from bass_jax.models.kv_cache import KVCache, PagedCache
-from bass_jax.models.prefill_cache import extend_cache
+from bass_jax.models.prefill_cache import read_in_chunks
 from bass_jax.typing import Array, Bool, Float, Int
 
 
@@ -58,11 +58,16 @@ class EagleDrafter:
         """
         if hidden is None:
             raise ValueError("hidden=None: expected the target's hidden states, because the draft model reads them")
-        cache = self.model.init_cache(*tokens.shape)
+        num_rows, capacity = tokens.shape
         previous = jnp.pad(hidden, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-        return EagleState(
-            extend_cache(self.model, tokens, lengths - 1, cache, previous), lengths - 1, hidden, lengths - 1
-        )
+        rows = jnp.arange(num_rows)[:, None]
+
+        def read(cache, tokens, positions):
+            before = previous[rows, jnp.minimum(positions, capacity - 1)]
+            return self.model.hidden_states(tokens, positions, cache, before)[1]
+
+        cache = read_in_chunks(read, self.model.init_cache(num_rows, capacity), tokens, lengths - 1, capacity)
+        return EagleState(cache, lengths - 1, hidden, lengths - 1)
 
     def observe(self, state: EagleState, hidden: Array, positions: Array) -> EagleState:
         """Stores the hidden states of a target pass, and drops from the cache what was read with predicted ones."""

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bass_jax.drafters.draft_model import ModelDrafter
-from bass_jax.drafters.eagle import EagleDrafter
 from bass_jax.drafters.ngram import NgramDrafter
 from bass_jax.drafters.protocols import DraftContext, Drafter, Proposal, reads_hidden_states
 from bass_jax.drafters.retrieval import RetrievalDrafter
@@ -136,9 +134,7 @@ class EnsembleDrafter:
         return _Rows(tokens, rows.is_open & is_drafted, tuple(states)), best
 
 
-def ensemble_drafter(
-    network: ModelDrafter | EagleDrafter | None, datastore: RetrievalDrafter | None = None
-) -> EnsembleDrafter:
+def ensemble_drafter(network: Drafter | None, datastore: RetrievalDrafter | None = None) -> EnsembleDrafter:
     """Combines prompt lookup with a draft network and a datastore.
 
     A match of `MAX_NGRAM` tokens is always taken. Otherwise the most confident of a shorter match, the network and the

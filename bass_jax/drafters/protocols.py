@@ -125,13 +125,17 @@ class MultiDraftDrafter(Drafter, Protocol):
 
 @runtime_checkable
 class ChunkedDrafter(Drafter, Protocol):
-    """A drafter whose prompts can be read in chunks. For other drafters the engine calls `init` with a whole prompt."""
+    """A drafter whose prompts can be read in chunks. For other drafters `init` is called with whole prompts."""
+
+    def start(self, num_rows: int, capacity: int) -> Any:
+        """Returns the state of rows that have read nothing; C is the capacity of the token buffer."""
+        ...
 
     def read(self, state: Any, tokens: Array, positions: Array) -> Any:
         """Reads the next tokens of each row's prompt.
 
         Args:
-            state: from `init` with lengths of 1, or from the last `read`.
+            state: from `start` or the last `read`.
             tokens: ``[B, T]`` int32.
             positions: ``[B, T]`` int32; entries at or past the capacity C are padding.
         """

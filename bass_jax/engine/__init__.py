@@ -1,7 +1,7 @@
 """The host loop: `generate`, `stream` and continuous batching with `Engine`.
 
 Imports `bass_jax.decoding` and lower packages. Start with `loop.py`, the loop itself, then `scheduler.py`, which
-decides who runs.
+decides which requests run, then `device_executor.py`, which runs them.
 """
 
 from bass_jax.engine.engine import Engine

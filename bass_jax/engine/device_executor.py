@@ -1,4 +1,4 @@
-"""The executor of a real device."""
+"""The executor that runs the steps on the device."""
 
 import functools
 import time
@@ -11,7 +11,8 @@ import numpy as np
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.compiled_steps import CompiledSteps, bucket_spec
 from bass_jax.decoding.pair import Pair
-from bass_jax.decoding.policy_runner import counts_of, no_step, planned, rows_of
+from bass_jax.decoding.policy_runner import counts_of, no_step, rows_of, with_plan
+from bass_jax.decoding.prefill import PromptState, reads_in_chunks
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
 from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.executor import StepResult
@@ -19,14 +20,12 @@ from bass_jax.engine.page_pool import PagePool
 from bass_jax.engine.request import Request, RequestHandle
 from bass_jax.engine.slots import (
     Pages,
-    Staging,
-    empty_staging,
+    empty_prompt,
     empty_state,
+    finish_prompt,
     insert_row,
     plan_rows,
-    read_chunk,
-    read_whole,
-    reads_in_chunks,
+    read_prompt_chunk,
     regroup_rows,
 )
 from bass_jax.models.kv_cache import KVCache, pages_of, with_pages
@@ -36,12 +35,12 @@ from bass_jax.runtime.jit_cache import JIT_CACHE
 
 
 class DeviceExecutor:
-    """Rows on jax's default device, or on a mesh.
+    """A batch on JAX's default device, or on a mesh.
 
     Every operation is one compiled function, and only `collect` waits for the device.
 
     Attributes:
-        state: of the batch, including the operations that were dispatched and have not finished.
+        state: of the batch after all dispatched operations.
         steps: the compiled steps.
         pool: the pages of the caches; None with dense caches.
     """
@@ -60,11 +59,11 @@ class DeviceExecutor:
 
         Args:
             pair: target and drafter.
-            steps: what the rows run.
-            config: sizes.
-            lay_out: returns a request's row, a state of one row without caches.
-            state: of the first batch, its prompts read; None for an empty batch of the smallest size.
-            warm_up: compile the steps and the policy's update of this batch size now, not when they are first used.
+            steps: the compiled steps.
+            config: sizes and limits.
+            lay_out: returns the row of a request, a state with a batch of one and without caches.
+            state: of a batch whose prompts were read; None makes an empty batch of the smallest size.
+            warm_up: compile the steps of this batch size now; False compiles them on first use.
         """
         self._pair, self.steps, self._config, self._lay_out = pair, steps, config, lay_out
         self._policy, self._mesh = steps.policy, mesh_of(pair)
@@ -83,7 +82,7 @@ class DeviceExecutor:
         num_rows = len(state.lengths)
         self.state: SpecState = state
         self._handles: list[RequestHandle | None] = [None] * num_rows
-        self._staging: Staging | None = None
+        self._reading: PromptState | None = None
         self._new: tuple[RequestHandle, SpecState] | None = None
         self._prompt: np.ndarray | None = None
         self._finish = np.full(num_rows, FinishReason.INACTIVE, np.int32)
@@ -100,7 +99,7 @@ class DeviceExecutor:
             self._step(bucket)
 
     def start(self, handles: Sequence[RequestHandle]) -> None:
-        """Notes the requests of the first rows of a batch that was given as a state."""
+        """Assigns requests to the first rows of a batch that was given as a state."""
         self._handles[: len(handles)] = handles
         self._finish[: len(handles)] = FinishReason.RUNNING
 
@@ -108,22 +107,20 @@ class DeviceExecutor:
         """Dispatches a pass over a chunk of a prompt."""
         prompt = handle.request.prompt
         if start == 0:
-            if self._new is not None:  # It ended while it was being read.
+            if self._new is not None:  # The request ended while its prompt was being read.
                 self._release(self._new[0])
             self._new = handle, self._lay_out(handle)
-            if prompt is self._prompt:  # Another sample of the prompt that was read last.
+            if prompt is self._prompt:  # Another sample of the last prompt.
                 return
             self._prompt = None
             tables = () if self.pool is None else (self.pool.table(handle),)
-            self._staging = self._run("empty_staging", empty_staging, self._pair, self._new[1].tokens, *tables)
+            self._reading = self._run("empty_prompt", empty_prompt, self._pair, self._new[1].tokens, *tables)
         if num == 0 or prompt is self._prompt:
             return
         tokens = np.zeros((1, self._config.chunk), np.int32)
         tokens[0, :num] = prompt[start : start + num]
-        pages, self._staging = self._run(
-            "read_chunk", read_chunk, self._pair, pages_of(self.state), self._staging, tokens, np.int32(start),
-            np.int32(num), donate=(1, 2),
-        )  # fmt: skip
+        arguments = self._pair, pages_of(self.state), self._reading, tokens, np.int32(start), np.int32(num)
+        pages, self._reading = self._run("read_prompt_chunk", read_prompt_chunk, *arguments, donate=(1, 2))
         if pages:
             self.state = with_pages(self.state, pages)
 
@@ -132,15 +129,14 @@ class DeviceExecutor:
         assert self._new is not None and self._new[0] is handle, "another prompt was read"
         new = self._new[1]
         if handle.request.prompt is not self._prompt and not reads_in_chunks(self._pair):
-            self._staging = self._run("read_whole", read_whole, self._pair, self._staging, new)
+            self._reading = self._run("finish_prompt", finish_prompt, self._pair, self._reading, new)
         self._send_finish()
-        self.state, self._policy_state = self._run(
-            ("insert_row", len(self._finish)), insert_row,
-            self._policy, self.state, self._policy_state, self._staging, new, np.int32(row), donate=(1,),
-        )  # fmt: skip
+        arguments = self._policy, self.state, self._policy_state, self._reading, new, np.int32(row)
+        name = ("insert_row", len(self._finish))
+        self.state, self._policy_state = self._run(name, insert_row, *arguments, donate=(1,))
         self._finish[row], self._handles[row] = FinishReason.RUNNING, handle
         self._room_of_new = max(self._room_of_new, handle.request.max_new_tokens - 1)
-        # Pages belong to one request; dense caches are copied and can serve another sample of the prompt.
+        # Dense caches are copied, so the next sample of this prompt can use them. Pages belong to one request.
         self._prompt = handle.request.prompt if self.pool is None else None
         self._new = None
 
@@ -150,23 +146,22 @@ class DeviceExecutor:
         rows = np.maximum(kept, 0)
         self._handles = [None if source < 0 else self._handles[source] for source in sources]
         self._finish = np.where(kept < 0, FinishReason.INACTIVE, self._finish[rows]).astype(np.int32)
-        # Pages stay out of it: what a function returns as it came may be a copy.
+        # The pages are not arguments, because a function may copy an argument that it returns unchanged.
         pages = pages_of(self.state)
-        state, self._policy_state = self._run(
-            ("regroup_rows", len(self.state.lengths), len(rows)), regroup_rows,
-            self._policy, with_pages(self.state, None), self._policy_state, rows, self._finish.copy(),
-        )  # fmt: skip
+        arguments = self._policy, with_pages(self.state, None), self._policy_state, rows, self._finish.copy()
+        name = ("regroup_rows", len(self.state.lengths), len(rows))
+        state, self._policy_state = self._run(name, regroup_rows, *arguments)
         self.state = with_pages(state, pages)
         self._is_finish_stale = False
 
     def stop(self, row: int) -> None:
-        """Frees `row`; the device learns of it before its next step."""
+        """Ends the request in `row`. The state on the device is updated before the next step."""
         self._finish[row] = FinishReason.INACTIVE
         self._free_row(row)
         self._is_finish_stale = True
 
     def dispatch(self) -> None:
-        """Dispatches a step, and behind it the policy's update."""
+        """Dispatches a step, and the policy's update after it."""
         self._send_finish()
         num_wanted = int(max(self._wanted[0], min(self._wanted[1], self._room_of_new)))
         self._room_of_new = 0
@@ -178,11 +173,11 @@ class DeviceExecutor:
             self._policy_state, plan, wanted = plan_next(
                 self._policy, self._policy_state, rows_of(self.state), counts_of(info), np.float32(self._last_seconds)
             )
-            self.state = planned(self.state, plan)
+            self.state = with_plan(self.state, plan)
         self._in_flight = info, wanted, bucket, start
 
     def collect(self) -> StepResult:
-        """Waits for the step; its counts and the next draft length are read together."""
+        """Waits for the step, and reads its info and the next draft length in one transfer."""
         assert self._in_flight is not None, "no step was dispatched"
         info, wanted, bucket, start = self._in_flight
         self._in_flight = None
@@ -197,19 +192,19 @@ class DeviceExecutor:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Batch sizes that there are executables for."""
+        """The batch sizes that are compiled."""
         return self._config.sizes
 
     def wait(self) -> None:
-        """Waits until the device has done all that it was told; for measurements."""
-        jax.block_until_ready((self.state, self._staging, self._policy_state))
+        """Waits for all dispatched operations, for measurements."""
+        jax.block_until_ready((self.state, self._reading, self._policy_state))
 
     def replan(self) -> None:
-        """Asks the policy for a plan, as before a first step."""
+        """Plans the next step as if it were the first."""
         info = no_step(len(self.state.lengths))
         arguments = (self._policy, self._policy_state, rows_of(self.state), counts_of(info), np.float32(0.0))
         self._policy_state, plan, wanted = JIT_CACHE.get(plan_rows, *arguments)(*arguments)
-        self.state = planned(self.state, plan)
+        self.state = with_plan(self.state, plan)
         self._wanted = jax.device_get(wanted)
 
     def _free_row(self, row: int) -> None:
@@ -227,7 +222,7 @@ class DeviceExecutor:
             self._is_finish_stale = False
 
     def _run(self, name: Any, function: Callable, *arguments: Any, donate: tuple[int, ...] = ()) -> Any:
-        """Calls `function` compiled; `name` stands for its arguments' shapes, so that they need not be looked at."""
+        """Calls the compiled `function`. `name` identifies the shapes of the arguments, which are not compared."""
         if name not in self._compiled:
             self._compiled[name] = JIT_CACHE.get(function, *arguments, donate_argnums=donate)
         return self._compiled[name](*arguments)
@@ -244,7 +239,7 @@ class DeviceExecutor:
         return self._compiled[name]
 
     def warm_up(self) -> None:
-        """Compiles everything for all batch sizes; the steps are not run, the other operations are."""
+        """Compiles all functions for all batch sizes. The steps are not run; the other functions are."""
         handle = RequestHandle(Request(np.zeros(2, np.int32), 1))
         sizes = self._config.sizes
         for index, size in enumerate(sizes):
@@ -265,23 +260,25 @@ class DeviceExecutor:
 
 @functools.cache
 def _with_pages(function: Callable, pages: Pages | None) -> Callable:
-    """One function per cut of the caches, so that engines of one cut share an executable."""
+    """Returns the same function object for the same pages, so that engines share compiled functions."""
     return function if pages is None else functools.partial(function, pages=pages)
 
 
 def _check_pages(pair: Pair, spec: SpecConfig) -> None:
-    """Refuses what has no pages.
+    """Checks that paged caches are supported.
 
     Raises:
-        ValueError: for several chains, and for a drafter that reads a prompt at once into a cache of its own.
+        ValueError: with several candidates, or with a drafter that has a cache and does not read prompts in chunks.
     """
     if spec.num_candidates > 1:
-        raise ValueError(f"num_candidates={spec.num_candidates}: expected 1, because chains take turns in dense caches")
+        raise ValueError(f"num_candidates={spec.num_candidates}: expected 1 with page_size")
     one = jax.ShapeDtypeStruct((1, 64), np.int32), jax.ShapeDtypeStruct((1,), np.int32)
     state = jax.eval_shape(pair.drafter.init, *one)
     has_cache = any(isinstance(node, KVCache) for node in jax.tree.leaves(state, is_leaf=_is_dense))
     if has_cache and not reads_in_chunks(pair):
-        raise ValueError("page_size: expected None, because the drafter has a cache and reads prompts at once")
+        raise ValueError(
+            "page_size: expected None, because the drafter has a cache and does not read prompts in chunks"
+        )
 
 
 def _is_dense(node: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The engine: requests come at any time, share the steps, and go when they are finished."""
+"""The engine: continuous batching with speculation."""
 
 import asyncio
 import dataclasses
@@ -13,7 +13,7 @@ from bass_jax.acceptance import find_rule
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.compiled_steps import CompiledSteps
 from bass_jax.decoding.pair import Pair
-from bass_jax.decoding.prefill import check_prompts
+from bass_jax.decoding.prompt_layout import check_prompts
 from bass_jax.decoding.state import SpecState
 from bass_jax.decoding.stop_strings import StopStrings
 from bass_jax.engine.device_executor import DeviceExecutor
@@ -31,8 +31,8 @@ from bass_jax.sampling import SamplingParams
 class Engine:
     """Continuous batching with speculation on this device.
 
-    A synchronous core, `advance`, takes one step of all running rows; whoever waits for a handle calls it. Tickets may
-    be awaited under asyncio too: steps then run in a thread of the engine's own, one at a time.
+    `advance` runs one step of all running rows. Waiting for a handle calls it. Under asyncio, handles can be awaited;
+    the steps then run in the engine's thread, one at a time.
 
     ```python
     engine = bass.Engine(pair, policy="bass_heuristic", config=bass.EngineConfig(num_slots=16, capacity=2048))
@@ -40,15 +40,15 @@ class Engine:
         print(event.text, end="")
     ```
 
-    What a request is given does not depend on who is served beside it: greedy tokens are regular decoding's, the
-    shared-noise rule's are regular sampling's, and sampled text follows the target's distribution, seeded by the
-    request alone.
+    The output of a request does not depend on the other requests in the batch. Greedy tokens equal those of regular
+    decoding, the tokens of the shared-noise rule equal those of regular sampling, and other sampled tokens follow the
+    target's distribution.
 
     Attributes:
-        config: sizes.
-        loop: queue, slots and counts.
-        executor: the device's side.
-        is_lossless: the tokens follow the target's distribution exactly; False with a lossy rule.
+        config: sizes and limits.
+        loop: the host loop.
+        executor: the batch on the device.
+        is_lossless: whether the tokens follow the target's distribution exactly; False for a lossy rule.
     """
 
     def __init__(
@@ -64,22 +64,23 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         on_step: Callable[[Loop], None] | None = None,
     ):
-        """Allocates and compiles.
+        """Allocates the caches and compiles the steps.
 
         Args:
             pair: target and drafter.
-            spec: default ``SpecConfig()``; the greedy rule serves greedy requests alone.
-            policy: chooses draft lengths; default ``spec.draft_len`` always.
-            config: sizes; default ``EngineConfig()``.
-            is_processed: requests may bring bias, bans, penalties and minimum lengths; costs an array ``[B, V]``.
-            num_stop_tokens: most stop tokens of a request.
-            warm_up: compiles every step and move before the first request; False compiles what is first wanted.
-            clock: of the handles' times.
-            on_step: called after every step, on the host.
+            spec: default ``SpecConfig()``. The greedy rule accepts only greedy requests.
+            policy: chooses draft lengths; None uses ``spec.draft_len``.
+            config: default ``EngineConfig()``.
+            is_processed: whether requests can have logit bias, banned tokens, penalties and minimum lengths. This
+                allocates an array ``[B, V]``.
+            num_stop_tokens: the largest number of stop tokens of a request.
+            warm_up: compile everything before the first request; False compiles on first use.
+            clock: returns the time in seconds, for `RequestHandle.times`.
+            on_step: called on the host after every step.
 
         Raises:
-            ValueError: if `spec` asks for what is recorded of a single batch alone, the drafter reads the target's
-                hidden states, the pair lies on a mesh, or with pages for what has none.
+            ValueError: if `spec` records drafts, the tokenizer has too many stop tokens, or pages are not supported
+                with the number of candidates, the cache dtype or the drafter.
         """
         check_kind("pair", pair, Pair)
         check_kind("spec", spec, SpecConfig | None)
@@ -91,7 +92,7 @@ class Engine:
         check_callable("on_step", on_step)
         spec = spec or SpecConfig()
         if spec.record_drafts:
-            raise ValueError("record_drafts=True: expected False, an engine records no drafts")
+            raise ValueError("record_drafts=True: expected False, because an engine does not record drafts")
         self.pair, self.config = pair, config or EngineConfig()
         self.spec = dataclasses.replace(spec, draft_len=spec.bucket)
         self.is_lossless = find_rule(spec.acceptance).lossless
@@ -110,12 +111,12 @@ class Engine:
 
     @property
     def counts(self) -> Counts:
-        """What has been done so far."""
+        """Totals so far."""
         return self.loop.counts
 
     @property
     def page_use(self) -> PageUse | None:
-        """How the pages are used now; None with dense caches."""
+        """The current use of the pages; None with dense caches."""
         return None if self.executor.pool is None else self.executor.pool.use()
 
     def _lay_out(self, handle: RequestHandle) -> SpecState:
@@ -134,26 +135,26 @@ class Engine:
         priority: int = 0,
         on_event: Callable[[RequestEvent], None] | None = None,
     ) -> RequestHandle:
-        """Puts a request into the queue.
+        """Adds a request to the queue.
 
         Args:
-            prompt: text (the pair's tokenizer encodes it as it is) or token ids.
-            max_new_tokens: limit of the answer.
-            sampling: of one row; default greedy.
-            seed: of the row's noise.
-            stop_tokens: default those of the pair's tokenizer.
-            stop_strings: the answer ends with the token that completes one; needs a tokenizer.
-            priority: higher ones leave the queue first.
-            on_event: called with every event, in the thread that steps. If it raises, the request ends with
-                ``"error"`` and `RequestHandle.error`, and no other is touched.
+            prompt: text, which is encoded without a chat template, or token ids.
+            max_new_tokens: limit of the output.
+            sampling: for one row; default greedy.
+            seed: the row's random key.
+            stop_tokens: default the tokenizer's.
+            stop_strings: the output ends with the token that completes one of these; needs a tokenizer.
+            priority: requests with a higher priority are admitted first.
+            on_event: called with every event, in the thread that runs the step. If it raises an exception, only this
+                request ends, with the reason ``"error"``.
 
         Returns:
-            The handle: iterate, ``async for``, ``await`` or `RequestHandle.result` it.
+            The handle. Iterate over it, await it, or call `RequestHandle.result`.
 
         Raises:
-            ValueError: if the request could never run: too long for the context, the capacity or the token budget, a
-                token outside the vocabulary, settings that the engine was not made for.
-            QueueFull: if as many wait as may.
+            ValueError: if the request can never run: it is too long for the context, the capacity or the token budget,
+                a token is outside the vocabulary, or the engine was not made for its sampling parameters.
+            QueueFull: if the queue is full.
         """
         ids: Any = prompt
         if isinstance(prompt, str):
@@ -172,25 +173,22 @@ class Engine:
         stops = self._stops if stop_tokens is None else tuple(check_tokens("stop_tokens", stop_tokens).tolist())
         if len(stops) > self._num_stop_tokens:
             raise ValueError(f"stop_tokens has {len(stops)} values: expected at most {self._num_stop_tokens}")
-        text = StopStrings(self.pair.tokenizer, stop_strings, 1)
         request = Request(row.astype(np.int32), max_new_tokens, sampling, seed, stops, priority)
-        handle = RequestHandle(
-            request, driver=self, text=None if self.pair.tokenizer is None else text, on_event=on_event,
-            on_cancel=self.loop.cancel,
-        )  # fmt: skip
+        text = None if self.pair.tokenizer is None else StopStrings(self.pair.tokenizer, stop_strings, 1)
+        handle = RequestHandle(request, driver=self, text=text, on_event=on_event, on_cancel=self.loop.cancel)
         self.loop.submit(handle)
         return handle
 
     def advance(self) -> bool:
-        """Takes one step of all running rows; False when there was nothing to do."""
+        """Runs one step of all running rows; returns False if there was nothing to do."""
         return self.loop.advance()
 
     def run(self) -> None:
-        """Advances until every request has ended."""
+        """Advances until all requests have ended."""
         self.loop.run()
 
     async def advance_async(self) -> None:
-        """Takes one step in the engine's thread; those who wait in the same event loop share it."""
+        """Runs one step in the engine's thread. Callers in the same event loop wait for the same step."""
         loop = asyncio.get_running_loop()
         if loop not in self._pending:
             with self._start_lock:
@@ -205,4 +203,4 @@ class Engine:
     def _is_done(self, loop: asyncio.AbstractEventLoop, pending: asyncio.Future) -> None:
         del self._pending[loop]
         if not pending.cancelled():
-            pending.exception()  # Whoever waits is told; asyncio need not be.
+            pending.exception()  # The waiting callers receive it; this marks it as retrieved for asyncio.

@@ -1,4 +1,4 @@
-"""The shape of an engine: slots, their capacity, and what they may hold together."""
+"""The sizes and limits of an engine."""
 
 import dataclasses
 from typing import Literal
@@ -9,22 +9,22 @@ from bass_jax.runtime.checks import check_choice, check_integer, check_kind
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """How many requests run at once, and how large they may grow.
+    """The sizes and limits of an engine.
 
     Attributes:
-        num_slots: most requests that run or are being read at once.
-        capacity: most tokens of a request, prompt and answer; rounded up to a power of two.
-        token_budget: most tokens that are reserved for the requests in slots; None means every slot's capacity. A
-            request reserves a whole slot, or with pages those that its prompt and its limit can fill; it waits until
-            there is room, and no later one overtakes it.
-        max_waiting: most requests that wait for a slot; one more is refused.
-        chunk: prompt tokens that one pass reads.
-        chunks_per_step: such passes between two steps while rows are running.
-        batching: ``"continuous"``: a row's slot takes the next request when it finishes; ``"static"``: what waits, up
-            to the slots, is run to completion before anything else begins (Su et al. 2023).
-        buckets: batch sizes that have executables, ascending, the last at least `num_slots`; None means all.
-        page_size: tokens per page of caches in pages, which hold `token_budget` tokens in all; on a GPU a multiple of
-            64 is read by the attention kernels. None means dense caches, with `capacity` tokens per row.
+        num_slots: the largest number of requests that run or are being read at the same time.
+        capacity: the largest number of tokens of a request, prompt and output; rounded up to a power of two.
+        token_budget: the largest number of tokens that are reserved for requests in slots; None is `num_slots` times
+            `capacity`. A request reserves `capacity` tokens; with pages, only the pages that it can fill. It waits
+            until its reservation fits.
+        max_waiting: the largest number of requests in the queue; further requests are refused.
+        chunk: prompt tokens per prefill pass.
+        chunks_per_step: prefill passes between two steps while rows are running.
+        batching: with ``"continuous"`` a waiting request takes the slot of a finished one. With ``"static"`` a batch
+            runs until all of its requests have finished (Su et al. 2023).
+        buckets: batch sizes that are compiled, ascending, the last at least `num_slots`; None is all.
+        page_size: tokens per page of paged caches, which hold `token_budget` tokens in total. The attention kernels
+            for GPUs need a multiple of 64. None uses dense caches with `capacity` tokens per row.
     """
 
     num_slots: int = 16
@@ -51,7 +51,7 @@ class EngineConfig:
         buckets = (
             [*(size for size in BATCH_BUCKETS if size < largest), largest] if self.buckets is None else self.buckets
         )
-        object.__setattr__(self, "buckets", tuple(buckets))
+        object.__setattr__(self, "buckets", tuple(check_integer("buckets", size, 1) for size in buckets))
         if any(batch_bucket(size) != size for size in self.sizes) or list(self.sizes) != sorted(set(self.sizes)):
             raise ValueError(f"buckets={self.buckets}: expected ascending ones of {BATCH_BUCKETS}, or multiples of 64")
         if not self.sizes or self.sizes[-1] < self.num_slots:
@@ -61,36 +61,36 @@ class EngineConfig:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """`buckets`, once they are settled."""
+        """The batch sizes that are compiled."""
         return self.buckets or ()
 
     @property
     def num_pages(self) -> int:
-        """Pages of each cache; 0 for dense ones."""
+        """The number of pages of each cache; 0 for dense caches."""
         return 0 if self.page_size is None else self.budget // self.page_size
 
     @property
     def budget(self) -> int:
-        """`token_budget`, once it is settled; whole pages."""
+        """The token budget, rounded down to whole pages."""
         budget = self.token_budget or 0
         return budget if self.page_size is None else budget // self.page_size * self.page_size
 
     def reservation(self, num_tokens: int) -> int:
-        """Tokens of memory that a request of at most `num_tokens` holds while it is in a slot."""
+        """Returns how many tokens a request of at most `num_tokens` reserves."""
         if self.page_size is None:
             return self.capacity
         return -(-num_tokens // self.page_size) * self.page_size
 
     def check(self, num_prompt_tokens: int, max_new_tokens: int, context: int) -> None:
-        """Refuses a request that could never run.
+        """Checks that a request can run.
 
         Args:
-            num_prompt_tokens: of the request.
-            max_new_tokens: its limit.
+            num_prompt_tokens: length of the prompt.
+            max_new_tokens: limit of the output.
             context: of the target.
 
         Raises:
-            ValueError: saying which limit it exceeds.
+            ValueError: naming the limit that it exceeds.
         """
         check_integer("max_new_tokens", max_new_tokens, 1)
         total = num_prompt_tokens + max_new_tokens

@@ -1,4 +1,4 @@
-"""`generate` and `stream`: a set of prompts through the host loop."""
+"""`generate` and `stream`: decode a set of prompts with the host loop."""
 
 import dataclasses
 import time
@@ -15,7 +15,8 @@ from bass_jax.decoding.metrics import per_token_latency, summarize
 from bass_jax.decoding.options import DecodeOptions
 from bass_jax.decoding.outputs import Generation, StreamEvent, Timings
 from bass_jax.decoding.pair import Pair
-from bass_jax.decoding.prefill import lay_out_prompts, read_prompts
+from bass_jax.decoding.prefill import read_prompts
+from bass_jax.decoding.prompt_layout import lay_out_prompts
 from bass_jax.decoding.state import SpecState, StepInfo
 from bass_jax.decoding.stop_strings import StopStrings
 from bass_jax.decoding.traces import TraceWriter
@@ -42,22 +43,22 @@ def generate(
     on_step: Callable[[StepInfo], None] | None = None,
     **changes: Any,
 ) -> Generation:
-    """Decodes prompts until every row has finished.
+    """Decodes prompts until all rows have finished.
 
     Each combination of batch size, draft-length bucket and capacity is compiled once per process.
 
     Args:
         pair: target and drafter.
-        prompts: texts (encoded by the pair's tokenizer, without a chat template) or token ids.
-        spec: default ``SpecConfig()``. Where every row is greedy, the token and the multi-draft rule run as the
-            greedy rule, which gives the same tokens and draws no random numbers.
+        prompts: texts, which are encoded without a chat template, or token ids.
+        spec: default ``SpecConfig()``. If all rows are greedy, the token and the multi-draft rule run as the greedy
+            rule, which gives the same tokens without random numbers.
         options: default ``DecodeOptions()``.
-        trace: records each step's drafts, as one run; implies ``fixed_batch=True``.
+        trace: records the drafts of each step, as one run; implies ``fixed_batch=True``.
         on_step: called on the host with the info of each step.
         changes: fields of `DecodeOptions`, such as ``max_new_tokens=64``, that replace those of `options`.
 
     Raises:
-        ValueError: as `bass_jax.prefill` does; if an option is not valid; if texts come without a tokenizer.
+        ValueError: as `bass_jax.prefill`; if an option is invalid; or if prompts are texts and there is no tokenizer.
     """
     check_kind("trace", trace, TraceWriter | None)
     check_callable("on_step", on_step)
@@ -84,9 +85,9 @@ def stream(
     options: DecodeOptions | None = None,
     **changes: Any,
 ) -> Iterator[StreamEvent]:
-    """Yields the tokens of every row as they are accepted; the arguments are those of `generate`.
+    """Yields the tokens of each row after every step. The arguments are those of `generate`.
 
-    A row's texts, joined, are its text in the result of `generate`.
+    The joined texts of a row equal its text in the result of `generate`.
     """
     loop = GenerateLoop(pair, prompts, spec, options, **changes)
     for _ in loop:
@@ -94,7 +95,7 @@ def stream(
 
 
 def begin_trace(trace: TraceWriter, loop: "GenerateLoop", **about: Any) -> None:
-    """Begins a run of a trace with what a replay needs to know of `loop`, and the entries `about` it."""
+    """Begins a run of a trace with the description of `loop` that a replay needs, and further entries."""
     trace.begin(
         step=loop.options.step,
         acceptance=loop.spec.acceptance,
@@ -108,21 +109,21 @@ def begin_trace(trace: TraceWriter, loop: "GenerateLoop", **about: Any) -> None:
 
 
 class GenerateLoop:
-    """The host loop over the rows of a set of prompts; iterating it runs the steps and yields their infos.
+    """Runs the host loop over the rows of a set of prompts. Iterating over it runs the steps and yields their infos.
 
     Attributes:
         options: of the run.
         spec: of the steps.
-        is_greedy: every row is greedy.
-        num_rows: samples of all prompts.
+        is_greedy: whether all rows are greedy.
+        num_rows: the number of samples of all prompts.
         prompt_lengths: ``[num_rows]`` int32.
-        limits: ``[num_rows]`` int32, most new tokens of each row.
-        events: what the last step emitted, per row that took part in it.
+        limits: ``[num_rows]`` int32, the largest number of new tokens.
+        events: of the last step, one per row that took part.
         infos: of the steps so far, on the host.
-        step_seconds: of each step, from its dispatch until its results were on the host. A prompt that is read
-            between two steps counts in the second.
-        requests: for each step ``[B]`` int32, the row of `num_rows` in each row of the batch; -1 for none.
-        prefill_seconds: for the prompts of the first batch, without compilation.
+        step_seconds: wall time of each step, from the dispatch until its results are on the host. Reading a prompt
+            between two steps counts for the second one.
+        requests: for each step ``[B]`` int32, the row index in each row of the batch; -1 for a free row.
+        prefill_seconds: time to read the prompts of the first batch, without compilation.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class GenerateLoop:
         options: DecodeOptions | None = None,
         **changes: Any,
     ):
-        """Compiles, and reads the prompts of the first batch; arguments and errors are those of `generate`."""
+        """Compiles the steps and reads the prompts of the first batch. Arguments and errors are those of `generate`."""
         check_kind("pair", pair, Pair)
         check_kind("spec", spec, SpecConfig | None)
         check_kind("options", options, DecodeOptions | None)
@@ -142,7 +143,7 @@ class GenerateLoop:
         self.is_greedy = sampling.is_greedy
         steps = CompiledSteps(options.step, spec, self.is_greedy, options.policy)
         self.spec, self._tokenizer = steps.spec, pair.tokenizer
-        # Checks the stop strings before anything is compiled.
+        # This checks the stop strings before anything is compiled.
         StopStrings(pair.tokenizer, options.stop_strings, 0)
         compile_seconds, self._num_compiled = JIT_CACHE.compile_seconds, JIT_CACHE.num_compiled
         self._compile_seconds = compile_seconds
@@ -179,9 +180,8 @@ class GenerateLoop:
         self.requests: list[np.ndarray] = []
 
     def _make_handles(self, tokens: np.ndarray, num_samples: int) -> list[RequestHandle]:
-        prompts = [
-            tokens[row, : self.prompt_lengths[row]] for row in range(0, self.num_rows, num_samples)
-        ]  # Samples share one array, so that a prompt is read once.
+        # The samples of a prompt share an array, so that the prompt is read once.
+        prompts = [tokens[row, : self.prompt_lengths[row]] for row in range(0, self.num_rows, num_samples)]
         texts = [
             None if self._tokenizer is None else StopStrings(self._tokenizer, self.options.stop_strings, 1)
             for _ in range(self.num_rows)
@@ -194,7 +194,7 @@ class GenerateLoop:
     def __iter__(self) -> Iterator[StepInfo]:
         while self._loop.advance():
             step = self._loop.last
-            assert step is not None, "every advance takes a step"
+            assert step is not None, "every advance runs a step"
             self.infos.append(step.info)
             self.step_seconds.append(step.seconds)
             self.requests.append(self._loop.requests)
@@ -206,7 +206,7 @@ class GenerateLoop:
 
     @property
     def state(self) -> SpecState:
-        """Of the batch, on the device."""
+        """The state of the batch on the device."""
         return self._executor.state
 
     @state.setter
@@ -215,20 +215,20 @@ class GenerateLoop:
 
     @property
     def compile_seconds(self) -> float:
-        """Seconds that this process has waited for compilation since the run began."""
+        """Compile time of this process in seconds since the run began."""
         return JIT_CACHE.compile_seconds - self._compile_seconds
 
     @property
     def warm_up_seconds(self) -> dict[int, float]:
-        """Seconds that the run has waited for the step of each draft-length bucket."""
+        """Draft-length bucket → compile time of its step in seconds."""
         return self._executor.steps.seconds
 
     def row(self, row: int) -> RequestOutput:
-        """Returns what `row` has emitted so far; its finish reason is None while it runs."""
-        return self._handles[row].answer()
+        """Returns the output of `row` so far."""
+        return self._handles[row].output()
 
     def result(self) -> Generation:
-        """Returns the outputs of all rows; call it when the iteration has ended."""
+        """Returns the outputs of all rows. Call it after the iteration has ended."""
         rows = [self.row(index) for index in range(self.num_rows)]
         return Generation(
             tokens=[row.tokens for row in rows],

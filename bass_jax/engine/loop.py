@@ -1,4 +1,4 @@
-"""The loop of continuous batching: the same for a device in real time and for a model of one in simulated time."""
+"""The host loop of continuous batching, for a real device and for a simulated one."""
 
 import threading
 import time
@@ -15,40 +15,40 @@ from bass_jax.engine.scheduler import Scheduler
 
 
 class QueueFull(RuntimeError):  # noqa: N818, as in `asyncio.QueueFull`
-    """The engine has as many waiting requests as it was told to hold; ask again later."""
+    """The queue holds `EngineConfig.max_waiting` requests; submit again later."""
 
 
 class Counts(NamedTuple):
-    """What a loop has done since it was made."""
+    """Totals of a loop."""
 
     num_steps: int = 0
-    num_row_steps: int = 0  # running rows, added up over the steps
-    num_batch_rows: int = 0  # rows of the batch, added up over the steps
+    num_row_steps: int = 0  # running rows, summed over the steps
+    num_batch_rows: int = 0  # rows of the batch, summed over the steps
     num_drafted: int = 0
     num_accepted: int = 0
     num_emitted: int = 0
-    num_chunks: int = 0  # passes over prompts
+    num_chunks: int = 0  # prefill chunks
     num_regroups: int = 0
-    num_finished: int = 0  # requests that ended, however
+    num_finished: int = 0  # requests that have ended, for any reason
 
 
 class Loop:
-    """Takes requests through queue, slots and steps.
+    """Moves requests from the queue into slots and runs the steps.
 
-    `advance` finishes the step in flight, decides, begins the next, and hands out events while the device is at work.
-    So what the host does between two steps is deciding alone.
+    `advance` collects the step in flight, schedules, and dispatches the next step. It delivers the events while the
+    device runs, so that only scheduling delays the next step.
 
     Attributes:
-        scheduler: who waits and who runs.
+        scheduler: the queue and the rows.
         executor: the device.
-        clock: seconds.
-        counts: so far.
-        last: the last step's result; None before the first.
-        events: handed out by the last `advance`.
-        requests: ``[B]`` int32, the order of the request in each row of the last step; -1 without one.
-        host_seconds: wall time between the end of a step and the beginning of the next, without the executor's own.
-        intake: called when a step has ended and before the next is decided, to submit what has come meanwhile; a
-            program of one thread has no other chance to.
+        clock: returns the time in seconds.
+        counts: totals so far.
+        last: the result of the last step; None before the first one.
+        events: delivered by the last `advance`.
+        requests: ``[B]`` int32, the arrival number of the request in each row of the last step; -1 for a free row.
+        host_seconds: wall time between the end of a step and the dispatch of the next, without the executor's time.
+        intake: called after a step and before the next one is scheduled. A program with one thread submits the
+            requests here that arrived during the step.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class Loop:
         *,
         is_pipelined: bool = True,
     ):
-        """Starts idle.
+        """Makes an idle loop.
 
         Args:
-            scheduler: decides who runs.
+            scheduler: decides which requests run.
             executor: the device.
-            clock: seconds.
-            on_step: called after every step, on the host.
-            is_pipelined: hand out the events of a step while the next one runs. Otherwise `advance` waits for the
-                step that it dispatches, so that the time of a step holds none of the caller's.
+            clock: returns the time in seconds.
+            on_step: called on the host after every step.
+            is_pipelined: deliver the events of a step while the next one runs. Otherwise `advance` waits for the step
+                that it dispatches, so that the time of a step does not include the caller's time.
         """
         self.scheduler, self.executor, self.clock = scheduler, executor, clock
         self.counts = Counts()
@@ -82,20 +82,20 @@ class Loop:
         self._arrived: deque[RequestHandle] = deque()
         self._cancelled: deque[RequestHandle] = deque()
         self._lock = threading.Lock()
-        # A callback may advance the loop itself.
+        # Reentrant, because a callback can advance the loop.
         self._stepping = threading.RLock()
         self._num_arrived = 0
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is left to do."""
+        """Whether there is nothing to do."""
         return not (self._arrived or self._cancelled or self._is_in_flight) and self.scheduler.is_idle
 
     def submit(self, handle: RequestHandle) -> None:
-        """Puts a request into the queue, from any thread.
+        """Adds a request to the queue. Can be called from any thread.
 
         Raises:
-            QueueFull: if the queue is.
+            QueueFull: if the queue is full.
         """
         most = self.scheduler.config.max_waiting
         with self._lock:
@@ -107,7 +107,7 @@ class Loop:
             self._arrived.append(handle)
 
     def start(self, handles: list[RequestHandle]) -> None:
-        """Notes that the executor begins with a batch whose first rows run `handles`, their prompts read."""
+        """Starts with a batch whose first rows run `handles`; their prompts have been read."""
         now = self.clock()
         for handle in handles:
             handle.order, self._num_arrived = self._num_arrived, self._num_arrived + 1
@@ -115,11 +115,11 @@ class Loop:
         self.scheduler.start(handles)
 
     def cancel(self, handle: RequestHandle) -> None:
-        """Ends a request before the next step, from any thread."""
+        """Ends a request before the next step. Can be called from any thread."""
         self._cancelled.append(handle)
 
     def advance(self) -> bool:
-        """Takes one step, from any thread, one at a time; False when there was nothing to do."""
+        """Runs one step; returns False if there was nothing to do. Any thread can call it; one runs at a time."""
         with self._stepping:
             return not self.is_idle and self._advance()
 
@@ -130,16 +130,17 @@ class Loop:
             self._collect()
         start, in_executor = time.perf_counter(), self._executor_seconds
         if has_stepped:
-            self._note(events)
-        self._sort_in(events)
-        self._decide()
+            self._take_results(events)
+        self._take_arrivals(events)
+        self._schedule()
         self.host_seconds += time.perf_counter() - start - (self._executor_seconds - in_executor)
         if self._is_in_flight and not self._is_pipelined:
             self._collect()
-            self._note(events)
+            self._take_results(events)
             has_stepped = True
-        for handle, event in events:
-            if not handle.deliver(event) and handle.finish_reason is None:
+        for index, (handle, event) in enumerate(events):
+            events[index] = handle, handle.deliver(event)
+            if handle.error is not None and handle.finish_reason is None:
                 self._cancelled.append(handle)
         if has_stepped and self._on_step is not None:
             self._on_step(self)
@@ -151,20 +152,20 @@ class Loop:
         self.intake()
 
     def run(self) -> None:
-        """Advances until nothing is left to do."""
+        """Advances until there is nothing to do."""
         while self.advance():
             pass
 
     _executor_seconds = 0.0
 
-    def _ask(self, order: Callable, *arguments) -> None:
-        """Gives the executor an order, timed apart."""
+    def _call(self, method: Callable, *arguments) -> None:
+        """Calls a method of the executor and adds its time to the executor's."""
         start = time.perf_counter()
-        order(*arguments)
+        method(*arguments)
         self._executor_seconds += time.perf_counter() - start
 
-    def _note(self, events: list[tuple[RequestHandle, RequestEvent]]) -> None:
-        """Reads what the last step emitted for every row, and cuts it at stop strings."""
+    def _take_results(self, events: list[tuple[RequestHandle, RequestEvent]]) -> None:
+        """Gives the tokens of the last step to their requests, and ends requests at stop strings."""
         assert self.last is not None
         info, now = self.last.info, self.clock()
         is_active, num_emitted, finish = (np.asarray(x) for x in (info.is_active, info.num_emitted, info.finish))
@@ -181,13 +182,13 @@ class Loop:
                 if info.token_logprobs is None
                 else TokenLogprobs(*(field[row, :num] for field in info.token_logprobs))
             )
-            event = handle.take(tokens[row, :num], logprobs[row, :num], token_logprobs, reason, now)
+            event = handle.record(tokens[row, :num], logprobs[row, :num], token_logprobs, reason, now)
             events.append((handle, event))
             if handle.finish_reason is not None:
                 num_finished += 1
                 self.scheduler.release(handle)
-                if reason == FinishReason.RUNNING:  # The device does not know stop strings.
-                    self._ask(self.executor.stop, row)
+                if reason == FinishReason.RUNNING:  # The request ended at a stop string, which the device cannot see.
+                    self._call(self.executor.stop, row)
                 if handle.is_cut:
                     self._cut(row, len(event.tokens))
         num_emitted = np.asarray(self.last.info.num_emitted)
@@ -202,7 +203,7 @@ class Loop:
         )
 
     def _cut(self, row: int, num: int) -> None:
-        """Takes what follows a stop string out of the info of the last step."""
+        """Removes the tokens after a stop string from the info of the last step."""
         assert self.last is not None
         info = self.last.info
         fields = {name: np.array(getattr(info, name)) for name in ("num_emitted", "finish", "tokens", "logprobs")}
@@ -210,8 +211,8 @@ class Loop:
         fields["tokens"][row, num:], fields["logprobs"][row, num:] = -1, 0.0
         self.last = self.last._replace(info=info._replace(**fields))
 
-    def _sort_in(self, events: list[tuple[RequestHandle, RequestEvent]]) -> None:
-        """Takes note of who has come and who has gone."""
+    def _take_arrivals(self, events: list[tuple[RequestHandle, RequestEvent]]) -> None:
+        """Queues the new requests, and ends the cancelled ones."""
         while self._arrived:
             with self._lock:
                 self.scheduler.submit(self._arrived.popleft())
@@ -223,30 +224,30 @@ class Loop:
             self.counts = self.counts._replace(num_finished=self.counts.num_finished + 1)
             row = self.scheduler.release(handle)
             if row is not None:
-                self._ask(self.executor.stop, row)
+                self._call(self.executor.stop, row)
 
-    def _decide(self) -> None:
-        """Fills free slots, reads prompts, keeps the batch in the size it needs, and begins a step."""
+    def _schedule(self) -> None:
+        """Admits requests, reads prompts, resizes the batch, and dispatches a step."""
         scheduler, executor = self.scheduler, self.executor
         num_chunks, num_regroups = 0, 0
         for handle in scheduler.admit():
             handle.times.admitted = self.clock()
         while (sources := scheduler.shrink()) is not None:
-            self._ask(executor.regroup, sources)
+            self._call(executor.regroup, sources)
             num_regroups += 1
         for chunk in scheduler.chunks():
-            self._ask(executor.read, chunk.handle, chunk.start, chunk.num)
+            self._call(executor.read, chunk.handle, chunk.start, chunk.num)
             num_chunks += chunk.num > 0
             if chunk.is_last:
                 while (sources := scheduler.grow()) is not None:
-                    self._ask(executor.regroup, sources)
+                    self._call(executor.regroup, sources)
                     num_regroups += 1
-                self._ask(executor.insert, chunk.handle, scheduler.place(chunk.handle))
+                self._call(executor.insert, chunk.handle, scheduler.place(chunk.handle))
                 chunk.handle.times.begun = self.clock()
         counts = self.counts
         self.counts = counts._replace(
             num_chunks=counts.num_chunks + num_chunks, num_regroups=counts.num_regroups + num_regroups
         )
         if scheduler.num_running:
-            self._ask(executor.dispatch)
+            self._call(executor.dispatch)
             self._is_in_flight = True

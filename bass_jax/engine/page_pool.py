@@ -1,4 +1,4 @@
-"""Which pages are free, and which belong to whom; on the host."""
+"""Assigns the pages of paged caches to requests, on the host."""
 
 from typing import NamedTuple
 
@@ -8,50 +8,50 @@ from bass_jax.engine.request import RequestHandle
 
 
 class PageUse(NamedTuple):
-    """How well the pages are used at one moment."""
+    """The use of the pages at one moment."""
 
     num_pages: int
-    num_reserved: int  # pages that belong to requests
+    num_reserved: int  # pages of requests
     num_tokens: int  # tokens in them
 
     def fragmentation(self, page_size: int) -> float:
-        """Share of the reserved slots that holds no token (yet); 0 with nothing reserved."""
+        """Returns the share of reserved cache slots without a token; 0 if nothing is reserved."""
         return 1 - self.num_tokens / (self.num_reserved * page_size) if self.num_reserved else 0.0
 
 
 class PagePool:
-    """Hands out pages; any page is as good as any other, so free ones are never scattered.
+    """Assigns pages to requests.
 
-    What a request may need it is given at once, and keeps until it ends: the scheduler's budget is in pages, so there
-    always are enough.
+    A request receives all pages that it can need when it starts, and keeps them until it ends. The scheduler's token
+    budget guarantees that there are enough.
     """
 
     def __init__(self, num_pages: int, page_size: int, pages_per_row: int):
-        """Starts with all pages free.
+        """Makes a pool of free pages.
 
         Args:
             num_pages: P.
-            page_size: slots of a page.
-            pages_per_row: M, the width of a table.
+            page_size: cache slots per page.
+            pages_per_row: M, the width of a page table.
         """
         self.num_pages, self.page_size, self._pages_per_row = num_pages, page_size, pages_per_row
         self._free = list(range(num_pages - 1, -1, -1))
         self._held: dict[RequestHandle, list[int]] = {}
 
     def table(self, handle: RequestHandle) -> np.ndarray:
-        """Gives a request its pages: ``[1, M]`` int32, P where it has none."""
+        """Assigns pages to a request; returns its page table ``[1, M]`` int32, padded with P."""
         self.release(handle)
         num = -(-handle.request.limit // self.page_size)
-        assert num <= len(self._free), "the scheduler admits no more than there are pages"
+        assert num <= len(self._free), "the scheduler admits only requests that fit"
         held = self._held[handle] = [self._free.pop() for _ in range(num)]
         return np.array([held + [self.num_pages] * (self._pages_per_row - num)], np.int32)
 
     def release(self, handle: RequestHandle) -> None:
-        """Takes the pages of a request back, if it has any."""
+        """Frees the pages of a request."""
         self._free += self._held.pop(handle, [])
 
     def use(self) -> PageUse:
-        """How they are used now."""
+        """Returns the current use of the pages."""
         held = sum(map(len, self._held.values()))
         tokens = sum(len(handle.request.prompt) + handle.num_tokens for handle in self._held)
         return PageUse(self.num_pages, held, tokens)

@@ -1,4 +1,4 @@
-"""A request, and the handle on which its answer grows."""
+"""A request, its handle and its output."""
 
 import asyncio
 import dataclasses
@@ -14,20 +14,20 @@ from bass_jax.decoding.stop_strings import StopStrings
 from bass_jax.sampling import SamplingParams
 
 CANCELLED, FAILED = "cancelled", "error"
-"""Reasons to finish that no single batch knows; the others are `FinishReason`'s names."""
+"""Finish reasons of a request, in addition to the names of `FinishReason`."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
-    """What is asked for.
+    """A request.
 
     Attributes:
         prompt: ``[n]`` int32.
-        max_new_tokens: most tokens of the answer.
-        sampling: of one row.
-        seed: what the row draws depends on it alone.
-        stop_tokens: the answer ends with the first of these.
-        priority: higher ones leave the queue first; among equals the earlier.
+        max_new_tokens: limit of the output.
+        sampling: for one row.
+        seed: the row's random key.
+        stop_tokens: the output ends with the first of these.
+        priority: requests with a higher priority are admitted first; equal ones by arrival.
     """
 
     prompt: np.ndarray
@@ -39,40 +39,40 @@ class Request:
 
     @property
     def limit(self) -> int:
-        """Most tokens of prompt and answer."""
+        """The largest number of tokens of prompt and output."""
         return len(self.prompt) + self.max_new_tokens
 
 
 class RequestEvent(NamedTuple):
-    """What a request was given by one step."""
+    """The tokens that a request received in one step."""
 
     tokens: np.ndarray  # [num] int32
     logprobs: np.ndarray  # [num] float32, under the target's raw distribution
-    text: str  # whole characters only; "" without a tokenizer
-    finish_reason: str | None  # None while it goes on
+    text: str  # complete characters only; "" without a tokenizer
+    finish_reason: str | None  # None while the request runs
     token_logprobs: TokenLogprobs | None = None  # with `SpecConfig.num_logprobs`
 
 
 class RequestOutput(NamedTuple):
-    """A request's whole answer."""
+    """The output of a request."""
 
     tokens: np.ndarray  # [num] int32
     text: str | None  # None without a tokenizer
     logprobs: np.ndarray  # [num] float32
     token_logprobs: TokenLogprobs | None
-    finish_reason: str | None  # None while it goes on
+    finish_reason: str | None  # None while the request runs
 
 
 @dataclasses.dataclass
 class Times:
-    """Seconds on the engine's clock; NaN for what has not happened.
+    """The times of a request in seconds on the engine's clock; NaN for events that have not happened.
 
     Attributes:
-        submitted: it joined the queue.
-        admitted: it left the queue for a slot.
-        begun: its prompt was read, and its row entered the batch.
-        first: its first token was known.
-        finished: its last token was known.
+        submitted: the request joined the queue.
+        admitted: it received a slot.
+        begun: its prompt was read and its row joined the batch.
+        first: its first token was on the host.
+        finished: its last token was on the host.
     """
 
     submitted: float = float("nan")
@@ -84,32 +84,32 @@ class Times:
 
 @runtime_checkable
 class Driver(Protocol):
-    """What makes handles grow: an engine."""
+    """Runs the steps for the handles: an engine."""
 
     def advance(self) -> bool:
-        """Takes one step; False when there was nothing to do."""
+        """Runs one step; returns False if there was nothing to do."""
         ...
 
     async def advance_async(self) -> None:
-        """Takes one step beside the event loop, or waits for the one that is being taken."""
+        """Runs one step in a thread, or waits for the step that is running."""
         ...
 
 
 class RequestHandle:
-    """One request in flight.
+    """The handle of a submitted request.
 
-    Iterating it, with ``for`` or ``async for``, yields its `Event` s as they come and drives the engine meanwhile: all
-    requests advance while anybody waits for any of them. ``await handle`` and `result` wait for the whole answer.
-    Leaving an ``async for`` early, or cancelling its task, cancels the request.
+    Iterating over it with ``for`` or ``async for`` yields a `RequestEvent` per step and runs the engine: while a caller
+    waits for one request, all requests advance. ``await handle`` and `result` wait for the complete output. Leaving an
+    ``async for`` early, or cancelling its task, cancels the request.
 
     Attributes:
-        request: what was asked for.
-        order: its place in the order of arrival.
-        times: what happened when.
-        num_tokens: emitted so far.
-        finish_reason: None while it goes on; ``"stop"``, ``"length"``, ``"not_finite"``, ``"no_token"``,
-            ``"cancelled"``, or ``"error"`` after its callback raised `error`.
-        error: what the callback raised.
+        request: the request.
+        order: its arrival number.
+        times: of the request.
+        num_tokens: tokens emitted so far.
+        finish_reason: None while the request runs; then ``"stop"``, ``"length"``, ``"not_finite"``, ``"no_token"``,
+            ``"cancelled"``, or ``"error"`` if its callback raised an exception.
+        error: the exception of the callback.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class RequestHandle:
         on_event: Callable[[RequestEvent], None] | None = None,
         on_cancel: Callable[["RequestHandle"], None] = lambda handle: None,
     ):
-        """Starts without tokens; `text` is None where nobody has a tokenizer."""
+        """Makes a handle without tokens; `text` is None without a tokenizer."""
         self.request, self.order = request, order
         self.times = Times()
         self.num_tokens = 0
@@ -134,31 +134,31 @@ class RequestHandle:
 
     @property
     def is_finished(self) -> bool:
-        """Whether its last event has been handed out."""
+        """Whether the last event was delivered."""
         return bool(self._history) and self._history[-1].finish_reason is not None
 
     @property
     def is_cut(self) -> bool:
-        """Whether it ended with a stop string."""
+        """Whether the request ended with a stop string."""
         return self._text is not None and bool(self._text.is_hit[0])
 
     @property
     def has_stop_strings(self) -> bool:
-        """Whether its text decides when it ends."""
+        """Whether the request has stop strings."""
         return self._text is not None and self._text.has_strings
 
     def cancel(self) -> None:
-        """Ends the request before the next step; what it has been given stays. No effect on a finished one."""
+        """Ends the request before the next step and keeps its tokens. It has no effect on a finished request."""
         self._on_cancel(self)
 
     def result(self) -> RequestOutput:
-        """Waits for the answer, driving the engine."""
+        """Runs the engine until the request has finished; returns its output."""
         for _ in self:
             pass
-        return self.answer()
+        return self.output()
 
-    def answer(self) -> RequestOutput:
-        """Returns what has been handed out so far."""
+    def output(self) -> RequestOutput:
+        """Returns the output so far."""
         events = self._history
         token_logprobs = [event.token_logprobs for event in events if event.token_logprobs is not None]
         return RequestOutput(
@@ -173,7 +173,7 @@ class RequestHandle:
 
     def __iter__(self) -> Iterator[RequestEvent]:
         while True:
-            # Asked first, because another thread may hand out the last event meanwhile.
+            # Read this first, because another thread can deliver the last event in between.
             is_finished = self.is_finished
             while self._unread:
                 yield self._unread.popleft()
@@ -200,14 +200,14 @@ class RequestHandle:
     async def _wait(self) -> RequestOutput:
         async for _ in self:
             pass
-        return self.answer()
+        return self.output()
 
-    def take(
+    def record(
         self, tokens: np.ndarray, logprobs: np.ndarray, token_logprobs: TokenLogprobs | None, finish: int, now: float
     ) -> RequestEvent:
-        """Notes what a step emitted, cut at a stop string; `deliver` hands it out.
+        """Records the tokens of a step up to a stop string; returns the event that `deliver` delivers.
 
-        Where there are no stop strings the text is made later, when the device is at work again.
+        Without stop strings, `deliver` decodes the text, because the device is running again by then.
         """
         text, num = "", len(tokens)
         is_last = finish != FinishReason.RUNNING
@@ -228,25 +228,23 @@ class RequestHandle:
         return RequestEvent(tokens, logprobs, text, self.finish_reason, token_logprobs)
 
     def end(self, reason: str, now: float) -> RequestEvent:
-        """Notes that the request ends without another token."""
+        """Records that the request ends without another token."""
         self.finish_reason, self.times.finished = reason, now
         nothing, text = np.zeros(0, np.int32), ""
         if self._text is not None and self.has_stop_strings:
             text = self._text.push(0, nothing, True)[1]
         return RequestEvent(nothing, np.zeros(0, np.float32), text, reason)
 
-    def deliver(self, event: RequestEvent) -> bool:
-        """Hands `event` out; False if the callback raised, which ends this request and no other."""
+    def deliver(self, event: RequestEvent) -> RequestEvent:
+        """Adds the text to `event` and delivers it. An exception of the callback is stored in `error`."""
         if self._text is not None and not self.has_stop_strings:
             is_last = event.finish_reason is not None
             event = event._replace(text=self._text.push(0, event.tokens, is_last)[1])
         self._unread.append(event)
         self._history.append(event)
-        if self._on_event is None:
-            return True
-        try:
-            self._on_event(event)
-        except Exception as error:
-            self.error, self._on_event = error, None
-            return False
-        return True
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception as error:
+                self.error, self._on_event = error, None
+        return event

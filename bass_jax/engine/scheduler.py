@@ -1,4 +1,4 @@
-"""Who waits, whose prompt is read, and who runs in which row; it knows neither a device nor a clock."""
+"""Decides which request waits, which prompt is read, and which request runs in which row."""
 
 import heapq
 from collections import deque
@@ -9,11 +9,11 @@ from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.request import RequestHandle
 
 SHRINK_AFTER = 4
-"""Steps in a row in which a smaller batch would have held everybody, before the batch is moved into it."""
+"""The number of consecutive steps in which all requests would fit into a smaller batch, before it shrinks."""
 
 
 class PrefillChunk(NamedTuple):
-    """A part of a prompt to be read in one pass."""
+    """A part of a prompt that is read in one pass."""
 
     handle: RequestHandle
     start: int
@@ -22,18 +22,17 @@ class PrefillChunk(NamedTuple):
 
 
 class Scheduler:
-    """Decides; a loop carries out.
+    """Decides which requests run. It uses neither the device nor a clock.
 
-    Requests leave the queue in the order of priority and, among equals, of arrival; none overtakes another because it
-    is smaller, so none starves behind smaller ones. One that has left the queue holds a slot and its reservation of
-    tokens until it ends, and is never put back.
+    Requests are admitted by priority, then by arrival. A smaller request does not overtake a larger one, so no request
+    starves. An admitted request keeps its slot and its token reservation until it ends.
 
     Attributes:
-        config: the engine's.
-        rows: who runs in each row of the batch; None is a free row.
-        reading: admitted, prompt not read yet; the first is being read.
-        num_waiting: in the queue.
-        num_reserved: tokens reserved for those in slots.
+        config: sizes and limits.
+        rows: the request in each row of the batch; None for a free row.
+        reading: admitted requests whose prompts are not read yet; the first one is being read.
+        num_waiting: number of requests in the queue.
+        num_reserved: tokens reserved by the admitted requests.
     """
 
     def __init__(self, config: EngineConfig):
@@ -49,27 +48,27 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Rows that take part in the next step."""
+        """The number of rows that take part in the next step."""
         return len(self._row_of)
 
     @property
     def is_idle(self) -> bool:
-        """Nobody waits, is read or runs."""
+        """Whether no request waits, is read or runs."""
         return not (self._row_of or self.reading or self.num_waiting)
 
     def start(self, handles: Sequence[RequestHandle]) -> None:
-        """Begins with a batch whose first rows run `handles`; nothing was submitted before."""
+        """Starts with a batch whose first rows run `handles`, before anything is submitted."""
         self.rows = [*handles, *[None] * (self.config.sizes[-1] - len(handles))]
         self._row_of = {handle: row for row, handle in enumerate(handles)}
         self.num_reserved = sum(self.config.reservation(handle.request.limit) for handle in handles)
 
     def submit(self, handle: RequestHandle) -> None:
-        """Puts a request into the queue."""
+        """Adds a request to the queue."""
         heapq.heappush(self._queue, (-handle.request.priority, handle.order, handle))
         self.num_waiting += 1
 
     def release(self, handle: RequestHandle) -> int | None:
-        """Takes a request that has ended out of wherever it is; returns the row that is free now, if it had one."""
+        """Removes a request that has ended; returns its row, or None if it had none."""
         row = self._row_of.pop(handle, None)
         if row is not None:
             self.rows[row] = None
@@ -78,20 +77,20 @@ class Scheduler:
                 self._num_read = 0
             self.reading.remove(handle)
         else:
-            # It stays in the heap until it comes to the top; `admit` passes over it.
+            # The heap keeps the request until `admit` reaches and skips it.
             self.num_waiting -= 1
             return None
         self.num_reserved -= self.config.reservation(handle.request.limit)
         return row
 
     def admit(self) -> list[RequestHandle]:
-        """Gives slots to those that wait, as far as slots and tokens reach; returns them."""
+        """Admits waiting requests while there are free slots and tokens; returns them."""
         config, admitted = self.config, []
         if config.batching == "static" and (self._row_of or self.reading):
             return admitted
         while self._queue:
             handle = self._queue[0][2]
-            if handle.finish_reason is not None:  # cancelled while it waited
+            if handle.finish_reason is not None:  # It was cancelled.
                 heapq.heappop(self._queue)
                 continue
             reservation = config.reservation(handle.request.limit)
@@ -106,10 +105,10 @@ class Scheduler:
         return admitted
 
     def chunks(self) -> Iterator[PrefillChunk]:
-        """Yields what to read before the next step; the caller places each prompt as soon as its last piece is read.
+        """Yields the prompt chunks to read before the next step; the caller places a prompt after its last chunk.
 
-        While rows are running, no more than the configured chunks; else first until one can run. A static batch is
-        read whole.
+        While rows are running, there are at most `EngineConfig.chunks_per_step` chunks. Otherwise the first prompt is
+        read completely. With static batching all prompts are.
         """
         is_static = self.config.batching == "static"
         num_left = self.config.chunks_per_step if self._row_of and not is_static else None
@@ -128,14 +127,14 @@ class Scheduler:
                 num_left = self.config.chunks_per_step
 
     def grow(self) -> list[int] | None:
-        """The sources of a larger batch, if the next row to be placed needs one."""
+        """Returns the sources of a larger batch if no row is free; otherwise None."""
         if None in self.rows:
             return None
         size = next(size for size in self.config.sizes if size > len(self.rows))
         return self._move([*range(len(self.rows))], size)
 
     def place(self, handle: RequestHandle) -> int:
-        """Gives the request that was read, the first of `reading`, a free row."""
+        """Moves the first request of `reading`, whose prompt was read, into a free row; returns the row."""
         self.reading.popleft()
         self._num_read = 0
         row = self.rows.index(None)
@@ -143,9 +142,9 @@ class Scheduler:
         return row
 
     def shrink(self) -> list[int] | None:
-        """The sources of the next smaller batch, if everybody has fitted into it for a while.
+        """Returns the sources of the next smaller batch if all requests have fitted into it for some steps.
 
-        With nobody running there is nothing to keep, and the batch shrinks at once.
+        Without running requests the batch shrinks immediately.
         """
         sizes = self.config.sizes
         smaller = sizes[max(sizes.index(len(self.rows)) - 1, 0)]

@@ -1,4 +1,4 @@
-"""Slots on the device: a prompt that is being read, rows that come and go; pure functions, none jitted here."""
+"""The device functions of the engine: read a prompt, insert a row, regroup rows. They are pure and not jitted."""
 
 from typing import Any, NamedTuple
 
@@ -11,10 +11,10 @@ from bass_jax.acceptance.base import check_greedy
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.policy_runner import advance_rows
+from bass_jax.decoding.prefill import PromptState, finish_prompts, read_chunk, start_prompts
 from bass_jax.decoding.state import FinishReason, SpecState
-from bass_jax.drafters.protocols import ChunkedDrafter, reads_hidden_states
 from bass_jax.engine.request import Request
-from bass_jax.models.kv_cache import KVCache, PagedCache, gather_rows, is_paged, paged, pages_of, with_pages
+from bass_jax.models.kv_cache import gather_rows, is_paged, paged, pages_of, with_pages
 from bass_jax.models.mesh import replicate
 from bass_jax.policies import Plan, Policy
 from bass_jax.runtime.jit_cache import JIT_CACHE
@@ -24,28 +24,15 @@ from bass_jax.sampling.params import Penalties, ProcessorArrays
 from bass_jax.typing import Array, Int
 
 
-class Staging(NamedTuple):
-    """The caches of the one prompt that is being read; in pages, its tables, and the pages stay with the batch."""
-
-    target_cache: KVCache | PagedCache  # B = 1
-    drafter: Any  # B = 1; None until the prompt is read, for a drafter that does not read chunks
-    hidden: Array | None = None  # [1, C, D] the target's hidden states, for a drafter that reads them
-
-
-def reads_in_chunks(pair: Pair) -> bool:
-    """Whether the drafter can read a prompt chunk by chunk."""
-    return isinstance(pair.drafter, ChunkedDrafter) and not reads_hidden_states(pair.drafter)
-
-
 def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: int, is_processed: bool) -> SpecState:
-    """Lays a request out as a state of one row without caches, on the host.
+    """Returns the row of a request, on the host: a state with a batch of one and without caches.
 
     Args:
-        request: checked.
+        request: the request.
         capacity: C.
         vocab_size: V of the target.
         num_stop_tokens: E.
-        is_processed: the rows carry bias, penalties and minimum lengths.
+        is_processed: whether the rows have logit bias, penalties and minimum lengths.
     """
     tokens = np.zeros((1, capacity), np.int32)
     tokens[0, : len(request.prompt)] = request.prompt
@@ -75,7 +62,7 @@ def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: 
 
 
 def _filled(processor_arrays: ProcessorArrays | None, vocab_size: int) -> ProcessorArrays:
-    """With every part there, those that the request does not ask for without effect."""
+    """Returns arrays in which the fields that the request does not set have no effect."""
     bias, penalties, min_new_tokens = processor_arrays or ProcessorArrays()
     one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
     return ProcessorArrays(
@@ -86,21 +73,19 @@ def _filled(processor_arrays: ProcessorArrays | None, vocab_size: int) -> Proces
 
 
 class Pages(NamedTuple):
-    """How caches are cut; static through its shapes."""
+    """The sizes of paged caches."""
 
     num_pages: int
     page_size: int
 
 
 def empty_state(pair: Pair, row: SpecState, num_rows: Int[Array, "B"], pages: Pages | None = None) -> SpecState:
-    """Returns a batch of free rows, as many as `num_rows` has elements, with the shapes of `row`."""
+    """Returns a batch of free rows with the shapes of `row`. Their number is the size of `num_rows`."""
     batch, (_, capacity) = num_rows.shape[0], row.tokens.shape
     state = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (batch, *leaf.shape[1:])), row)
-    ones = jnp.ones(batch, jnp.int32)
-    caches = (
-        pair.target.init_cache(batch, capacity),
-        _new_drafter_state(pair, jnp.zeros((batch, capacity), jnp.int32), ones),
-    )
+    prompts = start_prompts(pair, batch, capacity)
+    prompts = finish_prompts(pair, prompts, jnp.zeros((batch, capacity), jnp.int32), jnp.ones(batch, jnp.int32))
+    caches = prompts.target_cache, prompts.drafter
     if pages is not None:
         tables = jnp.full((batch, capacity // pages.page_size), pages.num_pages, jnp.int32)
         caches = paged(caches, pages.num_pages, pages.page_size, tables)
@@ -108,77 +93,54 @@ def empty_state(pair: Pair, row: SpecState, num_rows: Int[Array, "B"], pages: Pa
     return replicate(state._replace(finish=finish, target_cache=caches[0], drafter=caches[1]))
 
 
-def _new_drafter_state(pair: Pair, tokens: Int[Array, "B C"], lengths: Int[Array, "B"]) -> Any:
-    """The state of the drafter for prompts of one token, from which it has read nothing."""
-    drafter: Any = pair.drafter
-    if not reads_hidden_states(drafter):
-        return drafter.init(tokens, lengths)
-    config = pair.target.config
-    return drafter.init(tokens, lengths, jnp.zeros((*tokens.shape, config.width), config.dtype))
+def empty_prompt(pair: Pair, tokens: Int[Array, "1 C"], table: Int[Array, "1 M"] | None = None) -> PromptState:
+    """Returns fresh caches for one prompt; with a `table`, caches of those pages, which stay with the batch.
 
-
-def empty_staging(pair: Pair, tokens: Int[Array, "1 C"], table: Int[Array, "1 M"] | None = None) -> Staging:
-    """Fresh caches for a prompt; with a `table`, caches of those pages.
-
-    Dense ones are zeroed for every prompt and inserted whole: what a row of NaN has left behind is never read with
-    weight 0.
+    Dense caches are zeroed for every prompt and inserted whole, so that a NaN of an earlier row is never read.
     """
-    ones, hidden = jnp.ones(1, jnp.int32), None
-    drafter = pair.drafter.init(jnp.zeros_like(tokens), ones) if reads_in_chunks(pair) else None
-    if reads_hidden_states(pair.drafter):
-        hidden = jnp.zeros((*tokens.shape, pair.target.config.width), pair.target.config.dtype)
-    staging = replicate(Staging(pair.target.init_cache(1, tokens.shape[1]), drafter, hidden))
-    return staging if table is None else paged(staging, 0, tokens.shape[1] // table.shape[1], table)
+    prompt = replicate(start_prompts(pair, *tokens.shape))
+    return prompt if table is None else paged(prompt, 0, tokens.shape[1] // table.shape[1], table)
 
 
-def read_chunk(
-    pair: Pair, pages: tuple, staging: Staging, tokens: Int[Array, "1 T"], start: Array, num: Array
-) -> tuple[tuple, Staging]:
+def read_prompt_chunk(
+    pair: Pair, pages: tuple, prompt: PromptState, tokens: Int[Array, "1 T"], start: Array, num: Array
+) -> tuple[tuple, PromptState]:
     """Reads `num` tokens of the prompt, those from position `start` on.
 
     Args:
         pair: target and drafter.
-        pages: `pages_of` the batch, which the prompt's tables point into; () for dense caches.
-        staging: of the prompt.
-        tokens: the piece.
+        pages: `pages_of` the batch, which the prompt's table points into; () for dense caches.
+        prompt: from `empty_prompt` or the last call.
+        tokens: the chunk.
         start: position of its first token.
-        num: tokens of it.
+        num: number of tokens in it.
 
     Returns:
-        ``(pages, staging)``.
+        ``(pages, prompt)``.
     """
-    staging = with_pages(staging, pages)
-    capacity = staging.target_cache.capacity
+    prompt = with_pages(prompt, pages)
     slots = jnp.arange(tokens.shape[1])
-    positions = jnp.where(slots < num, start + slots, capacity)[None]
-    states, target_cache = pair.target.hidden_states(tokens, positions, staging.target_cache)
-    drafter: Any = pair.drafter
-    state = drafter.read(staging.drafter, tokens, positions) if reads_in_chunks(pair) else None
-    hidden = staging.hidden
-    if hidden is not None:
-        hidden = hidden.at[0, positions[0]].set(states[0], mode="drop")
-    staging = replicate(Staging(target_cache, state, hidden))
-    return pages_of(staging), with_pages(staging, None)
+    positions = jnp.where(slots < num, start + slots, prompt.target_cache.capacity)[None]
+    prompt = replicate(read_chunk(pair, prompt, tokens, positions))
+    return pages_of(prompt), with_pages(prompt, None)
 
 
-def read_whole(pair: Pair, staging: Staging, row: SpecState) -> Staging:
+def finish_prompt(pair: Pair, prompt: PromptState, row: SpecState) -> PromptState:
     """Gives the whole prompt to a drafter that does not read chunks."""
-    drafter: Any = pair.drafter
-    hidden = () if staging.hidden is None else (staging.hidden,)
-    return replicate(staging._replace(drafter=drafter.init(row.tokens, row.lengths, *hidden), hidden=None))
+    return replicate(finish_prompts(pair, prompt, row.tokens, row.lengths))
 
 
 def insert_row(
-    policy: Policy | None, state: SpecState, policy_state: Any, staging: Staging, new: SpecState, row: Array
+    policy: Policy | None, state: SpecState, policy_state: Any, prompt: PromptState, new: SpecState, row: Array
 ) -> tuple[SpecState, Any]:
-    """Puts the prompt that was read into `row`.
+    """Moves the prompt that was read into `row`.
 
-    Until the next plan the row drafts as many tokens as the row of the last plan that drafts most.
+    Until the next plan its draft length is the largest one of the last plan.
     """
     one = new._replace(
         draft_lens=state.draft_lens.max()[None],
-        target_cache=staging.target_cache,
-        drafter=staging.drafter,
+        target_cache=prompt.target_cache,
+        drafter=prompt.drafter,
         min_confidence=None if state.min_confidence is None else state.min_confidence.max()[None],
     )
 
@@ -192,47 +154,44 @@ def insert_row(
         return replicate(state), None
     fresh = policy.init(state.lengths.shape[0])
     policy_state = jax.tree.map(
-        lambda is_row, all_, own: all_.at[row].set(own[row]) if is_row else all_,
-        has_rows(policy), policy_state, fresh,
-    )  # fmt: skip
+        lambda is_row, all_, own: all_.at[row].set(own[row]) if is_row else all_, has_rows(policy), policy_state, fresh
+    )
     return replicate(state), policy_state
 
 
 def regroup_rows(
     policy: Policy | None, state: SpecState, policy_state: Any, sources: Int[Array, "B"], finish: Int[Array, "B"]
 ) -> tuple[SpecState, Any]:
-    """Makes a batch of the rows `sources`; `finish` is that of the new rows."""
+    """Makes a batch of the rows `sources`; `finish` belongs to the new rows."""
     state = replicate(gather_rows(state, sources)._replace(finish=finish))
     if policy is None:
         return state, None
-    policy_state = jax.tree.map(
-        lambda is_row, leaf: leaf[sources] if is_row else leaf, has_rows(policy), policy_state
-    )  # fmt: skip
+    policy_state = jax.tree.map(lambda is_row, leaf: leaf[sources] if is_row else leaf, has_rows(policy), policy_state)
     return state, policy_state
 
 
 def plan_rows(policy: Policy, policy_state: Any, rows, counts, seconds) -> tuple[Any, Plan, Int[Array, "2"]]:
-    """Updates the policy behind a step.
+    """Updates the policy after a step.
 
     Returns:
-        ``(policy_state, plan, wanted)``: the most drafts that a running row has use for in the next step, and the most
-        that were planned, for rows that join it.
+        ``(policy_state, plan, wanted)``. `wanted` holds the largest number of drafts that a running row can use in the
+        next step, and the largest planned draft length, which applies to rows that join.
     """
     policy_state, plan, num_wanted = advance_rows(policy, policy_state, rows, counts, seconds)
     return policy_state, plan, jnp.stack([num_wanted, plan.draft_lens.max()]).astype(jnp.int32)
 
 
 def has_rows(policy: Policy) -> Any:
-    """Which leaves of the policy's state have a row each: those whose shape follows the batch's."""
+    """Returns which leaves of the policy's state have one entry per row: their shapes depend on the batch size."""
     few, many = (jax.eval_shape(lambda num=num: policy.init(num)) for num in (2, 3))
     return jax.tree.map(lambda one, other: one.shape != other.shape, few, many)
 
 
 def check_sampling(sampling: SamplingParams, spec: SpecConfig, is_processed: bool, vocab_size: int) -> None:
-    """Refuses settings that rows of this layout cannot have.
+    """Checks that the engine supports the sampling parameters.
 
     Raises:
-        ValueError: naming the setting.
+        ValueError: naming the parameter.
     """
     sampling_arrays = sampling.sampling_arrays(1, vocab_size)
     if sampling_arrays.processor_arrays is not None and not is_processed:

@@ -1,4 +1,4 @@
-"""Compiles what a later process will run, so that it finds it in the compilation cache."""
+"""Compiles steps in advance, so that a later process finds them in the compilation cache."""
 
 import itertools
 import time
@@ -13,11 +13,11 @@ from bass_jax.sampling import SamplingParams
 
 
 class WarmUp(NamedTuple):
-    """What one batch and capacity took."""
+    """The times of one batch size and capacity."""
 
     batch: int
     capacity: int
-    seconds: float  # all of it: tracing, compiling or reading from the cache, and one prefill
+    seconds: float  # in total: tracing, compiling or reading from the cache, and one prefill
     compile_seconds: float
     num_compiled: int
 
@@ -31,30 +31,32 @@ def warm_up(
     sampling: SamplingParams | None = None,
     steps: Sequence[str] = ("speculate", "decode"),
 ) -> Iterator[WarmUp]:
-    """Compiles prefill and steps of every batch and capacity; see `bass_jax.runtime.xla_flags.use_compilation_cache`.
+    """Compiles the prefill and the steps; see `bass_jax.runtime.xla_flags.use_compilation_cache`.
 
     Args:
         pair: target and drafter.
-        spec: the rule and draft length.
-        batches: rows, each bucketed.
-        capacities: prompt with new tokens, each bucketed.
-        sampling: default greedy; sampled steps are other executables.
-        steps: which of `bass_jax.generate`'s.
+        spec: the configuration of the steps.
+        batches: numbers of rows; each is rounded up to its bucket.
+        capacities: tokens of prompt and output; each is rounded up to its bucket.
+        sampling: default greedy. Sampled steps are compiled separately.
+        steps: names of steps, as in `DecodeOptions.step`.
 
     Raises:
-        ValueError: if a capacity is below 2, or exceeds the target's context.
+        ValueError: if a capacity is below 2 or exceeds the target's context.
     """
     for batch, capacity in itertools.product(batches, capacities):
         if capacity < 2:
             raise ValueError(f"capacities={list(capacities)}: expected at least 2, a prompt and a token")
         start, before = time.perf_counter(), (JIT_CACHE.compile_seconds, JIT_CACHE.num_compiled)
         for index, step in enumerate(steps):
-            # Seeds, as the command line gives them, and a key.
+            # The first step with seeds, as on the command line, the others with a key.
             seeds = None if index else range(batch)
-            GenerateLoop(
-                pair, [[0]] * batch, spec, sampling=sampling, max_new_tokens=capacity - 1, step=step, seeds=seeds
-            )
+            options = {"sampling": sampling, "max_new_tokens": capacity - 1, "step": step, "seeds": seeds}
+            GenerateLoop(pair, [[0]] * batch, spec, **options)
         yield WarmUp(
-            batch, capacity, time.perf_counter() - start,
-            JIT_CACHE.compile_seconds - before[0], JIT_CACHE.num_compiled - before[1],
-        )  # fmt: skip
+            batch=batch,
+            capacity=capacity,
+            seconds=time.perf_counter() - start,
+            compile_seconds=JIT_CACHE.compile_seconds - before[0],
+            num_compiled=JIT_CACHE.num_compiled - before[1],
+        )

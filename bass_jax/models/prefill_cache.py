@@ -1,66 +1,42 @@
-"""Fills a cache from prompts, a chunk at a time."""
+"""Reads prompts in chunks."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from bass_jax.models.flax_model import Model
-from bass_jax.models.kv_cache import KVCache
-from bass_jax.typing import Array, Float, Int
+from bass_jax.typing import Array, Int
 
 CHUNK = 64
-"""Tokens per row and pass: the least prompt bucket, so that short prompts are not padded beyond it; it also bounds the
-scores of attention to ``[B, N, 64, S]``."""
+"""Tokens per row that one pass reads. It is the smallest prompt bucket, so that short prompts are not padded beyond it,
+and it bounds the attention scores to ``[B, N, 64, S]``."""
+
+Carry = TypeVar("Carry")
 
 
-def extend_cache(
-    model: Model,
+def read_in_chunks(
+    read: Callable[[Carry, Array, Array], Carry],
+    carry: Carry,
     tokens: Int[Array, "B C"],
     num_tokens: Int[Array, "B"],
-    cache: KVCache,
-    hidden: Float[Array, "B C E"] | None = None,
-) -> KVCache:
-    """Writes each row's first `num_tokens` tokens into an empty `cache`.
+    capacity: int,
+) -> Carry:
+    """Reads each row's first `num_tokens` tokens, as many chunks as the longest row needs.
 
     Args:
-        model: the model.
-        tokens: ``[B, C]`` int32, right-padded.
-        num_tokens: ``[B]`` int32, at most C; the rest of a row is never read.
-        cache: empty, with a capacity of at least ``num_tokens.max()``.
-        hidden: ``[B, C, E]``, of a draft that reads hidden states: the target's at the token before each.
+        read: ``(carry, tokens [B, 64], positions [B, 64]) -> carry``; entries at the position `capacity` are padding.
+        carry: a cache, for example.
+        tokens: ``[B, C]`` int32, padded on the right.
+        num_tokens: ``[B]`` int32, at most C.
+        capacity: of the cache; the position that writes nothing.
     """
-    return _extend(model, tokens, num_tokens, cache, hidden, keeps_hidden_states=False)[0]
+    size = min(CHUNK, tokens.shape[1])
+    tokens = jnp.pad(tokens, ((0, 0), (0, -tokens.shape[1] % size)))
 
-
-def extend_with_hidden_states(
-    model: Model, tokens: Int[Array, "B C"], num_tokens: Int[Array, "B"], cache: KVCache
-) -> tuple[KVCache, Float[Array, "B C D"]]:
-    """`extend_cache` that also returns the hidden states at those tokens; what lies past them means nothing."""
-    return _extend(model, tokens, num_tokens, cache, None, keeps_hidden_states=True)
-
-
-def _extend(model: Model, tokens, num_tokens, cache: KVCache, hidden, keeps_hidden_states: bool) -> tuple[KVCache, Any]:
-    num_rows, capacity = tokens.shape
-    size = min(CHUNK, capacity)
-    padding = ((0, 0), (0, -capacity % size))
-    tokens = jnp.pad(tokens, padding)
-    hidden = None if hidden is None else jnp.pad(hidden, (*padding, (0, 0)))
-    shape = (num_rows, tokens.shape[1], model.config.width)
-    kept = jnp.zeros(shape, model.config.dtype) if keeps_hidden_states else None
-
-    def read(index, carry):
-        cache, kept = carry
+    def read_one(index, carry):
         positions = index * size + jnp.arange(size)
-        chunk, own = jax.tree.map(
-            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index * size, size, axis=1), (tokens, hidden)
-        )
-        positions = jnp.where(positions < num_tokens[:, None], positions, cache.capacity)
-        hidden_states, cache = model.hidden_states(chunk, positions, cache, own)
-        if kept is not None:
-            kept = jax.lax.dynamic_update_slice_in_dim(kept, hidden_states, index * size, axis=1)
-        return cache, kept
+        chunk = jax.lax.dynamic_slice_in_dim(tokens, index * size, size, axis=1)
+        return read(carry, chunk, jnp.where(positions < num_tokens[:, None], positions, capacity))
 
-    num_chunks = -(-num_tokens.max() // size)
-    cache, kept = jax.lax.fori_loop(0, num_chunks, read, (cache, kept))
-    return cache, None if kept is None else kept[:, :capacity]
+    return jax.lax.fori_loop(0, -(-num_tokens.max() // size), read_one, carry)

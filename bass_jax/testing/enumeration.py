@@ -1,6 +1,6 @@
-"""The distribution of every continuation of a prompt, enumerated over a small vocabulary in float64.
+"""Enumerates the distribution of all continuations of a prompt over a small vocabulary, in float64.
 
-Written for plainness and apart from the decoder's own functions, to hold those against.
+It shares no code with the decoder's sampling functions, so that it can be compared with them.
 """
 
 import itertools
@@ -13,7 +13,7 @@ import numpy as np
 from bass_jax.models import Model
 
 CAPACITY = 64
-"""Of the caches that enumeration needs."""
+"""Capacity of the caches."""
 
 
 def continuation_distribution(
@@ -31,7 +31,7 @@ def continuation_distribution(
         prompt: token ids.
         setting: fields of `bass_jax.SamplingParams`, one value each.
         num_tokens: length of the sequences, at least 2.
-        stop_tokens: what follows one of these is written as 0 in every place.
+        stop_tokens: all tokens after one of these are counted as token 0.
         logits_processors: as in `bass_jax.SpecConfig`.
     """
     vocab_size = target.config.vocab_size
@@ -53,10 +53,9 @@ def continuation_distribution(
 
 
 def reference_distribution(logits: np.ndarray, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
-    """The distribution of `logits` ``[..., V]`` in float64 by sorting, to hold `bass_jax.sampling.token_distribution`
-    against.
+    """Returns what `bass_jax.sampling.token_distribution` computes for `logits` ``[..., V]``, by sorting in float64.
 
-    Sets that tie at a threshold are kept whole.
+    All tokens that are equal at a threshold are kept.
     """
     logits = np.asarray(logits, np.float64)
     if temperature == 0:
@@ -79,7 +78,7 @@ def reference_distribution(logits: np.ndarray, *, temperature=1.0, top_k=0, top_
 def _processed(
     logits: np.ndarray, prompt: Sequence[int], outputs: np.ndarray, setting: Mapping[str, Any], stop_tokens
 ) -> np.ndarray:
-    """Bias, bans, penalties and minimum length on ``[prefixes, V]`` after `outputs` ``[prefixes, i]``."""
+    """Applies bias, bans, penalties and minimum length to ``[prefixes, V]`` after `outputs` ``[prefixes, i]``."""
     logits = np.array(logits, np.float64)
     vocab_size = logits.shape[-1]
     for token, bias in (setting.get("logit_bias") or {}).items():
@@ -109,7 +108,7 @@ def _with_processor(processor: Callable, logits: np.ndarray, prompt: Sequence[in
 
 
 def _teacher_forced(target: Model, prompt: Sequence[int], prefixes: np.ndarray) -> np.ndarray:
-    """The target's logits inside every continuation, ``[prefixes, num_tokens, V]``: one pass over a fresh cache."""
+    """Returns the target's logits at every token, ``[prefixes, num_tokens, V]``, in one pass with an empty cache."""
     num_read = len(prompt) + prefixes.shape[1]
     tokens = np.zeros((len(prefixes), CAPACITY), np.int32)
     tokens[:, : len(prompt)] = prompt

@@ -1,15 +1,11 @@
-"""Whether a drafter and a rule keep the target's distribution: enumerated over a small vocabulary, drawn from the
-step.
-"""
+"""Compares samples of the decoder with the target's distribution, enumerated over a small vocabulary."""
 
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,20 +17,20 @@ from bass_jax.decoding.policy_runner import advance_policy, no_step
 from bass_jax.decoding.prefill import prefill
 from bass_jax.decoding.step import speculate_step
 from bass_jax.drafters import Drafter
-from bass_jax.models import Model, abstract_params
-from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig
+from bass_jax.models import Model
 from bass_jax.policies import Policy
 from bass_jax.runtime.checks import check_integer, check_kind, check_number
 from bass_jax.sampling import SamplingParams, find_processors
 from bass_jax.sampling.keys import row_keys
-from bass_jax.testing.enumeration import CAPACITY, continuation_distribution
+from bass_jax.testing.enumeration import continuation_distribution
+from bass_jax.testing.tiny_models import tiny_target
 from bass_jax.typing import Array
 
 NUM_TOKENS = 4
-"""Length of the continuations whose joint distribution is compared."""
+"""Tokens of the continuations whose joint distribution is compared."""
 
 PROMPTS = ((4,), (0, 3, 1), (2, 0, 1, 1, 3, 4))
-"""Ragged, one of a single token."""
+"""Prompts of different lengths, one of them a single token."""
 
 SETTINGS: tuple[Mapping[str, Any], ...] = (
     {"temperature": 1.0},
@@ -46,7 +42,7 @@ SETTINGS: tuple[Mapping[str, Any], ...] = (
     {"temperature": 1.0, "logit_bias": {0: 1.2, 3: -0.8}, "banned_tokens": (1,)},
     {"temperature": 0.8, "allowed_tokens": (0, 2, 3), "repetition_penalty": 1.5, "top_p": 0.95},
 )
-"""Fields of `bass_jax.SamplingParams`; rows of all of them share the batch."""
+"""Fields of `bass_jax.SamplingParams`; one batch contains rows of all settings."""
 
 MAX_CELLS = 20_000
 NUM_ROWS = 4096
@@ -55,18 +51,17 @@ _OFF = {field.name: field.default for field in dataclasses.fields(SamplingParams
 
 @dataclasses.dataclass(frozen=True)
 class LosslessReport:
-    """How the drawn continuations agree with the enumerated distribution.
+    """The result of `verify_lossless`.
 
     Attributes:
         rule: name of the acceptance rule.
-        claims_lossless: what the rule says of itself.
-        p_value: of the chi-square statistic: probability that an exact decoder looks at least this wrong; 0 if
-            something of probability 0 was drawn.
-        total_variation: between drawn frequencies and the distribution, mean over prompts and settings.
-        expected_variation: the total variation that so many samples of an exact decoder show.
-        tokens_per_step: mean emitted tokens per target pass.
-        num_samples: continuations drawn.
-        significance: `is_lossless` means a `p_value` of at least this.
+        claims_lossless: `AcceptanceRule.lossless`.
+        p_value: of the chi-square test; 0 if a sequence of probability 0 was sampled.
+        total_variation: distance between the sampled frequencies and the distribution, mean over prompts and settings.
+        expected_variation: the same distance for an exact decoder with as many samples.
+        tokens_per_step: emitted tokens per row and target pass.
+        num_samples: number of sampled continuations.
+        significance: `is_lossless` is a `p_value` of at least this.
     """
 
     rule: str
@@ -80,7 +75,7 @@ class LosslessReport:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether nothing speaks against exactness."""
+        """Whether the test found no difference from the target's distribution."""
         return self.p_value >= self.significance
 
     def __str__(self) -> str:
@@ -110,33 +105,33 @@ def verify_lossless(
     step: Callable = speculate_step,
     policy: Policy | None = None,
 ) -> LosslessReport:
-    """Compares the joint distribution of the first four tokens, of ragged rows under several settings, with the
-    target's.
+    """Compares the joint distribution of the first four sampled tokens with the target's, by a chi-square test.
 
-    Every other row wants a draft length of its own, drawn anew for every step, 0 included. A minute on a CPU.
+    The batch contains rows of all prompts and settings. Half of the rows use a random draft length in every step, 0
+    included. It takes about a minute on a CPU.
 
     Args:
-        drafter: over the target's vocabulary.
+        drafter: a drafter with the target's vocabulary.
         rule: name of a registered rule, or ``"module:attribute"``.
-        target: a model with few tokens; default `tiny_target`.
+        target: a model with a small vocabulary; default `tiny_target`.
         draft_len: largest number of drafts per step.
-        num_candidates: M, of rules that evaluate several chains.
-        settings: fields of `SamplingParams` per group of rows.
-        prompts: token ids per group of rows.
-        stop_tokens: rows end with these.
+        num_candidates: M, for rules with several candidates.
+        settings: fields of `SamplingParams`, per group of rows.
+        prompts: token ids, per group of rows.
+        stop_tokens: a row ends with the first of these tokens.
         logits_processors: as in `SpecConfig`.
-        num_samples: continuations in all, rounded up to whole batches.
-        significance: of the result; a sound decoder is called unsound this often.
-        seed: of the noise.
-        step: the step that is verified.
-        policy: chooses the draft lengths, up to `draft_len`, instead.
+        num_samples: total number of continuations, rounded up to whole batches.
+        significance: probability that an exact decoder fails the test.
+        seed: of the random numbers.
+        step: the step to test.
+        policy: chooses the draft lengths, up to `draft_len`.
 
     Raises:
-        ValueError: if the vocabulary is too large to enumerate, or an argument is not valid.
+        ValueError: if the vocabulary is too large to enumerate, or an argument is invalid.
     """
     check_kind("drafter", drafter, Drafter, "an object with init, propose and commit")
     check_kind("target", target, Model | None)
-    check_kind("settings", settings, list | tuple, "a sequence of fields of Sampling")
+    check_kind("settings", settings, list | tuple, "a sequence of fields of SamplingParams")
     check_kind("prompts", prompts, list | tuple, "a sequence of prompts")
     target = tiny_target() if target is None else target
     vocab_size = target.config.vocab_size
@@ -152,7 +147,9 @@ def verify_lossless(
     distributions = np.stack(
         [continuation_distribution(target, *group, NUM_TOKENS, stop_tokens, processors) for group in groups]
     )
-    counts, tokens_per_step = _draw(Pair(target, drafter), spec, groups, stop_tokens, num_samples, seed, step, policy)
+    counts, tokens_per_step = _sample_continuations(
+        Pair(target, drafter), spec, groups, stop_tokens, num_samples, seed, step, policy
+    )
     num_per_group = counts.sum(axis=1, keepdims=True)
     noise = np.sqrt(2 * distributions * (1 - distributions) / (np.pi * num_per_group)).sum(axis=1) / 2
     return LosslessReport(
@@ -167,53 +164,40 @@ def verify_lossless(
     )
 
 
-def tiny_target(vocab_size: int = 5, seed: int = 1) -> Model:
-    """Makes a random decoder of one layer whose distributions are uneven and depend on the whole prefix."""
-    config = ModelConfig(vocab_size, 8, CAPACITY, (LayerConfig(AttentionConfig(1, 1, 8), DenseMLP(16)),))
-    random = np.random.default_rng(seed)
-
-    def fill(leaf):
-        # Large weights: attention and mlp then move the logits as much as the last token does.
-        return jnp.asarray(np.ones(leaf.shape) if leaf.ndim == 1 else 0.4 * random.normal(size=leaf.shape), leaf.dtype)
-
-    return Model(jax.tree.map(fill, nn.meta.unbox(abstract_params(config))), config)
-
-
 def chi_square(counts: np.ndarray, distributions: np.ndarray) -> float:
-    """Returns the p-value of all groups together; 0 if anything of probability 0 was drawn.
+    """Returns the p-value of a chi-square test of all groups together; 0 if a token of probability 0 was sampled.
 
-    Cells expected fewer than 5 times are pooled within their group, where the approximation needs it.
+    Cells with an expected count below 5 are pooled within their group, because the approximation needs it.
 
     Args:
         counts: ``[groups, cells]``.
         distributions: ``[groups, cells]``.
     """
+    from scipy.stats import chi2
+
     statistic, freedom = 0.0, 0
     for observed, distribution in zip(counts, distributions, strict=True):
         if observed[distribution == 0].any():
             return 0.0
         expected = distribution * observed.sum()
         is_rare = expected < 5
-        observed = np.append(observed[~is_rare], observed[is_rare].sum())
-        expected = np.append(expected[~is_rare], expected[is_rare].sum())
-        if expected[-1] < 5 and len(expected) > 1:  # Too few even together: into the most probable cell.
-            most = expected[:-1].argmax()
-            observed[most] += observed[-1]
-            expected[most] += expected[-1]
-            observed, expected = observed[:-1], expected[:-1]
+        if is_rare.any():
+            pooled = [np.append(values[~is_rare], values[is_rare].sum()) for values in (observed, expected)]
+            if pooled[1][-1] < 5 and len(pooled[1]) > 1:  # The pool is still small: add it to the largest cell.
+                largest = pooled[1][:-1].argmax()
+                for values in pooled:
+                    values[largest] += values[-1]
+                pooled = [values[:-1] for values in pooled]
+            observed, expected = pooled
         statistic += ((observed - expected) ** 2 / expected).sum()
         freedom += len(expected) - 1
-    if freedom == 0:
-        return 1.0
-    # Wilson and Hilferty 1931: the cube root is nearly normal; good to a per cent of the tail from 10 degrees on.
-    spread = 2 / (9 * freedom)
-    return 0.5 * math.erfc(((statistic / freedom) ** (1 / 3) - 1 + spread) / math.sqrt(2 * spread))
+    return 1.0 if freedom == 0 else float(chi2.sf(statistic, freedom))
 
 
-def _draw(
+def _sample_continuations(
     pair: Pair, spec: SpecConfig, groups, stop_tokens, num_samples: int, seed: int, step, policy
 ) -> tuple[np.ndarray, float]:
-    """Counts continuations per group, ``[groups, V ** 4]``; also returns the mean emitted tokens per step."""
+    """Counts sampled continuations per group, ``[groups, V ** 4]``; also returns the tokens per row and step."""
     per_group = min(-(-num_samples // len(groups)), NUM_ROWS // len(groups))
     rows = [prompt for prompt, _ in groups for _ in range(per_group)]
     per_row = {name: [setting[name] for _, setting in groups for _ in range(per_group)] for name in _OFF}
@@ -227,15 +211,15 @@ def _draw(
     num_emitted, num_batches = 0, -(-num_samples // len(rows))
     for index in range(num_batches):
         keys = row_keys(jax.random.fold_in(jax.random.key(seed), index), jnp.arange(num_rows, dtype=jnp.uint32))
-        codes, emitted = _continue(pair, state._replace(keys=keys), lengths, spec, step, policy)
+        codes, emitted = _run_steps(pair, state._replace(keys=keys), lengths, spec, step, policy)
         np.add.at(counts, (of_row, np.asarray(codes)[: len(rows)]), 1)
         num_emitted += int(emitted)
     return counts, num_emitted / (num_batches * len(rows) * NUM_TOKENS)
 
 
 @functools.partial(jax.jit, static_argnames="step")
-def _continue(pair: Pair, state, draft_lens: Array, spec: SpecConfig, step, policy) -> tuple[Array, Array]:
-    """Takes four steps; returns each row's first four tokens as one number, and how many were emitted in all."""
+def _run_steps(pair: Pair, state, draft_lens: Array, spec: SpecConfig, step, policy) -> tuple[Array, Array]:
+    """Runs four steps; returns each row's first four tokens as one number, and the number of emitted tokens."""
 
     def advance(carry, wanted):
         state, policy_state = carry

@@ -1,4 +1,4 @@
-"""The fused acceptance op and the rules in jnp evaluate alike; on a GPU the step runs the op."""
+"""The fused acceptance op gives the same tokens as the rules in jnp, and a step on a GPU runs the op."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 
 import bass_jax as bass
 from bass_jax.acceptance import GREEDY, TOKEN, RuleKeys
-from bass_jax.decoding import accept as judge_module
+from bass_jax.decoding import accept as accept_module
 from bass_jax.decoding.accept import TargetLogits, accept
 from bass_jax.drafters import Proposal
 from bass_jax.sampling import SamplingParams
@@ -17,6 +17,7 @@ from tests.decoding.test_step_compiles_for_gpus import CAPACITY, TARGET
 from tests.gpu_compile import compile_for, needs_gpu_compiler
 
 BATCH, DRAFTS, VOCAB = 16, 4, 300
+XLA, PALLAS = (bass.SpecConfig(acceptance_kernel=kernel) for kernel in ("xla", "pallas"))
 
 
 def case(seed: int, is_sampled: bool):
@@ -24,15 +25,17 @@ def case(seed: int, is_sampled: bool):
     logits = 2 * jax.random.normal(keys[0], (BATCH, DRAFTS + 1, VOCAB))
     draft_logits = logits[:, :-1] + jax.random.normal(keys[1], (BATCH, DRAFTS, VOCAB))
     tokens = jax.random.categorical(keys[2], draft_logits).astype(jnp.int32)
-    # Some rows draft the target's own favorites, so that long runs are accepted too.
+    # Half of the rows draft the target's most probable tokens, so that many drafts are accepted.
     tokens = jnp.where(jnp.arange(BATCH)[:, None] % 2 == 0, tokens, logits[:, :-1].argmax(axis=-1).astype(jnp.int32))
     num_drafted = jax.random.randint(keys[3], (BATCH,), 0, DRAFTS + 1)
     proposal = Proposal(tokens, num_drafted, jax.nn.softmax(draft_logits) if is_sampled else None)
     row_keys = jax.random.split(keys[4], (2, BATCH))
     sampling = SamplingParams(
-        temperature=np.tile([0.0, 0.7, 1.0, 1.3], 4), top_k=np.repeat([0, 5, 40, 0], 4),
-        top_p=np.tile([1.0, 0.9], 8), min_p=np.repeat([0.0, 0.05], 8),
-    )  # fmt: skip
+        temperature=np.tile([0.0, 0.7, 1.0, 1.3], 4),
+        top_k=np.repeat([0, 5, 40, 0], 4),
+        top_p=np.tile([1.0, 0.9], 8),
+        min_p=np.repeat([0.0, 0.05], 8),
+    )
     sampling_arrays = jax.tree.map(jnp.asarray, sampling.sampling_arrays(BATCH, VOCAB))
     positions = jax.random.split(keys[4], (BATCH, DRAFTS + 1))
     return proposal, TargetLogits(logits, logits), sampling_arrays, RuleKeys(row_keys[0], row_keys[1], positions)
@@ -41,14 +44,14 @@ def case(seed: int, is_sampled: bool):
 @pytest.mark.parametrize("rule", [GREEDY, TOKEN], ids=lambda rule: rule.name)
 @pytest.mark.parametrize("is_sampled", [False, True])
 def test_op_and_rule_emit_the_same_tokens(monkeypatch, rule, is_sampled):
-    """Broken by noise that is drawn otherwise, by another order of the warps, or by another tie-break."""
+    """Both use the same random numbers, the same order of temperature, top-k, top-p and min-p, and the same ties."""
     for seed in range(6):
         arguments = case(seed, is_sampled)
-        by_rule = accept(rule, *arguments, kernel="xla")
+        by_rule = accept(rule, *arguments, XLA)
         with monkeypatch.context() as patch:
-            # The op's plain-XLA implementation runs on a CPU; the kernel is compared with it in kernels_pallas' tests.
-            patch.setattr(judge_module, "_has_kernel", lambda keys: True)
-            by_op = accept(rule, *arguments, kernel="pallas")
+            # On a CPU the op runs its XLA implementation. The tests of kernels_pallas compare the kernel with it.
+            patch.setattr(accept_module, "_has_kernel", lambda keys: True)
+            by_op = accept(rule, *arguments, PALLAS)
         np.testing.assert_array_equal(by_op.num_accepted, by_rule.num_accepted)
         is_emitted = np.arange(DRAFTS + 1) <= np.asarray(by_rule.num_accepted)[:, None]
         np.testing.assert_array_equal(np.where(is_emitted, by_op.tokens, 0), np.where(is_emitted, by_rule.tokens, 0))
@@ -57,27 +60,26 @@ def test_op_and_rule_emit_the_same_tokens(monkeypatch, rule, is_sampled):
         )
 
 
-def test_both_end_a_row_at_the_same_broken_distribution(monkeypatch):
+def test_op_and_rule_end_a_row_at_the_same_invalid_distribution(monkeypatch):
     proposal, logits, sampling_arrays, keys = case(0, is_sampled=False)
     proposal = proposal._replace(num_drafted=jnp.full((BATCH,), DRAFTS))
     sampling_arrays = sampling_arrays._replace(temperature=jnp.zeros(BATCH))
     logits = logits.raw
-    modes = logits[:, :-1].argmax(axis=-1).astype(jnp.int32)
-    proposal = proposal._replace(tokens=modes)
-    broken = np.arange(BATCH) % (DRAFTS + 1)
-    logits = logits.at[jnp.arange(BATCH), broken, 7].set(jnp.nan)
+    proposal = proposal._replace(tokens=logits[:, :-1].argmax(axis=-1).astype(jnp.int32))
+    first_invalid = np.arange(BATCH) % (DRAFTS + 1)
+    logits = logits.at[jnp.arange(BATCH), first_invalid, 7].set(jnp.nan)
     logits = TargetLogits(logits, logits)
-    by_rule = accept(TOKEN, proposal, logits, sampling_arrays, keys, kernel="xla")
-    monkeypatch.setattr(judge_module, "_has_kernel", lambda keys: True)
-    by_op = accept(TOKEN, proposal, logits, sampling_arrays, keys, kernel="pallas")
-    np.testing.assert_array_equal(np.minimum(by_rule.num_drawable, by_rule.num_accepted + 1), broken)
-    np.testing.assert_array_equal(np.minimum(by_op.num_drawable, by_op.num_accepted + 1), broken)
+    by_rule = accept(TOKEN, proposal, logits, sampling_arrays, keys, XLA)
+    monkeypatch.setattr(accept_module, "_has_kernel", lambda keys: True)
+    by_op = accept(TOKEN, proposal, logits, sampling_arrays, keys, PALLAS)
+    np.testing.assert_array_equal(np.minimum(by_rule.num_valid, by_rule.num_accepted + 1), first_invalid)
+    np.testing.assert_array_equal(np.minimum(by_op.num_valid, by_op.num_accepted + 1), first_invalid)
 
 
 @needs_gpu_compiler
 @pytest.mark.parametrize("kernel", ["pallas", "xla"])
 def test_on_a_gpu_the_step_runs_the_fused_kernels(kernel):
-    """What the kernel writes is bounded by its own tests; here, that the step uses it, and sorts no vocabulary."""
+    """The step contains the acceptance and attention kernels and does not sort the vocabulary."""
     pair = abstract_pair(of_depth(TARGET, 2), None)
     state = abstract_state(pair, STEP_BATCH, CAPACITY)
     spec = bass.SpecConfig(draft_len=4, acceptance="token", acceptance_kernel=kernel)

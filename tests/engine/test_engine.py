@@ -117,7 +117,7 @@ def serve_at_random(engine, num: int, seed: int, monkeypatch):
 
 def check_answers(pair, spec, requests, handles, cancelled):
     for index, (request, handle) in enumerate(zip(requests, handles, strict=True)):
-        expected, answer = alone(pair, spec, request), handle.answer()
+        expected, answer = alone(pair, spec, request), handle.output()
         events = list(handle)
         assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
         np.testing.assert_array_equal(np.concatenate([event.tokens for event in events]), answer.tokens)
@@ -236,7 +236,7 @@ def test_an_async_for_yields_the_events(token_engine, pair):
     for (handle, events), request in zip(found, requests, strict=True):
         expected = alone(pair, token_engine.spec, request)
         np.testing.assert_array_equal(np.concatenate([event.tokens for event in events]), expected.tokens[0])
-        assert "".join(event.text for event in events) == expected.texts[0] == handle.answer().text
+        assert "".join(event.text for event in events) == expected.texts[0] == handle.output().text
     check_empty(token_engine)
 
 
@@ -292,7 +292,7 @@ def test_a_row_of_nan_harms_nobody(pair, page_size):
         else:
             assert handle.finish_reason in ("length", "stop")
             expected = alone(pair, engine.spec, request)  # of the sound target
-            np.testing.assert_array_equal(handle.answer().tokens, expected.tokens[0])
+            np.testing.assert_array_equal(handle.output().tokens, expected.tokens[0])
     check_empty(engine)
 
 
@@ -340,7 +340,7 @@ def test_a_callback_that_raises(token_engine, pair):
     token_engine.run()
     assert failing.finish_reason == "error" and str(failing.error) == "in a callback"
     np.testing.assert_array_equal(
-        other.answer().tokens, alone(pair, token_engine.spec, request | {"seed": 3}).tokens[0]
+        other.output().tokens, alone(pair, token_engine.spec, request | {"seed": 3}).tokens[0]
     )
     assert sum(len(event.tokens) for event in heard) == 20
     check_empty(token_engine)

@@ -72,7 +72,7 @@ def test_nothing_is_lost_and_nothing_comes_twice(seed, batching, num_slots, buck
     check_empty(loop)
     assert all(row is None for row in executor.rows)
     for handle in handles:
-        expected, answer = expected_tokens(handle.request), handle.answer()
+        expected, answer = expected_tokens(handle.request), handle.output()
         assert answer.finish_reason == handle.finish_reason
         # A step that is in flight when a request is cancelled may be its last.
         assert handle.finish_reason == "length" or (handle in cancelled and handle.finish_reason == "cancelled")
@@ -185,7 +185,7 @@ def test_a_callback_that_raises_ends_its_own_request():
     assert failing.finish_reason == "error" and isinstance(failing.error, KeyError)
     assert len(seen) == 1 and failing.num_tokens < 20
     for handle in others:
-        np.testing.assert_array_equal(handle.answer().tokens, expected_tokens(handle.request))
+        np.testing.assert_array_equal(handle.output().tokens, expected_tokens(handle.request))
     check_empty(loop)
 
 
