@@ -73,7 +73,7 @@ def scored_features(
     module, variables, tokens = decoder(config), {"params": params}, jnp.asarray(batch.tokens)
 
     def body(hidden):
-        return module.apply(variables, tokens, positions, None, 1, hidden, method="hidden_states")[0]  # type: ignore
+        return module.apply(variables, tokens, positions, None, 1, hidden, method="hidden_states").hidden  # type: ignore
 
     if config.hidden_width is None:
         passes, truth = [body(None)], None

@@ -66,8 +66,8 @@ def top_distribution(logits: Float[Array, "B V"], top: int) -> tuple[Int[Array, 
 
 @functools.partial(jax.jit, donate_argnums=3)
 def _extend(model: Model, tokens, positions, cache) -> tuple[Float[Array, "B T D"], Any]:
-    hidden_states, cache = model.hidden_states(tokens, positions, cache)
-    return hidden_states.astype(jnp.float16), cache
+    output = model.hidden_states(tokens, positions, cache)
+    return output.hidden.astype(jnp.float16), output.cache
 
 
 @functools.partial(jax.jit, static_argnames="top", donate_argnums=3)
@@ -75,7 +75,7 @@ def _step(model: Model, tokens, positions, cache, keys, temperatures, *, top: in
     """One token of every row: ``(tokens [B], distribution_ids [B, top], distribution_logprobs [B, top], hidden states
     [B, D], cache)``.
     """
-    hidden_states, cache = model.hidden_states(tokens[:, None], positions[:, None], cache)
+    _, cache, hidden_states, _ = model.hidden_states(tokens[:, None], positions[:, None], cache)
     ids, logprobs = top_distribution(model.logits(hidden_states)[:, 0], top)
     # Sampling inside the distribution's top costs nothing; over the whole vocabulary the noise alone would.
     noise = jax.vmap(lambda key, position: jax.random.gumbel(jax.random.fold_in(key, position), (top,)))(

@@ -49,6 +49,7 @@ def test_blocks_of_a_vocabulary_merge():
     assert_same(out, expect(arguments))
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=8, deadline=None)
 @hypothesis.given(seed=st.integers(0, 2**31 - 1), data=st.data())
 def test_any_sampling_parameters(seed, data):

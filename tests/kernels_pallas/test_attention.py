@@ -194,8 +194,8 @@ def test_pages_of_int8():
         values = jnp.moveaxis(arguments[name].reshape(2, 2, 3, 16, *arguments[name].shape[3:]), 1, 2)
         paged[name] = jnp.zeros((6, *values.shape[2:]), values.dtype).at[tables].set(values)
     arguments |= paged | {"tables": tables}
-    assert_close(ragged_attention(**arguments), expected)
-    assert_close(reference.ragged_attention(**arguments), expected)
+    assert_close(run(arguments), expected)
+    assert_close(expect(arguments), expected)
     with pytest.raises(NotImplementedError, match="INT8"):
         ragged_attention(**arguments, implementation="triton", interpret=True)
 
@@ -296,7 +296,7 @@ def test_equals_a_numpy_loop(implementation):
     np.testing.assert_allclose(out, expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("implementation", ["mosaic_gpu", "triton", "xla"])
+@pytest.mark.parametrize("implementation", mostly_slow(["mosaic_gpu", "triton", "xla"], lambda name: name == "triton"))
 def test_runs_in_a_while_loop(implementation):
     dtype = "bfloat16" if implementation == "mosaic_gpu" else "float32"
     spec = AttentionSpec("loop", 2, 2, 4, 2, 64, 64, dtype)
@@ -319,7 +319,7 @@ def test_runs_in_a_while_loop(implementation):
 
 def test_quantize_kv_rounds_to_half_a_step():
     values = jax.random.normal(jax.random.key(0), (2, 3, 5, 16)).at[0, 0, 0].set(0.0)
-    quantized, scale = quantize_kv(values)
+    quantized, scale = jax.jit(quantize_kv)(values)
     assert quantized.dtype == jnp.int8 and scale.shape == (2, 3, 5)
     error = jnp.abs(quantized * scale[..., None] - values)
     assert (error <= scale[..., None] * 0.5001).all()

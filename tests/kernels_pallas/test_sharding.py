@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 from kernels_pallas import masked_acceptance, ragged_attention
 from kernels_pallas.arg_specs import AcceptanceSpec, AttentionSpec
 from tests.gpu_compile import H200
-from tests.marks import mostly_slow
 
 # Runs in a process of its own, because the number of devices is fixed when jax starts.
 PROGRAM = """
@@ -47,7 +46,8 @@ np.testing.assert_array_equal(out.next_token, expected.next_token)
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("implementation", mostly_slow(["xla", "triton"], lambda name: name == "triton"))
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["xla", "triton"])
 def test_heads_on_a_mesh_axis(implementation):
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     done = subprocess.run(

@@ -40,7 +40,7 @@ def synthetic_rollouts(count: int, seed: int = 0) -> list[Rollout]:
 def _last_logits(model, tokens, length):
     positions = jnp.arange(tokens.shape[1])[None]
     positions = jnp.where(positions < length, positions, tokens.shape[1])
-    logits, _ = model.forward(tokens, positions, model.init_cache(1, tokens.shape[1]))
+    logits, *_ = model.forward(tokens, positions, model.init_cache(1, tokens.shape[1]))
     return logits[0, length - 1]
 
 

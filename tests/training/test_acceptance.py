@@ -23,7 +23,7 @@ def _sampled(target, temperature, seed=0):
 def _distribution(model, tokens, temperature):
     """Over the whole vocabulary, after `tokens`."""
     positions = jnp.arange(len(tokens))[None]
-    logits, _ = model.forward(jnp.asarray(tokens)[None], positions, model.init_cache(1, 64))
+    logits, *_ = model.forward(jnp.asarray(tokens)[None], positions, model.init_cache(1, 64))
     distribution = np.asarray(jax.nn.softmax(logits[0, -1] / temperature))
     if model.output_ids is None:
         return distribution

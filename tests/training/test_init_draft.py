@@ -16,7 +16,7 @@ IDS = np.arange(3, 43, dtype=np.int32)
 
 def score(model, tokens):
     positions = jnp.arange(tokens.shape[1])[None]
-    return jax.jit(lambda model, tokens: model.forward(tokens, positions, model.init_cache(*tokens.shape))[0])(
+    return jax.jit(lambda model, tokens: model.forward(tokens, positions, model.init_cache(*tokens.shape)).logits)(
         model, tokens
     )
 
@@ -56,11 +56,11 @@ def test_a_draft_that_read_tokens_says_the_same_once_it_reads_hidden_states(make
     rng = np.random.default_rng(2)
     tokens, positions = jnp.asarray(rng.integers(0, VOCAB, (2, 12)), jnp.int32), jnp.tile(jnp.arange(12), (2, 1))
     states = jnp.asarray(rng.normal(size=(2, 12, target.config.width)), jnp.float32)
-    said, _ = draft.hidden_states(tokens, positions, draft.init_cache(2, 12))
+    said = draft.hidden_states(tokens, positions, draft.init_cache(2, 12)).hidden
 
     def hidden_states(params):
         model = dataclasses.replace(reader, params=params)
-        return model.hidden_states(tokens, positions, reader.init_cache(2, 12), states)[0]
+        return model.hidden_states(tokens, positions, reader.init_cache(2, 12), states).hidden
 
     np.testing.assert_array_equal(hidden_states(reader.params), said)
     slope = jax.grad(lambda params: jnp.square(hidden_states(params)).sum())(reader.params)["hidden_projection"]
@@ -75,11 +75,11 @@ def test_a_draft_with_more_layers_says_the_same(make_config, make_draft, num_lay
     assert deeper.config.num_layers == num_layers
     rng = np.random.default_rng(3)
     tokens, positions = jnp.asarray(rng.integers(0, VOCAB, (2, 12)), jnp.int32), jnp.tile(jnp.arange(12), (2, 1))
-    said, _ = draft.hidden_states(tokens, positions, draft.init_cache(2, 12))
+    said = draft.hidden_states(tokens, positions, draft.init_cache(2, 12)).hidden
 
     def hidden_states(params):
         model = dataclasses.replace(deeper, params=params)
-        return model.hidden_states(tokens, positions, deeper.init_cache(2, 12))[0]
+        return model.hidden_states(tokens, positions, deeper.init_cache(2, 12)).hidden
 
     np.testing.assert_array_equal(hidden_states(deeper.params), said)
     slopes = jax.grad(lambda params: jnp.square(hidden_states(params) - 1).sum())(deeper.params)
