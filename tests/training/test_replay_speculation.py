@@ -98,7 +98,7 @@ def test_rollouts_keep_the_targets_features(target, rollouts):
         tokens = np.zeros((1, 64), np.int32)
         tokens[0, : len(sequence)] = sequence
         positions = np.where(np.arange(64) < len(sequence), np.arange(64), 64)[None]
-        fresh, _ = jax.jit(bass.Model.hidden_states)(target, *map(jax.numpy.asarray, (tokens, positions)),
+        _, _, fresh, _ = jax.jit(bass.Model.hidden_states)(target, *map(jax.numpy.asarray, (tokens, positions)),
                                                 target.init_cache(1, 64))  # fmt: skip
         assert rollout.hidden_states.shape == (len(sequence), target.config.width)
         np.testing.assert_allclose(rollout.hidden_states, fresh[0, : len(sequence)], rtol=2**-9, atol=1e-3)
