@@ -140,4 +140,4 @@ def _compare(
 
 
 def _logits(model: Model, tokens: Int[Array, "B T"], positions: Int[Array, "B T"]) -> Float[Array, "B T O"]:
-    return model.forward(tokens, positions, model.init_cache(*tokens.shape))[0]
+    return model.forward(tokens, positions, model.init_cache(*tokens.shape)).logits

@@ -1,10 +1,10 @@
-"""Models: the Flax decoder, its configuration and cache, model families, quantization, sharding.
+"""Models: the Flax decoder, its configuration and its cache, model families, quantization and sharding.
 
-Imports `bass_jax.runtime` and `kernels_pallas`. Start with `model_config.py`, then `decoder.py`, then `flax_model.py`,
-the pure forward pass over both.
+Imports `bass_jax.runtime` and `kernels_pallas`. Start with `model_config.py`, then `decoder.py`, then `flax_model.py`.
 """
 
-from bass_jax.models.flax_model import Model, abstract_params, forward, init_model, init_params
+from bass_jax.models.decoder import ForwardOutput
+from bass_jax.models.flax_model import Model, abstract_params, init_model, init_params
 from bass_jax.models.model_config import (
     AttentionConfig,
     DenseMLP,
@@ -22,6 +22,7 @@ __all__ = [
     "PRESETS",
     "AttentionConfig",
     "DenseMLP",
+    "ForwardOutput",
     "LayerConfig",
     "Model",
     "ModelConfig",
@@ -29,7 +30,6 @@ __all__ = [
     "RopeConfig",
     "RopeScaling",
     "abstract_params",
-    "forward",
     "init_model",
     "init_params",
     "place_model",

@@ -63,7 +63,7 @@ def response_hidden(
     module, variables, tokens = decoder(config), {"params": params}, jnp.asarray(batch.tokens)
 
     def run(hidden):
-        return module.apply(variables, tokens, positions, None, 1, hidden, method="hidden_states")[0]  # type: ignore
+        return module.apply(variables, tokens, positions, None, 1, hidden, method="hidden_states").hidden  # type: ignore
 
     if config.hidden_width is None:
         passes, target_hidden = [run(None)], None

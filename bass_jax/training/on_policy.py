@@ -96,7 +96,7 @@ def _hidden(target: Model, tokens, lengths) -> Array:
     columns = jnp.arange(tokens.shape[1])
     positions = jnp.where(columns < lengths[:, None], columns, tokens.shape[1])
     cache = target.init_cache(*tokens.shape)
-    return target.hidden_states(tokens, positions, cache)[0].astype(jnp.float32)
+    return target.hidden_states(tokens, positions, cache).hidden.astype(jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnums=2)

@@ -58,8 +58,8 @@ def top_distribution(logits: Float[Array, "B V"], top: int) -> tuple[Int[Array, 
 
 @functools.partial(jax.jit, donate_argnums=3)
 def _extend(model: Model, tokens, positions, cache) -> tuple[Float[Array, "B T D"], Any]:
-    hidden, cache = model.hidden_states(tokens, positions, cache)
-    return hidden.astype(jnp.float16), cache
+    output = model.hidden_states(tokens, positions, cache)
+    return output.hidden.astype(jnp.float16), output.cache
 
 
 @functools.partial(jax.jit, static_argnames="top", donate_argnums=3)
@@ -69,7 +69,7 @@ def _step(model: Model, tokens, positions, cache, keys, temperatures, *, top: in
     Returns:
         ``(tokens [B], ids [B, top], logprobs [B, top], hidden [B, D], cache)``.
     """
-    hidden, cache = model.hidden_states(tokens[:, None], positions[:, None], cache)
+    _, cache, hidden, _ = model.hidden_states(tokens[:, None], positions[:, None], cache)
     ids, logprobs = top_distribution(model.logits(hidden)[:, 0], top)
     # Sampled among the top tokens: random numbers for the whole vocabulary would take longer than the model.
     noise = jax.vmap(lambda key, position: jax.random.gumbel(jax.random.fold_in(key, position), (top,)))(

@@ -41,7 +41,7 @@ def assert_is_prefix(model, cache, state, num_cached):
     positions = jnp.arange(cache.capacity, dtype=jnp.int32)
     positions = jnp.where(positions < state.lengths[:, None], positions, cache.capacity)
     empty = model.init_cache(len(state.lengths), cache.capacity)
-    _, fresh = jax.jit(bass.Model.forward)(model, state.tokens, positions, empty)
+    _, fresh, *_ = jax.jit(bass.Model.forward)(model, state.tokens, positions, empty)
     # On the host: a slice of another length would be compiled on a device.
     for kept, expected in zip(*map(jax.tree.leaves, jax.device_get((cache, fresh))), strict=True):
         for row in np.flatnonzero(state.prompt_lengths < state.limits):
@@ -130,9 +130,11 @@ def assert_knows_the_truth(target, model, kept, state, num_behind=4):
     """Features are those of one fresh pass of the target, and the cache is that of one pass of the draft over them."""
     positions = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
     positions = jnp.where(positions < state.lengths[:, None], positions, len(positions))
-    hidden_states, _ = jax.jit(bass.Model.hidden_states)(target, state.tokens, positions, empty_cache(target, state))
+    _, _, hidden_states, _ = jax.jit(bass.Model.hidden_states)(
+        target, state.tokens, positions, empty_cache(target, state)
+    )
     before = jnp.pad(hidden_states, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-    _, cache = jax.jit(bass.Model.hidden_states)(model, state.tokens, positions, empty_cache(model, state), before)
+    _, cache, *_ = jax.jit(bass.Model.hidden_states)(model, state.tokens, positions, empty_cache(model, state), before)
     kept, hidden_states, cache = jax.device_get((kept, hidden_states, cache))
     for row in range(3):
         num, num_cached = int(state.lengths[row]) - 1, int(kept.num_cached[row])

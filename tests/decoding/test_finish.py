@@ -149,8 +149,9 @@ class Broken(bass.Model):
     value: jax.Array | None = None
 
     def forward(self, tokens, positions, cache):
-        logits, cache = super().forward(tokens, positions, cache)
-        return jnp.where((tokens == 10)[..., None], logits.at[..., 0].set(self.value[0]) * self.value[1], logits), cache
+        output = super().forward(tokens, positions, cache)
+        broken = output.logits.at[..., 0].set(self.value[0]) * self.value[1]
+        return output._replace(logits=jnp.where((tokens == 10)[..., None], broken, output.logits))
 
 
 def broken(target, first, factor=1.0):

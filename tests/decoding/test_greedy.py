@@ -60,7 +60,7 @@ def test_regular_decoding_takes_the_most_probable_token(target, regular):
     for prompt, output in zip(tiny.PROMPTS, regular, strict=True):
         text = jnp.asarray([[*prompt, *output]], jnp.int32)
         positions = jnp.arange(text.shape[1], dtype=jnp.int32)[None]
-        logits, _ = jax.jit(bass.Model.forward)(target, text, positions, target.init_cache(1, 64))
+        logits, *_ = jax.jit(bass.Model.forward)(target, text, positions, target.init_cache(1, 64))
         expected = jnp.argmax(logits[0, len(prompt) - 1 : -1], axis=-1)
         np.testing.assert_array_equal(output, expected)
 

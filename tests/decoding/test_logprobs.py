@@ -23,7 +23,7 @@ def raw_logits(target, prompt, output):
     """One pass, without the loop and its caches: logits of every emitted token's position, ``[num, V]``."""
     text = jnp.asarray([[*prompt, *output]], jnp.int32)
     positions = jnp.arange(text.shape[1], dtype=jnp.int32)[None]
-    logits, _ = jax.jit(bass.Model.forward)(target, text, positions, target.init_cache(1, 64))
+    logits, *_ = jax.jit(bass.Model.forward)(target, text, positions, target.init_cache(1, 64))
     return np.asarray(logits[0, len(prompt) - 1 : -1], np.float64)
 
 

@@ -53,7 +53,7 @@ def predicted(model, current, hidden_states, num_committed):
     positions = jnp.where(slots < current.lengths[:, None], slots, len(slots))
     for _ in range(G):
         before = jnp.pad(hidden_states, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-        own, _ = model.hidden_states(current.tokens, positions, model.init_cache(*current.tokens.shape), before)
+        own = model.hidden_states(current.tokens, positions, model.init_cache(*current.tokens.shape), before).hidden
         hidden_states = jnp.where(is_known, hidden_states, model.next_hidden(own))
     return hidden_states
 

@@ -87,7 +87,7 @@ def test_log_probabilities_are_the_targets_own(pair):
         text = jnp.asarray([[*prompt, *run.tokens[row]]], jnp.int32)
         positions = jnp.arange(text.shape[1], dtype=jnp.int32)[None]
         empty = pair.target.init_cache(1, 64)
-        logits, _ = jax.jit(bass.Model.forward)(pair.target, text, positions, empty)
+        logits, *_ = jax.jit(bass.Model.forward)(pair.target, text, positions, empty)
         expected = jax.nn.log_softmax(logits[0, len(prompt) - 1 : -1])[np.arange(12), run.tokens[row]]
         # A pass of one token and one of many round differently: 1e-5 of logits up to 30.
         np.testing.assert_allclose(run.logprobs[row], expected, atol=3e-4)

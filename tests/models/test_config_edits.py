@@ -57,7 +57,7 @@ def edits(tmp_path_factory):
 
 @jax.jit
 def _forward(model: Model, tokens, positions, cache):
-    return model.forward(tokens, positions, cache)[0]
+    return model.forward(tokens, positions, cache).logits
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -41,7 +41,7 @@ def last_logits(model, tokens, length):
     """The logits after the first `length` of the padded `tokens`, from a fresh pass."""
     positions = jnp.arange(tokens.shape[1])[None]
     positions = jnp.where(positions < length, positions, tokens.shape[1])
-    logits, _ = model.forward(tokens, positions, model.init_cache(1, tokens.shape[1]))
+    logits, *_ = model.forward(tokens, positions, model.init_cache(1, tokens.shape[1]))
     return logits[0, length - 1]
 
 

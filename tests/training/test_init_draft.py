@@ -20,7 +20,7 @@ def run(model, tokens, hidden=None):
     """Returns hidden states and logits of a fresh pass."""
     positions = jnp.tile(jnp.arange(tokens.shape[1]), (len(tokens), 1))
     arguments = (tokens, positions, model.init_cache(*tokens.shape), *([] if hidden is None else [hidden]))
-    states, _ = model.hidden_states(*arguments)
+    states = model.hidden_states(*arguments).hidden
     return states, model.logits(states)
 
 

@@ -92,7 +92,7 @@ def test_all_hidden_states_but_the_last_are_known_after_full_acceptance(target, 
 
 @jax.jit
 def fresh_hidden_states(model, tokens, positions):
-    return model.hidden_states(tokens, positions, model.init_cache(*tokens.shape))[0]
+    return model.hidden_states(tokens, positions, model.init_cache(*tokens.shape)).hidden
 
 
 def test_rollouts_keep_the_targets_hidden_states(target, rollouts):
