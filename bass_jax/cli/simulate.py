@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _cost_and_rates(options, replay):
     """What prices the steps, and the acceptance by position that policies start from."""
-    from bass_jax.analysis.replay import acceptance_by_position
+    from bass_jax.analysis.replay import replay_acceptance
     from bass_jax.cost_model import DEVICES, PassShape, pass_shape, read_profile, roofline
 
     if options.device is None:
@@ -98,4 +98,4 @@ def _cost_and_rates(options, replay):
     if isinstance(pair.drafter, ModelDrafter | EagleDrafter):
         draft = pass_shape(pair.drafter.model.config)
     cost = roofline(pass_shape(pair.target.config), draft, DEVICES[options.device])
-    return cost, acceptance_by_position(replay)
+    return cost, replay_acceptance(replay)

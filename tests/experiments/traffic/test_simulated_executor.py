@@ -13,7 +13,7 @@ import bass_jax as bass
 from bass_jax import policies
 from bass_jax.analysis.simulator import compose, simulate
 from bass_jax.config import BATCH_BUCKETS
-from bass_jax.cost_model import fit_power_distribution, power_law_rates
+from bass_jax.cost_model import fit_power_law, power_law_rates
 from bass_jax.decoding.traces import TraceWriter, read_trace
 from bass_jax.engine import EngineConfig
 from bass_jax.experiments.traffic.backends import simulate_traffic
@@ -115,7 +115,7 @@ def test_recorded_texts_are_drawn_whole():
 
 def test_texts_accept_what_the_power_law_says():
     rates = power_law_rates(0.9, 0.548, 8)
-    assert fit_power_distribution(rates) == pytest.approx((0.9, 0.548), rel=1e-6)
+    assert fit_power_law(rates) == pytest.approx((0.9, 0.548), rel=1e-6)
     acceptable = np.concatenate(draw_acceptable(rates, np.full(400, 100), seed=0))
     for num_drafts in (1, 2, 4, 8):
         mean = np.minimum(acceptable, num_drafts).mean()
