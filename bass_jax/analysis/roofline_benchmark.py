@@ -46,7 +46,6 @@ class Cell:
         compile_seconds: compile time of the cell.
         num_compiled: functions that were compiled for the cell.
         planned_bytes: device memory of the compiled step: weights, state and temporaries.
-        temporary_bytes: the temporaries in `planned_bytes`.
         peak_bytes: largest device memory in use so far; None if the device does not report it.
     """
 
@@ -64,7 +63,6 @@ class Cell:
     compile_seconds: float
     num_compiled: int
     planned_bytes: int
-    temporary_bytes: int
     peak_bytes: int | None
 
     @property
@@ -157,7 +155,6 @@ def run_bench(
                 compile_seconds=compile_seconds,
                 num_compiled=num_compiled,
                 planned_bytes=planned,
-                temporary_bytes=memory.temp_size_in_bytes,
                 peak_bytes=(jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
             )
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -78,9 +77,8 @@ def simulate(replay: Replay, policy: Policy, cost: CostModel, batches: np.ndarra
         cost: gives the time of each step.
         batches: ``[M, B]`` int, rows of the replay, from `compose`; -1 is a padding row.
     """
-    batches = np.asarray(batches, np.int32)
     padding = batch_bucket(batches.shape[1]) - batches.shape[1]
-    batches = np.pad(batches, ((0, 0), (0, padding)), constant_values=-1)
+    batches = np.pad(batches.astype(np.int32), ((0, 0), (0, padding)), constant_values=-1)
     arrays = tuple(jnp.asarray(field) for field in replay[:5])
     seconds, num_steps, *counts = jax.device_get(_simulate(policy, cost, arrays, jnp.asarray(batches)))
     return Simulation(np.asarray(seconds, np.float64), num_steps, *(int(count.sum()) for count in counts))
@@ -166,6 +164,5 @@ def _one_batch(policy: Policy, cost: CostModel, replay: tuple[Array, ...], rows:
     zeros = jnp.zeros(num_rows, jnp.int32)
     state, plan = update(policy.init(num_rows), zeros, Plan(zeros), zeros.astype(bool), zeros, zeros, zeros)
     totals = (jnp.float32(0.0), *(jnp.int32(0) for _ in range(5)))
-    carry: Any = (zeros, zeros, state, plan, totals)
-    *_, totals = jax.lax.while_loop(lambda carry: (carry[0] < num_tokens).any(), advance, carry)
-    return totals
+    carry = (zeros, zeros, state, plan, totals)
+    return jax.lax.while_loop(lambda carry: (carry[0] < num_tokens).any(), advance, carry)[-1]

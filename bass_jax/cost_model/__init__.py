@@ -15,7 +15,6 @@ from bass_jax.cost_model.pass_shape import PassShape, draft_pass_shape, pass_sha
 from bass_jax.cost_model.profile import Profile, read_profile
 from bass_jax.cost_model.protocol import CostModel, step_seconds
 from bass_jax.cost_model.roofline import RooflineModel, roofline
-from bass_jax.cost_model.synergy import SynergyModel
 from bass_jax.cost_model.table import TableModel
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "PassShape",
     "Profile",
     "RooflineModel",
-    "SynergyModel",
     "TableModel",
     "draft_pass_shape",
     "expected_emitted",

@@ -39,8 +39,7 @@ class TableModel:
 
     def target_seconds(self, num_rows: Number, num_tokens: Number, context: Number) -> Array:
         """Interpolates over batch, width and context."""
-        axes = (self.batches, num_rows), (self.widths, num_tokens), (self.contexts, context)
-        return _interpolate(self.target, *axes)
+        return _interpolate(self.target, (self.batches, num_rows), (self.widths, num_tokens), (self.contexts, context))
 
     def draft_seconds(self, num_rows: Number, num_drafts: Number, context: Number, num_behind: Number) -> Array:
         """Returns the time of the first draft, the further drafts and the passes that catch up."""

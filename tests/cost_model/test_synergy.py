@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bass_jax.cost_model import SynergyModel, step_seconds
-from bass_jax.cost_model.synergy import fit_synergy
+from bass_jax.cost_model import step_seconds
+from bass_jax.cost_model.synergy import SynergyModel, fit_synergy
 
 C, GAMMA, BETA = 0.9, 0.548, 20.0
 
