@@ -39,7 +39,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def pair() -> bass.Pair:
-    return bass.load_pair(ROOT / "checkpoints" / "quickstart")[0]
+    return bass.load_pair(ROOT / "checkpoints" / "quickstart")
 
 
 @pytest.fixture(scope="module")
