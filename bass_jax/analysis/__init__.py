@@ -1,5 +1,5 @@
-"""Measurements and simulations: the profiler, the roofline benchmark, replay, the policy simulator, utilization.
+"""Measurements and simulations: profiler, roofline benchmark, policy simulator, utilization, quantization error.
 
-Imports `bass_jax.engine` and lower packages. Start with `profiler.py`, which measures what a step costs, then
-`simulator.py`, which replays a policy on a recorded trace.
+Imports `bass_jax.engine` and lower packages. Start with `profiler.py`, which measures the time of a step, then
+`simulator.py`, which runs a policy on a recorded trace.
 """

@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _cost_and_rates(options: argparse.Namespace, replay):
     """Returns the cost model of steps, and the acceptance by position that policies start from."""
-    from bass_jax.analysis.replay import acceptance_by_position
+    from bass_jax.analysis.replay import replay_acceptance
     from bass_jax.cost_model import DEVICES, PassShape, pass_shape, read_profile, roofline
     from bass_jax.decoding.load_pair import load_pair
     from bass_jax.drafters import EagleDrafter, ModelDrafter
@@ -101,4 +101,5 @@ def _cost_and_rates(options: argparse.Namespace, replay):
     draft = PassShape(0.0, 0.0, 0.0, 0.0, 0.0)
     if isinstance(pair.drafter, ModelDrafter | EagleDrafter):
         draft = pass_shape(pair.drafter.model.config)
-    return roofline(pass_shape(pair.target.config), draft, DEVICES[options.device]), acceptance_by_position(replay)
+    cost = roofline(pass_shape(pair.target.config), draft, DEVICES[options.device])
+    return cost, replay_acceptance(replay)

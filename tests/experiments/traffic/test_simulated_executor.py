@@ -10,7 +10,7 @@ import bass_jax as bass
 from bass_jax import policies
 from bass_jax.analysis.simulator import compose, simulate
 from bass_jax.config import BATCH_BUCKETS
-from bass_jax.cost_model import fit_power_distribution, power_law_rates
+from bass_jax.cost_model import fit_power_law, power_law_rates
 from bass_jax.decoding.traces import TraceWriter, read_trace
 from bass_jax.engine import EngineConfig
 from bass_jax.experiments.traffic.backends import simulate_traffic
@@ -105,7 +105,7 @@ def test_requests_that_arrive_together_have_the_counts_of_a_replay(name, tmp_pat
 
 def test_sampled_acceptance_follows_the_power_law():
     rates = power_law_rates(0.9, 0.548, 8)
-    assert fit_power_distribution(rates) == pytest.approx((0.9, 0.548), rel=1e-6)
+    assert fit_power_law(rates) == pytest.approx((0.9, 0.548), rel=1e-6)
     acceptable = np.concatenate(sample_acceptable(rates, np.full(400, 100), seed=0))
     for num_drafts in (1, 2, 4, 8):
         mean = np.minimum(acceptable, num_drafts).mean()
