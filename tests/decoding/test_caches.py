@@ -118,7 +118,7 @@ def test_a_row_reads_at_most_two_tokens_to_begin_drafting(often_right):
 
 def test_a_hidden_state_draft_keeps_true_features_and_a_true_cache(target):
     """What it read behind its own drafts was predicted: it has to be read again with what the target made of them."""
-    drafter = tiny.hidden_drafter(target)
+    drafter = tiny.eagle_drafter(target)
     pair = bass.Pair(target, drafter)
     state, infos = advance(pair, start(pair), PLANS["mixed"])
     assert sum(int(info.num_accepted.sum()) for info in infos) > 0

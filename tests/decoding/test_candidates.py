@@ -25,7 +25,7 @@ def target():
 def drafters(target):
     return {
         "often right": tiny.model_drafter(tiny.perturbed(target, 0.2)),
-        "trimmed": tiny.model_drafter(tiny.trimmed((1, 3, 4, 5, 9))),
+        "trimmed": tiny.model_drafter(tiny.reduced_vocabulary((1, 3, 4, 5, 9))),
         "ngram": NgramDrafter(),
         "table": tiny.table_drafter(),
     }

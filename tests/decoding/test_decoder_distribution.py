@@ -22,6 +22,7 @@ VOCAB = 5
 THRESHOLD = 1e-3 / 128
 """p-values are uniform where the decoder is exact; Bonferroni over the cases of this file and some to come."""
 
+pytestmark = pytest.mark.optimized
 CAUGHT = 1e-9
 """Where a fault is planted the p-value is not small by accident."""
 
@@ -37,8 +38,8 @@ RULES = sorted(
 
 DRAFTERS = {
     "combined": tiny.ensemble_drafter(tiny.model_drafter(tiny.perturbed(tiny_target(), 0.15), VOCAB), VOCAB),
-    "combined with hidden": tiny.ensemble_drafter(tiny.hidden_drafter(tiny_target(), VOCAB, scale=4.0), VOCAB),
-    "hidden": tiny.hidden_drafter(tiny_target(), VOCAB, scale=4.0),
+    "combined with hidden": tiny.ensemble_drafter(tiny.eagle_drafter(tiny_target(), VOCAB, scale=4.0), VOCAB),
+    "hidden": tiny.eagle_drafter(tiny_target(), VOCAB, scale=4.0),
     "model": tiny.model_drafter(tiny.perturbed(tiny_target(), 0.15), VOCAB),
     "ngram": NgramDrafter(),
     "store": tiny.retrieval_drafter(VOCAB),
@@ -55,7 +56,7 @@ QUICK = {(*rule, "table") for rule in RULES} | {
 WITH_CANDIDATES = ("model", "ngram", "table")
 """Drafters that propose several chains."""
 
-PADDED = {size: tiny.model_drafter(tiny.repadded(tiny.perturbed(tiny_target(), 0.15), size), VOCAB) for size in (3, 9)}
+PADDED = {size: tiny.model_drafter(tiny.padded_vocabulary(tiny.perturbed(tiny_target(), 0.15), size), VOCAB) for size in (3, 9)}
 REJECT_ALL = "bass_jax.acceptance.template:REJECT_ALL"
 STEPS = (bass.decode_step, bass.speculate_step)
 

@@ -33,7 +33,7 @@ def test_tokens_are_those_of_regular_sampling(target, regular, drafter):
     drafter = {
         "perfect": tiny.model_drafter(target),
         "often right": tiny.model_drafter(tiny.perturbed(target, 0.1)),
-        "trimmed": tiny.model_drafter(tiny.trimmed((1, 3, 4, 5, 9))),
+        "trimmed": tiny.model_drafter(tiny.reduced_vocabulary((1, 3, 4, 5, 9))),
         "ngram": NgramDrafter(),
         "table": tiny.table_drafter(),
     }[drafter]

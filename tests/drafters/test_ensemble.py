@@ -24,7 +24,7 @@ def target():
 
 
 def network_of(kind, target):
-    return tiny.model_drafter(target) if kind == "model" else tiny.hidden_drafter(target)
+    return tiny.model_drafter(target) if kind == "model" else tiny.eagle_drafter(target)
 
 
 @jax.tree_util.register_dataclass

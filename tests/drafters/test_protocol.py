@@ -38,10 +38,10 @@ def drafters():
     target = tiny.model(1)
     return {
         "model": tiny.model_drafter(target),
-        "padded vocabulary": tiny.model_drafter(tiny.repadded(target, VOCAB + 5)),
-        "reduced vocabulary": tiny.model_drafter(tiny.trimmed((1, 3, 4, 5, 9))),
+        "padded vocabulary": tiny.model_drafter(tiny.padded_vocabulary(target, VOCAB + 5)),
+        "reduced vocabulary": tiny.model_drafter(tiny.reduced_vocabulary((1, 3, 4, 5, 9))),
         "shared embedding": tiny.model_drafter(tiny.shared_embedding(target)),
-        "eagle": tiny.hidden_drafter(target),
+        "eagle": tiny.eagle_drafter(target),
         "ngram": NgramDrafter(),
         "retrieval": tiny.retrieval_drafter(),
         "ensemble": tiny.ensemble_drafter(tiny.model_drafter(target)),

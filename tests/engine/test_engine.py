@@ -277,7 +277,7 @@ def test_a_row_of_nan_harms_nobody(pair, page_size):
     params = dict(pair.target.params)
     params["embedding"] = params["embedding"].at[:, POISON].set(jnp.nan)
     # A draft that never proposes it: what a target reads ought to be finite, or its own row is lost.
-    drafter = tiny.model_drafter(tiny.trimmed(tuple(range(POISON))))
+    drafter = tiny.model_drafter(tiny.reduced_vocabulary(tuple(range(POISON))))
     poisoned = bass.Pair(dataclasses.replace(pair.target, params=params), drafter, pair.tokenizer)
     config = bass.EngineConfig(2, 64, 96 if page_size else None, chunk=16, buckets=(2,), page_size=page_size)
     engine = bass.Engine(poisoned, bass.SpecConfig(3), config=config)

@@ -187,7 +187,7 @@ def test_greedy_speculation_with_all_settings_equals_regular_decoding():
     regular = bass.generate(bass.Pair(target, tiny.table_drafter()), tiny.PROMPTS, step="decode", **options)
     assert all(2 not in row for row in regular.tokens)
     assert 9 not in regular.tokens[0][:12] and 9 not in regular.tokens[2]
-    for drafter in (tiny.model_drafter(tiny.perturbed(target, 0.1)), tiny.model_drafter(tiny.trimmed((1, 3, 5)))):
+    for drafter in (tiny.model_drafter(tiny.perturbed(target, 0.1)), tiny.model_drafter(tiny.reduced_vocabulary((1, 3, 5)))):
         for draft_len in (1, 4):
             run = bass.generate(bass.Pair(target, drafter), tiny.PROMPTS, bass.SpecConfig(draft_len), **options)
             assert [row.tolist() for row in run.tokens] == [row.tolist() for row in regular.tokens]
