@@ -33,7 +33,7 @@ Three prompts fill a batch of four rows except for one padding row.
 
 
 def config(vocab_size: int = VOCAB, **changes) -> bass.ModelConfig:
-    shape = {"width": 16, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "mlp_width": 24}
+    shape = {"width": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "mlp_width": 24}
     return flat_config(vocab_size=vocab_size, context=256, **(shape | {"is_tied": False} | changes))
 
 
@@ -62,7 +62,7 @@ def perturbed(original: bass.Model, amount: float, seed: int = 3) -> bass.Model:
 
 def shared_embedding(target: bass.Model) -> bass.Model:
     """Returns a narrower draft model that projects the target's embedding and has its own head."""
-    draft = model(5, width=8, num_layers=1, embedding_width=target.config.width)
+    draft = model(5, width=8, embedding_width=target.config.width)
     return dataclasses.replace(draft, params=draft.params | {"embedding": target.params["embedding"]})
 
 
@@ -82,7 +82,7 @@ def padded_vocabulary(original: bass.Model, vocab_size: int) -> bass.Model:
 
 def reduced_vocabulary(output_ids: tuple[int, ...]) -> bass.Model:
     """Returns a draft model that can only propose `output_ids`."""
-    draft = model(6, num_layers=1, output_vocab_size=len(output_ids))
+    draft = model(6, output_vocab_size=len(output_ids))
     return dataclasses.replace(draft, output_ids=jnp.asarray(output_ids, jnp.int32))
 
 
@@ -138,7 +138,7 @@ def model_drafter(draft: bass.Model, vocab_size: int = VOCAB) -> ModelDrafter:
 
 def eagle_drafter(target: bass.Model, vocab_size: int = VOCAB, scale: float = 16.0) -> EagleDrafter:
     """Returns a random draft that reads the hidden states of `target`."""
-    draft = model(7, scale, vocab_size, num_layers=1, hidden_width=target.config.width)
+    draft = model(7, scale, vocab_size, hidden_width=target.config.width)
     return EagleDrafter(draft, vocab_size)
 
 

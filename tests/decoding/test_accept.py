@@ -17,7 +17,6 @@ from tests.abstract import abstract_pair, abstract_state, of_depth
 from tests.decoding.test_step_compiles_for_gpus import BATCH as STEP_BATCH
 from tests.decoding.test_step_compiles_for_gpus import CAPACITY, TARGET
 from tests.gpu_compile import compile_for, needs_gpu_compiler
-from tests.marks import mostly_slow
 
 BATCH, DRAFTS, VOCAB = 16, 4, 300
 XLA, PALLAS = (bass.SpecConfig(acceptance_kernel=kernel) for kernel in ("xla", "pallas"))
@@ -87,7 +86,8 @@ def test_op_and_rule_end_a_row_at_the_same_invalid_distribution(monkeypatch):
 
 
 @needs_gpu_compiler
-@pytest.mark.parametrize("kernel", mostly_slow(["pallas", "xla"], lambda kernel: kernel == "pallas"))
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["pallas", "xla"])
 def test_on_a_gpu_the_step_runs_the_fused_kernels(kernel):
     """The step contains the acceptance and attention kernels and does not sort the vocabulary."""
     pair = abstract_pair(of_depth(TARGET, 1), None)

@@ -11,14 +11,14 @@ from tests import tiny
 
 @pytest.fixture(scope="module")
 def pair() -> bass.Pair:
-    target = tiny.model(0, num_layers=1)
+    target = tiny.model(0)
     return bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.03)))
 
 
 def test_greedy_tokens_equal_those_of_regular_decoding(pair):
     options = {"max_new_tokens": 24}
     regular = bass.generate(pair, tiny.PROMPTS, step="decode", **options)
-    synchronized = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(3), step="synchronized", **options)
+    synchronized = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), step="synchronized", **options)
     for one, other in zip(synchronized.tokens, regular.tokens, strict=True):
         np.testing.assert_array_equal(one, other)
     assert synchronized.summary.block_efficiency > 1.05
@@ -27,7 +27,7 @@ def test_greedy_tokens_equal_those_of_regular_decoding(pair):
 def test_all_running_rows_advance_by_the_same_number_of_tokens(pair):
     sampling = bass.SamplingParams(temperature=1.0)
     run = bass.generate(
-        pair, tiny.PROMPTS, bass.SpecConfig(3), step="synchronized", sampling=sampling, max_new_tokens=40
+        pair, tiny.PROMPTS, bass.SpecConfig(4), step="synchronized", sampling=sampling, max_new_tokens=40
     )
     for info in run.infos:
         is_running = np.asarray(info.is_active) & (np.asarray(info.finish) == bass.FinishReason.RUNNING)
@@ -56,4 +56,4 @@ def test_block_efficiency_equals_the_closed_form(pair):
 def test_a_rule_that_uses_later_drafts_is_refused(pair):
     sampling = bass.SamplingParams(temperature=1.0)
     with pytest.raises(ValueError, match=r"acceptance='block'.*synchronized"):
-        bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(3, "block"), step="synchronized", sampling=sampling)
+        bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4, "block"), step="synchronized", sampling=sampling)

@@ -12,7 +12,7 @@ from bass_jax.drafters import EnsembleDrafter, NgramDrafter, reads_hidden_states
 from bass_jax.drafters.ensemble import ensemble_drafter
 from bass_jax.drafters.template import RepeatDrafter
 from tests import tiny
-from tests.decoding.test_caches import assert_is_prefix, assert_knows_the_truth
+from tests.decoding.test_caches import assert_is_prefix, assert_eagle_state_is_correct
 from tests.drafters.test_protocol import LENGTHS, WANTED, G, context, init, propose
 
 SPEC = bass.SpecConfig(4)
@@ -131,7 +131,7 @@ def test_a_networks_cache_stays_correct_while_other_parts_draft(target, kind):
         if kind == "model":
             assert_is_prefix(network.model, kept.cache, state, kept.num_cached)
         else:
-            assert_knows_the_truth(target, network.model, kept, state, num_behind=max(lags))
+            assert_eagle_state_is_correct(target, network.model, kept, state, num_behind=max(lags))
     assert max(lags) > 3  # Lookup drafted for several steps in a row.
 
 
