@@ -142,7 +142,7 @@ def test_token_0_can_be_generated():
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BrokenModel(bass.Model):
-    """A target with invalid logits after token 10: one of them is ``value[0]``, and all are multiplied by ``value[1]``."""
+    """A target with invalid logits after token 10: the first is ``value[0]``, and all are scaled by ``value[1]``."""
 
     value: jax.Array | None = None
 

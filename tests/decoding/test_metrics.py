@@ -44,8 +44,8 @@ def test_a_summary_counts_tokens_and_drafts():
     assert summary.num_emitted == 14
     assert summary.acceptance_rate == 8 / 14
     assert summary.block_efficiency == 14 / 8
-    # Position 0 was reached in 7 row steps and accepted in 5; position 1 in 3 (2, 4 and 3 drafts) and 2; position 2 only
-    # by row 1, and accepted (row 0 rejected a draft at position 1); position 3 was never reached.
+    # Position 0 was reached in 7 row steps and accepted in 5; position 1 in 3 (2, 4 and 3 drafts) and 2; position 2 in
+    # one (row 1; row 0 rejected a draft at position 1) and accepted; position 3 was never reached.
     assert summary.acceptance_by_position[:3] == (5 / 7, 2 / 3, 1.0)
     assert np.isnan(summary.acceptance_by_position[3])
     assert len(summary.acceptance_by_position) == 4
