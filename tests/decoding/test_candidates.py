@@ -164,5 +164,5 @@ def test_several_candidates_are_refused_by_parts_for_one(target, drafter, rule, 
 
 @pytest.mark.parametrize("num_candidates", [0, 9])
 def test_a_number_of_candidates_out_of_range_is_refused(num_candidates):
-    with pytest.raises(ValueError, match=f"num_candidates={num_candidates}: expected 1 to 8"):
+    with pytest.raises(ValueError, match=f"num_candidates={num_candidates}: expected a whole number from 1 to 8"):
         bass.SpecConfig(num_candidates=num_candidates)
