@@ -1,6 +1,7 @@
 """Properties of every acceptance rule: the registered rules and the template."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +35,12 @@ def distributions(seed: int, num: int) -> jax.Array:
     return jax.nn.softmax(1.5 * jax.random.normal(jax.random.key(seed), (num, V)))
 
 
+@jax.jit
 def target_distribution(probs) -> TokenDistribution:
     return TokenDistribution(probs=probs, argmax=jnp.argmax(probs, axis=-1).astype(jnp.int32))
 
 
+@functools.partial(jax.jit, static_argnames=("num_rows", "is_shared"))
 def case(seed=0, num_rows=B, *, is_shared=False):
     """Returns arguments of a rule. Rows share the distributions and differ in their keys and numbers of drafts."""
     keys = row_keys(jax.random.key(seed), jnp.arange(num_rows, dtype=jnp.uint32))
@@ -50,6 +53,11 @@ def case(seed=0, num_rows=B, *, is_shared=False):
     accept, residual = (draw_keys(keys, start, role) for role in (Role.ACCEPT, Role.RESIDUAL))
     num_drafted = jnp.arange(num_rows, dtype=jnp.int32) % (G + 1)
     return drafts, num_drafted, draft_probs, target, RuleKeys(accept, residual, positions)
+
+
+@jax.jit
+def take_rows(arguments, rows):
+    return jax.tree.map(lambda leaf: leaf[rows], arguments)
 
 
 def run(rule, *arguments):
@@ -84,10 +92,10 @@ def test_without_drafts_the_next_token_follows_the_target(name):
 
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_a_row_does_not_depend_on_other_rows(name):
-    arguments = case(num_rows=64)
-    order = np.random.default_rng(0).permutation(64)
+    arguments = case()
+    order = np.random.default_rng(0).permutation(B)
     straight = run(RULES[name], *arguments)
-    shuffled = run(RULES[name], *jax.tree.map(lambda leaf: leaf[order], arguments))
+    shuffled = run(RULES[name], *take_rows(arguments, order))
     for one, other in zip(straight, shuffled, strict=True):
         np.testing.assert_array_equal(one[order], other)
 
@@ -127,11 +135,11 @@ def test_a_token_of_target_probability_0_is_never_emitted(name, has_probs):
 
 def test_a_zero_residual_falls_back_on_the_target():
     """Rounding can reject a draft although the residual is zero everywhere. A wrong fallback emits arbitrary tokens."""
-    drafts, _, _, _, keys = case(num_rows=512)
+    drafts, _, _, _, keys = case()
     # The draft's probability is larger for every token, which for normalized distributions only rounding can cause.
-    target = target_distribution(jnp.broadcast_to(jnp.asarray([0.0, 0.0, 0.0, 0.5, 0.5]), (512, G + 1, V)))
-    draft_probs = jnp.broadcast_to(jnp.asarray([0.5, 0.5, 0.5, 1.0, 1.0]), (512, G, V))
-    result = run(TOKEN, drafts, jnp.full(512, G, jnp.int32), draft_probs, target, keys)
+    target = target_distribution(np.broadcast_to(np.float32([0.0, 0.0, 0.0, 0.5, 0.5]), (B, G + 1, V)))
+    draft_probs = np.broadcast_to(np.float32([0.5, 0.5, 0.5, 1.0, 1.0]), (B, G, V))
+    result = run(TOKEN, drafts, np.full(B, G, np.int32), draft_probs, target, keys)
     is_rejected = np.asarray(result.num_accepted) < G
     assert is_rejected.sum() > 100
     assert (np.asarray(result.next_token)[is_rejected] >= 3).all()
@@ -148,6 +156,11 @@ def test_the_token_rule_accepts_the_overlap():
 
 def mean_accepted(rule, target_probs, draft_probs, num_rows=200_000) -> float:
     """Returns the mean number of accepted drafts, for draft distributions ``[G, V]`` and target ``[G + 1, V]``."""
+    return float(_num_accepted(rule, target_probs, draft_probs, num_rows).mean())
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _num_accepted(rule, target_probs, draft_probs, num_rows):
     num_slots, vocab_size = draft_probs.shape
     keys = row_keys(jax.random.key(5), jnp.arange(num_rows, dtype=jnp.uint32))
     start = jnp.zeros(num_rows, jnp.int32)
@@ -158,8 +171,8 @@ def mean_accepted(rule, target_probs, draft_probs, num_rows=200_000) -> float:
     target = target_distribution(jnp.broadcast_to(target_probs, (num_rows, *target_probs.shape)))
     accept, residual = (draw_keys(keys, start, role) for role in (Role.ACCEPT, Role.RESIDUAL))
     rule_keys = RuleKeys(accept, residual, position_keys(keys, start, num_slots + 1))
-    result = run(rule, drafts, jnp.full(num_rows, num_slots, jnp.int32), all_draft_probs, target, rule_keys)
-    return float(result.num_accepted.mean())
+    num_drafted = jnp.full(num_rows, num_slots, jnp.int32)
+    return rule.accept(drafts, num_drafted, all_draft_probs, target, rule_keys).num_accepted
 
 
 @pytest.mark.parametrize("rule, expected", [(TOKEN, 10 / 9), (BLOCK, 11 / 9)], ids=["token", "block"])
@@ -211,8 +224,8 @@ def test_a_lossy_rule_refuses_an_argument_out_of_range(make, arguments):
 
 def test_lossy_rules_accept_drafts_above_their_threshold():
     """The distribution (0.6, 0.3, 0.1) has the entropy 0.898, and exp(-entropy) is 0.407."""
-    probs = jnp.broadcast_to(jnp.asarray([0.6, 0.3, 0.1]), (3, 2, 3))
-    keys = jax.tree.map(lambda leaf: leaf[:3, :2] if leaf.ndim == 2 else leaf[:3], case()[-1])
+    probs = np.broadcast_to(np.float32([0.6, 0.3, 0.1]), (3, 2, 3))
+    keys = take_rows(case()[-1], np.arange(3))
     arguments = jnp.arange(3, dtype=jnp.int32)[:, None], jnp.ones(3, jnp.int32), None, target_distribution(probs), keys
     for rule, expected in [
         (typical(epsilon=0.5, delta=0.5), [1, 1, 0]),  # above 0.204

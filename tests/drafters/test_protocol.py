@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,9 @@ from bass_jax.drafters import DraftContext, Drafter, NgramDrafter, reads_hidden_
 from bass_jax.drafters.template import RepeatDrafter
 from bass_jax.sampling import LogitsProcessors, SamplingParams
 from bass_jax.sampling.keys import row_keys, step_draft_keys
+from bass_jax.testing import check_drafter
 from tests import tiny
+from tests.marks import mostly_slow
 from tests.tiny import VOCAB
 
 NAMES = (
@@ -38,10 +41,10 @@ def drafters():
     target = tiny.model(1)
     return {
         "model": tiny.model_drafter(target),
-        "padded vocabulary": tiny.model_drafter(tiny.repadded(target, VOCAB + 5)),
-        "reduced vocabulary": tiny.model_drafter(tiny.trimmed((1, 3, 4, 5, 9))),
+        "padded vocabulary": tiny.model_drafter(tiny.padded_vocabulary(target, VOCAB + 5)),
+        "reduced vocabulary": tiny.model_drafter(tiny.reduced_vocabulary((1, 3, 4, 5, 9))),
         "shared embedding": tiny.model_drafter(tiny.shared_embedding(target)),
-        "eagle": tiny.hidden_drafter(target),
+        "eagle": tiny.eagle_drafter(target),
         "ngram": NgramDrafter(),
         "retrieval": tiny.retrieval_drafter(),
         "ensemble": tiny.ensemble_drafter(tiny.model_drafter(target)),
@@ -86,8 +89,13 @@ def propose(drafter, context, is_sampled=True):
     return drafter.propose(state, context, G, is_sampled=is_sampled)
 
 
-@pytest.mark.parametrize("is_sampled", [True, False])
-@pytest.mark.parametrize("name", NAMES)
+NETWORKS = ("model", "padded vocabulary", "reduced vocabulary", "shared embedding", "eagle", "ensemble")
+
+
+@pytest.mark.parametrize(
+    "name, is_sampled",
+    mostly_slow(itertools.product(NAMES, (True, False)), lambda case: case[1] or case[0] not in NETWORKS[1:]),
+)
 def test_a_proposal_has_the_right_shapes_and_range(drafters, name, is_sampled):
     drafter = drafters[name]
     assert isinstance(drafter, Drafter)
@@ -139,7 +147,7 @@ def _assert_same(one, other, order):
         np.testing.assert_allclose(one.probs[is_real], other.probs[is_real], atol=1e-6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, lambda name: name not in NETWORKS[1:]))
 def test_drafts_follow_the_returned_distribution(drafters, name):
     """Samples the first draft of 20,000 rows that differ only in their keys.
 
@@ -167,8 +175,13 @@ def test_a_reduced_vocabulary_proposes_only_its_tokens(drafters):
     assert not np.asarray(proposal.probs)[..., others].any()
 
 
-@pytest.mark.parametrize("is_sampled", [True, False])
-@pytest.mark.parametrize("name", ["model", "reduced vocabulary"])
+@pytest.mark.parametrize(
+    "name, is_sampled",
+    mostly_slow(
+        itertools.product(["model", "reduced vocabulary"], [True, False]),
+        lambda case: case in (("model", True), ("reduced vocabulary", False)),
+    ),
+)
 def test_a_model_stops_before_a_draft_of_low_confidence(drafters, name, is_sampled):
     """The drafts are those without a threshold, up to the first whose confidence is below the threshold."""
     free, _ = propose(drafters[name], context()._replace(min_confidence=jnp.zeros(5)), is_sampled)
@@ -184,6 +197,12 @@ def test_a_model_stops_before_a_draft_of_low_confidence(drafters, name, is_sampl
     np.testing.assert_array_equal(
         state.num_cached, np.where(WANTED > 0, LENGTHS + np.maximum(expected, 1), LENGTHS) - 1
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_drafter_passes_the_conformance_test(drafters, name):
+    check_drafter(drafters[name], VOCAB, hidden_width=tiny.config().width)
 
 
 # The proposals of the drafters.

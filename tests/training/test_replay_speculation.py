@@ -37,7 +37,7 @@ def generate(target, drafter, prompts):
 @pytest.mark.parametrize("kind", ["eagle", "ensemble", "ensemble_eagle"])
 def test_counts_equal_speculation_with_the_target(target, rollouts, kind):
     """Passes, drafts, accepted drafts and tokens; the hidden states of a rollout are stored in 16 bits."""
-    network = tiny.model_drafter(tiny.perturbed(target, 0.1)) if kind == "ensemble" else tiny.hidden_drafter(target)
+    network = tiny.model_drafter(tiny.perturbed(target, 0.1)) if kind == "ensemble" else tiny.eagle_drafter(target)
     drafter = network if kind == "eagle" else tiny.ensemble_drafter(network)
     found = speculate_on(drafter, rollouts, 4, batch=2)
     output = generate(target, drafter, tiny.PROMPTS)
@@ -112,4 +112,4 @@ def test_other_rollouts_are_refused(target, rollouts):
     with pytest.raises(ValueError, match="greedy"):
         speculate_on(tiny.retrieval_drafter(), [rollouts[0]._replace(temperature=1.0)], 4)
     with pytest.raises(ValueError, match="reads the target's hidden states"):
-        speculate_on(tiny.hidden_drafter(target), [rollouts[0]._replace(hidden=None)], 4)
+        speculate_on(tiny.eagle_drafter(target), [rollouts[0]._replace(hidden=None)], 4)
