@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 
 from bass_jax.checkpoint.quantize_on_load import Builders, quantizing, stored_dtype
-from bass_jax.models import abstract_params
+from bass_jax.models import param_shapes
 from bass_jax.models.families import FAMILIES, Rule, tensor_layout
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.typing import Params
@@ -91,12 +91,10 @@ def plan(source: TensorSource, config: ModelConfig) -> Builders:
         raise ValueError(f"{source.path}: unexpected tensor {extra[0]!r} ({len(extra)} unexpected)")
     for copy in copies:
         _check_copy(source, stored[copy], stored[rules["embedding"].sources[0]])
-    unquantized = abstract_params(dataclasses.replace(config, quantize=None))
+    unquantized = param_shapes(dataclasses.replace(config, quantize=None))
     builders: Builders = {
-        path: functools.partial(
-            _build, source, stored, path, rules[path], boxed.value.shape, stored_dtype(config, path)
-        )
-        for path, boxed in flatten_dict(unquantized, sep="/").items()
+        path: functools.partial(_build, source, stored, path, rules[path], leaf.shape, stored_dtype(config, path))
+        for path, leaf in unquantized.items()
     }
     return quantizing(builders, config)
 

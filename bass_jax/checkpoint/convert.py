@@ -6,14 +6,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from flax.traverse_util import flatten_dict
-
 from bass_jax.checkpoint.assemble import Progress, plan
 from bass_jax.checkpoint.load import load_model, load_tokenizer, open_source, read_model_config, resolve
 from bass_jax.checkpoint.manifest import Manifest, has_manifest
 from bass_jax.checkpoint.save import check_replaceable, save_model, write_checkpoint
 from bass_jax.checkpoint.tokenizer import Tokenizer, has_tokenizer_files
-from bass_jax.models import abstract_params
+from bass_jax.models import param_shapes
 from bass_jax.runtime.files import sha256
 
 _BLOB = re.compile(r"[0-9a-f]{64}")
@@ -61,7 +59,7 @@ def convert(
     config = read_model_config(opened)
     config = dataclasses.replace(config, dtype=dtype or config.dtype, quantize=quantize)
     builders, tokenizer = plan(opened, config), _tokenizer_of(path, opened)
-    shapes = {name: boxed.value for name, boxed in flatten_dict(abstract_params(config), sep="/").items()}
+    shapes = param_shapes(config)
     manifest = Manifest(
         source=name,
         license=license,

@@ -6,14 +6,13 @@ from os import PathLike
 from pathlib import Path
 
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
 
 from bass_jax.checkpoint.config_json import read_config_json
 from bass_jax.checkpoint.load import has_tokenizer, load_tokenizer, open_source, read_model_config, resolve
 from bass_jax.checkpoint.manifest import Manifest, has_manifest, read_manifest
 from bass_jax.checkpoint.pair_directory import config_mismatch
 from bass_jax.checkpoint.tokenizer import fingerprint_mismatch
-from bass_jax.models import abstract_params, preset
+from bass_jax.models import param_shapes, preset
 from bass_jax.models.model_config import ModelConfig
 
 
@@ -49,8 +48,8 @@ class Inspection:
     @property
     def num_bytes(self) -> int:
         """Bytes of all parameters in memory, in the stored dtypes."""
-        dtypes = {name: boxed.value.dtype for name, boxed in _abstract_leaves(self.config).items()}
-        return sum(math.prod(shape) * dtypes[name].itemsize for name, shape in self.shapes.items())
+        leaves = param_shapes(self.config)
+        return sum(math.prod(shape) * leaves[name].dtype.itemsize for name, shape in self.shapes.items())
 
     @property
     def num_cache_bytes_per_token(self) -> int:
@@ -73,7 +72,7 @@ def inspect_checkpoint(path: str | PathLike[str]) -> Inspection:
     is_ours = has_manifest(path)
     manifest = read_manifest(path) if is_ours else Manifest()
     config = read_config_json(path) if is_ours else read_model_config(open_source(path))
-    shapes = {name: tuple(boxed.value.shape) for name, boxed in _abstract_leaves(config).items()}
+    shapes = {name: leaf.shape for name, leaf in param_shapes(config).items()}
     if manifest.shares_embedding:
         del shapes["embedding"]
     tokenizer = load_tokenizer(path) if has_tokenizer(path) else None
@@ -97,7 +96,7 @@ def inspect_preset(name: str) -> Inspection:
         ValueError: if there is no preset of that name.
     """
     config = preset(name)
-    shapes = {path: tuple(boxed.value.shape) for path, boxed in _abstract_leaves(config).items()}
+    shapes = {path: leaf.shape for path, leaf in param_shapes(config).items()}
     return Inspection(Path(name), config, shapes, 0, None, None, source="preset: shapes alone")
 
 
@@ -115,7 +114,3 @@ def why_not_a_pair(target: Inspection, draft: Inspection) -> str | None:
             f"the target's is {width} x {target.config.vocab_size}"
         )
     return None
-
-
-def _abstract_leaves(config: ModelConfig) -> dict[str, jnp.ndarray]:
-    return flatten_dict(abstract_params(config), sep="/")

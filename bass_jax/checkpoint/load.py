@@ -18,7 +18,7 @@ from bass_jax.checkpoint.manifest import WEIGHTS, Manifest, has_manifest, read_m
 from bass_jax.checkpoint.quantize_on_load import dequantizing, quantizing, stored_dtype
 from bass_jax.checkpoint.safetensors import tensor_builders
 from bass_jax.checkpoint.tokenizer import Tokenizer, has_tokenizer_files, read_tokenizer
-from bass_jax.models import Model, abstract_params
+from bass_jax.models import Model, param_shapes
 from bass_jax.models.families import FAMILIES
 from bass_jax.models.families.base import check_common
 from bass_jax.models.model_config import ModelConfig
@@ -173,7 +173,7 @@ def _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding, progr
     # The quantization of the file, which for a packed checkpoint is not that of its configuration.
     file_config = dataclasses.replace(config, quantize="int8" if manifest.is_packed else stored.quantize)
     is_quantizing = file_config.quantize is None and config.quantize is not None
-    expected = {name: boxed.value for name, boxed in flatten_dict(abstract_params(file_config), sep="/").items()}
+    expected = param_shapes(file_config)
     if is_quantizing:
         expected = {
             name: jax.ShapeDtypeStruct(leaf.shape, stored_dtype(config, name)) for name, leaf in expected.items()

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict
 
-from bass_jax.models import abstract_params
+from bass_jax.models import param_shapes
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.models.weights import NUM_CONTRACTED, is_quantized, quantize_weight
 
@@ -44,7 +43,7 @@ def quantizing(builders: Builders, config: ModelConfig) -> Builders:
         weight = path.removesuffix(_SCALE)
         return lambda: values_and_scale(weight)[int(path != weight)]
 
-    paths = flatten_dict(abstract_params(config), sep="/") | dict.fromkeys(builders)
+    paths = param_shapes(config) | dict.fromkeys(builders)
     return {path: builder(path) for path in paths if path in builders or path.removesuffix(_SCALE) in builders}
 
 

@@ -4,7 +4,7 @@ Imports `bass_jax.runtime` and `kernels_pallas`. Start with `model_config.py`, t
 """
 
 from bass_jax.models.decoder import ForwardOutput
-from bass_jax.models.flax_model import Model, abstract_params, init_model, init_params
+from bass_jax.models.flax_model import Model, abstract_params, init_model, init_params, param_shapes
 from bass_jax.models.model_config import (
     AttentionConfig,
     DenseMLP,
@@ -32,6 +32,7 @@ __all__ = [
     "abstract_params",
     "init_model",
     "init_params",
+    "param_shapes",
     "place_model",
     "preset",
     "quantize_model",

@@ -7,6 +7,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 
 from bass_jax.models import kv_cache as kv
 from bass_jax.models.decoder import ForwardOutput, decoder
@@ -128,6 +129,11 @@ def abstract_params(config: ModelConfig) -> Params:
     layers = {f"layer_{index}": by_kind[layer] for index, layer in enumerate(config.layers)}
     # A copy, because the cached tree must not change.
     return jax.tree.map(lambda leaf: leaf, dict(sorted((found | layers).items())))
+
+
+def param_shapes(config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shape and dtype of every parameter, by its path, such as ``"layer_0/attention/qkv"``."""
+    return flatten_dict(nn.meta.unbox(abstract_params(config)), sep="/")  # type: ignore[return-value]
 
 
 @functools.cache

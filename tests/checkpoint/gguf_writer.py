@@ -4,10 +4,10 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from bass_jax.models import Model, rotary
 from bass_jax.models.families import FAMILIES
-from bass_jax.runtime.trees import flatten
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,
@@ -104,7 +104,7 @@ def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
 
 def hugging_face_tensors(model: Model) -> dict[str, np.ndarray]:
     """The model's tensors under Hugging Face's names, float32."""
-    params, tensors = flatten(model.params), {}
+    params, tensors = flatten_dict(model.params, sep="/"), {}
     for path, rule in FAMILIES[model.config.family].rules(model.config).items():
         parts = rule.split(np.asarray(params[path]))
         for name, part in zip(rule.sources, parts, strict=True):

@@ -63,7 +63,7 @@ def test_what_was_written_is_read_back(source, tmp_path, model, tokenizer, same,
         convert(source, tmp_path / "first")
         source = tmp_path / "first"
     before = sorted(path.name for path in tmp_path.iterdir())
-    write, write_config = save.write_safetensors, save.config_json.write_config
+    write, write_config = save.write_safetensors, save.write_config_json
 
     def write_wrongly(path, shapes, build):
         arrays = {name: np.array(build(name)) for name in shapes}
@@ -86,12 +86,12 @@ def test_what_was_written_is_read_back(source, tmp_path, model, tokenizer, same,
     saving = Tokenizer.save
     with monkeypatch.context() as patch:
         patch.setattr(save, "write_safetensors", write_wrongly)
-        patch.setattr(save.config_json, "write_config", write_changed)
+        patch.setattr(save, "write_config_json", write_changed)
         if wrong == "tokenizer":
             patch.setattr(Tokenizer, "save", lambda _, directory: saving(small_tokenizer("e h"), directory))
         tensor = "tensor 'layer_1/attention/(qkv|another)'"
         what = {"config": "the configuration", "tokenizer": "the tokenizer"}.get(wrong, tensor)
-        with pytest.raises(ValueError, match=f"{what} was written wrongly"):
+        with pytest.raises(ValueError, match=f"{what} differs when it is read back"):
             convert(source, tmp_path / "ours")
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     convert(source, tmp_path / "ours")

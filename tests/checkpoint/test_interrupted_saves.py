@@ -62,7 +62,7 @@ def test_what_a_killed_save_had_moved_away_is_put_back(tmp_path, model, same, mo
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(save.config_json, "write_config", fail)
+        patch.setattr(save, "write_config_json", fail)
         with pytest.raises(OSError, match="disk full"):
             save_model(tmp_path / "model", random_model(model.config, 9))
     same(load_model(tmp_path / "model"), model)

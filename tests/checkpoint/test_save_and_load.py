@@ -140,7 +140,7 @@ def test_a_failure_leaves_what_was_there(tmp_path, model, same, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(save.config_json, "write_config", fail)
+    monkeypatch.setattr(save, "write_config_json", fail)
     for name in ("model", "new"):
         with pytest.raises(OSError, match="disk full"):
             save_model(tmp_path / name, random_model(model.config, 9))

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
 
 import bass_jax as bass
 from bass_jax.checkpoint import inspect_preset
-from bass_jax.models import PRESETS, abstract_params, init_params, preset, random_model
+from bass_jax.models import PRESETS, init_params, param_shapes, preset, random_model
 from bass_jax.models.sharding import param_shardings
-from bass_jax.runtime.trees import flatten
 from tests import tiny
 
 NUM_PARAMETERS = {
@@ -52,7 +52,7 @@ NUM_PARAMETERS = {
 
 
 def count(config: bass.ModelConfig) -> int:
-    return sum(math.prod(boxed.value.shape) for boxed in flatten(abstract_params(config)).values())
+    return sum(math.prod(leaf.shape) for leaf in param_shapes(config).values())
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "gemma-2-2b", "gpt2", "opt-350m", "codegen-350m", "qwen3-0.6b"])
@@ -60,8 +60,8 @@ def test_the_layer_that_is_traced_stands_for_all(name):
     """Shapes, dtypes and order of the parameters that a whole pass declares, with twelve layers for the order."""
     config = shallow(preset(name), 12)
     whole = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
-    expected = [(name, leaf.shape, leaf.dtype) for name, leaf in flatten(whole).items()]
-    found = [(name, boxed.value.shape, boxed.value.dtype) for name, boxed in flatten(abstract_params(config)).items()]
+    expected = [(name, leaf.shape, leaf.dtype) for name, leaf in flatten_dict(whole, sep="/").items()]
+    found = [(name, leaf.shape, leaf.dtype) for name, leaf in param_shapes(config).items()]
     assert found == expected
 
 
@@ -105,9 +105,9 @@ def test_an_unknown_preset_is_named():
 def test_random_weights_have_their_spread():
     config = tiny.config(width=64, mlp_width=96, has_attention_bias=True, norm_offset=1.0, dtype="bfloat16")
     model = random_model(config, jax.random.key(3))
-    arrays = flatten(model.params)
+    arrays = flatten_dict(model.params, sep="/")
     assert {name: leaf.shape for name, leaf in arrays.items()} == {
-        name: boxed.value.shape for name, boxed in flatten(abstract_params(config)).items()
+        name: leaf.shape for name, leaf in param_shapes(config).items()
     }
     for name, leaf in arrays.items():
         assert leaf.dtype == jnp.bfloat16
