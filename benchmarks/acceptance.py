@@ -43,8 +43,10 @@ def _accept_and_record(draft_tokens, num_drafted, draft_probs, target, keys):
     return TOKEN.accept(draft_tokens, num_drafted, draft_probs, target, keys)
 
 
-bass.register_rule(
-    bass.AcceptanceRule("token_and_block", _accept_and_record, lossless=True, noise="step", source=TOKEN.source)
+bass.acceptance.register_rule(
+    bass.acceptance.AcceptanceRule(
+        "token_and_block", _accept_and_record, lossless=True, noise="step", source=TOKEN.source
+    )
 )
 
 
@@ -136,7 +138,7 @@ def measure(pair, encoded, temperatures, rule, draft_len, max_new_tokens) -> lis
                 "rule": rule,
                 "draft_len": draft_len,
                 "temperature": temperature,
-                "block_efficiency": round(ratio, 3),
+                "tokens_per_pass": round(ratio, 3),
                 "standard_error": round(error, 3),
                 "num_passes": int(steps.sum()),
             }
@@ -160,7 +162,7 @@ def print_table(cells, temperatures) -> None:
         table.add_column(column, justify="right")
     for first in range(0, len(cells), len(temperatures)):
         row = cells[first : first + len(temperatures)]
-        values = (f"{cell['block_efficiency']:.2f} ± {cell['standard_error']:.2f}" for cell in row)
+        values = (f"{cell['tokens_per_pass']:.2f} ± {cell['standard_error']:.2f}" for cell in row)
         table.add_row(str(row[0]["draft_len"]), row[0]["rule"], *values)
     Console(width=130).print(table)
 

@@ -56,7 +56,7 @@ def measure(model, batch, width, options) -> list[dict]:
     tokens = jnp.zeros((batch, width), jnp.int32)
     positions = jnp.broadcast_to(options.context + jnp.arange(width, dtype=jnp.int32), (batch, width))
     cache = model.init_cache(batch, 256)
-    lowered = jax.jit(bass.Model.forward, donate_argnums=3).lower(model, tokens, positions, cache)
+    lowered = jax.jit(bass.models.Model.forward, donate_argnums=3).lower(model, tokens, positions, cache)
     passes = {name: lowered.compile(compiler_options=chosen) for name, chosen in OPTIONS.items()}
     walls, cpus = ({name: [] for name in passes} for _ in range(2))
     for round_ in range(-2, options.rounds):  # two rounds of warm-up

@@ -38,7 +38,7 @@ def main() -> None:
     for name in options.drafters.split(","):
         drafter = bass.load_pair(options.pair, drafter=name, dtype="float32").drafter
         found[name] = {
-            domain: speculate_on(drafter, rows, options.draft_len).block_efficiency for (domain, _), rows in domains
+            domain: speculate_on(drafter, rows, options.draft_len).tokens_per_pass for (domain, _), rows in domains
         }
         print(json.dumps({name: found[name]}), flush=True)
 

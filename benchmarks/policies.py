@@ -159,8 +159,8 @@ def measure(options, pair, methods, rows, batch, replay, profile) -> list[dict]:
         # The steps of the bandit differ from repeat to repeat.
         has_equal_steps = len({len(times) for times in steps[name]}) == 1
         median = np.median(steps[name], axis=0).sum() if has_equal_steps else statistics.median(seconds[name])
-        num_emitted = sum(run.summary.num_emitted for run in runs[name])
-        num_passes = sum(run.summary.num_row_steps for run in runs[name])
+        num_emitted = sum(run.metrics.num_emitted for run in runs[name])
+        num_passes = sum(run.metrics.num_row_steps for run in runs[name])
         simulation = simulated[name]
         lengths = [int(info.num_drafted.max()) for run in runs[name] for info in run.infos]
         cells.append(
@@ -173,7 +173,7 @@ def measure(options, pair, methods, rows, batch, replay, profile) -> list[dict]:
                 "mean_draft_len": round(float(np.mean(lengths)), 3),
                 "seconds": round(float(median), 4),
                 "simulated_seconds": round(float(simulation.seconds.sum()), 4),
-                "simulated_tokens_per_pass": round(simulation.block_efficiency, 4),
+                "simulated_tokens_per_pass": round(simulation.tokens_per_pass, 4),
                 "is_identical": texts[name] == texts["regular"],
                 "oracle_seconds": round(float(oracle.seconds.sum()), 4),
                 "update_share": round(float(update / (median / len(lengths))), 5),

@@ -22,9 +22,9 @@ from bass_jax.drafters import ModelDrafter
 from bass_jax.models import AttentionConfig, DenseMLP, LayerConfig
 
 
-def _llama(width, num_layers, attention, mlp_width, vocab_size=32000, is_tied=True) -> bass.ModelConfig:
+def _llama(width, num_layers, attention, mlp_width, vocab_size=32000, is_tied=True) -> bass.models.ModelConfig:
     layer = LayerConfig(AttentionConfig(*attention), DenseMLP(mlp_width))
-    return bass.ModelConfig(vocab_size, width, 8192, (layer,) * num_layers, is_tied=is_tied, dtype="bfloat16")
+    return bass.models.ModelConfig(vocab_size, width, 8192, (layer,) * num_layers, is_tied=is_tied, dtype="bfloat16")
 
 
 SHAPES = {
@@ -46,7 +46,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     target, draft = (
-        bass.init_model(SHAPES[name], jax.random.key(seed)) for seed, name in enumerate((options.target, options.draft))
+        bass.models.init_model(SHAPES[name], jax.random.key(seed))
+        for seed, name in enumerate((options.target, options.draft))
     )
     pair = bass.Pair(target, ModelDrafter(draft, target.config.vocab_size))
     batches = [int(batch) for batch in options.batches.split(",")]

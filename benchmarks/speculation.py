@@ -68,8 +68,8 @@ def measure(options, pair, name, encoded, batch, draft_len) -> dict:
             }
             for step, run in runs.items():
                 seconds[step] += run.timings.decode
-            num_emitted += runs["speculate"].summary.num_emitted
-            num_passes += runs["speculate"].summary.num_row_steps
+            num_emitted += runs["speculate"].metrics.num_emitted
+            num_passes += runs["speculate"].metrics.num_row_steps
             is_identical &= all(map(np.array_equal, runs["speculate"].tokens, runs["decode"].tokens))
         rates.append(num_emitted / seconds["speculate"])
         baselines.append(num_emitted / seconds["decode"])
@@ -78,7 +78,7 @@ def measure(options, pair, name, encoded, batch, draft_len) -> dict:
         "batch": batch,
         "drafter": name,
         "draft_len": draft_len,
-        "block_efficiency": round(num_emitted / num_passes, 3),
+        "tokens_per_pass": round(num_emitted / num_passes, 3),
         "decode_tokens_per_s": round(statistics.median(baselines), 1),
         "speculate_tokens_per_s": round(statistics.median(rates), 1),
         "speed_up": round(statistics.median(ratios), 3),
@@ -98,7 +98,7 @@ def print_table(cells) -> None:
             str(cell["batch"]),
             cell["drafter"],
             str(cell["draft_len"]),
-            f"{cell['block_efficiency']:.2f}",
+            f"{cell['tokens_per_pass']:.2f}",
             f"{cell['decode_tokens_per_s']:.1f}",
             f"{cell['speculate_tokens_per_s']:.1f}",
             f"{cell['speed_up']:.2f}x ({low:.2f}-{high:.2f})",

@@ -12,12 +12,12 @@ from bass_jax.models import abstract_params
 from bass_jax.sampling import SamplingArrays
 
 
-def abstract_model(config: bass.ModelConfig) -> bass.Model:
+def abstract_model(config: bass.models.ModelConfig) -> bass.models.Model:
     params = jax.tree.map(lambda box: box.value, abstract_params(config), is_leaf=lambda node: hasattr(node, "names"))
-    return bass.Model(params, config)
+    return bass.models.Model(params, config)
 
 
-def abstract_pair(target: bass.ModelConfig, draft: bass.ModelConfig | None) -> bass.Pair:
+def abstract_pair(target: bass.models.ModelConfig, draft: bass.models.ModelConfig | None) -> bass.Pair:
     """Returns a pair with a draft model, or with prompt lookup if `draft` is None."""
     drafter = NgramDrafter() if draft is None else ModelDrafter(abstract_model(draft), target.vocab_size)
     return bass.Pair(abstract_model(target), drafter)
@@ -51,6 +51,6 @@ def num_bytes(tree) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree) if leaf.dtype != "key<fry>")
 
 
-def of_depth(config: bass.ModelConfig, num_layers: int) -> bass.ModelConfig:
+def of_depth(config: bass.models.ModelConfig, num_layers: int) -> bass.models.ModelConfig:
     """Returns the configuration with another number of layers, all equal to the first."""
     return dataclasses.replace(config, layers=config.layers[:1] * num_layers)

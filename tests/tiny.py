@@ -32,12 +32,12 @@ Three prompts fill a batch of four rows except for one padding row.
 """
 
 
-def config(vocab_size: int = VOCAB, **changes) -> bass.ModelConfig:
+def config(vocab_size: int = VOCAB, **changes) -> bass.models.ModelConfig:
     shape = {"width": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "mlp_width": 24}
     return flat_config(vocab_size=vocab_size, context=256, **(shape | {"is_tied": False} | changes))
 
 
-def model(seed: int, scale: float = 16.0, vocab_size: int = VOCAB, **changes) -> bass.Model:
+def model(seed: int, scale: float = 16.0, vocab_size: int = VOCAB, **changes) -> bass.models.Model:
     """Returns a model with random weights.
 
     With a scale of 16, distributions have an entropy of about 1 nat and depend on the whole prefix. NumPy draws the
@@ -50,23 +50,23 @@ def model(seed: int, scale: float = 16.0, vocab_size: int = VOCAB, **changes) ->
         return jnp.asarray(size, leaf.dtype)
 
     output_ids = None if made.output_vocab_size is None else jnp.arange(made.output_vocab_size, dtype=jnp.int32)
-    return bass.Model(jax.tree.map(fill, nn.meta.unbox(abstract_params(made))), made, output_ids)
+    return bass.models.Model(jax.tree.map(fill, nn.meta.unbox(abstract_params(made))), made, output_ids)
 
 
-def perturbed(original: bass.Model, amount: float, seed: int = 3) -> bass.Model:
+def perturbed(original: bass.models.Model, amount: float, seed: int = 3) -> bass.models.Model:
     """Returns the model with noise added to every weight: a draft model whose drafts are often accepted."""
     random = np.random.default_rng(seed)
     noise = jax.tree.map(lambda leaf: amount * random.normal(size=leaf.shape).astype(np.float32), original.params)
     return dataclasses.replace(original, params=jax.tree.map(jnp.add, original.params, noise))
 
 
-def shared_embedding(target: bass.Model) -> bass.Model:
+def shared_embedding(target: bass.models.Model) -> bass.models.Model:
     """Returns a narrower draft model that projects the target's embedding and has its own head."""
     draft = model(5, width=8, embedding_width=target.config.width)
     return dataclasses.replace(draft, params=draft.params | {"embedding": target.params["embedding"]})
 
 
-def padded_vocabulary(original: bass.Model, vocab_size: int) -> bass.Model:
+def padded_vocabulary(original: bass.models.Model, vocab_size: int) -> bass.models.Model:
     """Returns the model with a larger or smaller vocabulary. Added tokens get large logits, so they are proposed."""
     config, random = dataclasses.replace(original.config, vocab_size=vocab_size), np.random.default_rng(4)
     size = original.config.vocab_size
@@ -77,10 +77,10 @@ def padded_vocabulary(original: bass.Model, vocab_size: int) -> bass.Model:
 
     names = ("embedding",) if config.is_tied else ("embedding", "head")
     changes = {name: resize(original.params[name]) for name in names}
-    return bass.Model(original.params | changes, config)
+    return bass.models.Model(original.params | changes, config)
 
 
-def reduced_vocabulary(output_ids: tuple[int, ...]) -> bass.Model:
+def reduced_vocabulary(output_ids: tuple[int, ...]) -> bass.models.Model:
     """Returns a draft model that can only propose `output_ids`."""
     draft = model(6, output_vocab_size=len(output_ids))
     return dataclasses.replace(draft, output_ids=jnp.asarray(output_ids, jnp.int32))
@@ -132,11 +132,11 @@ def table_drafter(vocab_size: int = VOCAB) -> TableDrafter:
     return TableDrafter(table / table.sum(axis=1, keepdims=True))
 
 
-def model_drafter(draft: bass.Model, vocab_size: int = VOCAB) -> ModelDrafter:
+def model_drafter(draft: bass.models.Model, vocab_size: int = VOCAB) -> ModelDrafter:
     return ModelDrafter(draft, vocab_size)
 
 
-def eagle_drafter(target: bass.Model, vocab_size: int = VOCAB, scale: float = 16.0) -> EagleDrafter:
+def eagle_drafter(target: bass.models.Model, vocab_size: int = VOCAB, scale: float = 16.0) -> EagleDrafter:
     """Returns a random draft that reads the hidden states of `target`."""
     draft = model(7, scale, vocab_size, hidden_width=target.config.width)
     return EagleDrafter(draft, vocab_size)

@@ -105,7 +105,7 @@ def measure_acceptance(
     """
     if len(prompts) == 0:
         raise ValueError("prompts: expected at least one")
-    summary = generate(pair, prompts, spec, sampling=sampling, max_new_tokens=max_new_tokens, max_batch=8).summary
+    summary = generate(pair, prompts, spec, sampling=sampling, max_new_tokens=max_new_tokens, max_batch=8).metrics
     rates = list(summary.acceptance_by_position)
     for position, num_reached in enumerate(summary.num_reached_by_position):
         if position and num_reached < MIN_REACHED:

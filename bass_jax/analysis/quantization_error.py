@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bass_jax.config import SpecConfig, capacity_bucket
-from bass_jax.cost_model import geometric_block_efficiency
-from bass_jax.decoding.metrics import Summary
+from bass_jax.cost_model import geometric_tokens_per_pass
+from bass_jax.decoding.metrics import Metrics
 from bass_jax.decoding.options import DecodeOptions
 from bass_jax.decoding.pair import Pair
 from bass_jax.drafters import ModelDrafter
@@ -43,14 +43,14 @@ class QuantizationError:
     max_kl: float
     agreement: float
     overlaps: tuple[float, float] | None
-    reference: Summary
-    other: Summary
+    reference: Metrics
+    other: Metrics
 
     def efficiency_change(self, draft_len: int) -> float | None:
         """Returns the relative change of the block efficiency that `overlaps` give with `draft_len` drafts."""
         if self.overlaps is None:
             return None
-        before, after = (geometric_block_efficiency(rate, draft_len) for rate in self.overlaps)
+        before, after = (geometric_tokens_per_pass(rate, draft_len) for rate in self.overlaps)
         return after / before - 1
 
 
@@ -96,8 +96,8 @@ def measure_quantization_error(
         max_kl=float(kl.max()),
         agreement=float(agreement.mean()),
         overlaps=(float(overlaps[0].mean()), float(overlaps[1].mean())) if overlaps else None,
-        reference=runs[0].summary,
-        other=runs[1].summary,
+        reference=runs[0].metrics,
+        other=runs[1].metrics,
     )
 
 

@@ -36,7 +36,7 @@ class Simulation:
     num_emitted: int
 
     @property
-    def block_efficiency(self) -> float:
+    def tokens_per_pass(self) -> float:
         """Emitted tokens per row and target pass."""
         return self.num_emitted / self.num_row_steps
 

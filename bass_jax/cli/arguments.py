@@ -110,7 +110,7 @@ def load_models(options: argparse.Namespace, **changes: Any) -> "Pair":
         changes: fields of `bass_jax.ModelOptions` that replace those arguments.
 
     Raises:
-        ValueError: as `bass_jax.load_pair` and `bass_jax.random_pair`.
+        ValueError: as `bass_jax.load_pair` and `bass_jax.decoding.random_pair`.
     """
     from bass_jax.decoding.load_pair import ModelOptions, load_pair, random_pair
     from bass_jax.models.mesh import tensor_parallel_mesh

@@ -116,7 +116,7 @@ def _measures(batches: Sequence[Generation]) -> dict[str, str]:
         "target passes": f"{total.num_steps}",
         "drafted / verified / emitted": f"{total.num_drafted} / {total.num_verified} / {total.num_emitted}",
         "rejected / padded": f"{total.num_rejected} / {total.num_padded}",
-        "block efficiency": f"{total.block_efficiency:.2f}",
+        "block efficiency": f"{total.tokens_per_pass:.2f}",
         "acceptance": f"{total.acceptance_rate:.0%}" if total.num_drafted else "–",
         "acceptance by position": " ".join("–" if rate != rate else f"{rate:.0%}" for rate in rates) or "–",
         "PTL first": latency("first"),
@@ -130,4 +130,4 @@ def _measures(batches: Sequence[Generation]) -> dict[str, str]:
 
 
 def _tokens_per_second(batches: Sequence[Generation]) -> float:
-    return sum(batch.summary.num_emitted for batch in batches) / sum(batch.timings.decode for batch in batches)
+    return sum(batch.metrics.num_emitted for batch in batches) / sum(batch.timings.decode for batch in batches)

@@ -81,7 +81,7 @@ def plot_training(log: Path, path: Path) -> None:
 
     lines = read_log(log)
     losses = [line for line in lines if "loss" in line]
-    held_out = [line for line in lines if "held_out_block_efficiency" in line]
+    held_out = [line for line in lines if "held_out_tokens_per_pass" in line]
     if not losses:
         raise ValueError(f"{log}: no losses to plot")
     figure = new_figure(9.0, 3.0)
@@ -94,7 +94,7 @@ def plot_training(log: Path, path: Path) -> None:
     if held_out:
         steps = [line["step"] for line in held_out]
         middle.plot(steps, [line["held_out_agreement"] for line in held_out], "o-", label="held out")
-        right.plot(steps, [line["held_out_block_efficiency"] for line in held_out], "o-")
+        right.plot(steps, [line["held_out_tokens_per_pass"] for line in held_out], "o-")
     middle.set_ylabel("agreement")
     middle.legend()
     for axes in (left, middle, right):
@@ -136,11 +136,11 @@ def plot_traffic(results: Sequence[TrafficResult], title: str, path: Path) -> No
     """
     figure = new_figure(13.0, 4.2)
     patterns, policies = (list(dict.fromkeys(names)) for names in zip(*((x.pattern, x.policy) for x in results)))
-    found = {(one.policy, one.batching, one.pattern): one.summary for one in results}
+    found = {(one.policy, one.batching, one.pattern): one.metrics for one in results}
     measures = {
-        "mean latency, s": lambda summary: summary.latency.mean,
-        "p99 latency, s": lambda summary: summary.latency.p99,
-        "requests per second within the objective": lambda summary: summary.goodput,
+        "mean latency, s": lambda metrics: metrics.latency.mean,
+        "p99 latency, s": lambda metrics: metrics.latency.p99,
+        "requests per second within the objective": lambda metrics: metrics.goodput,
     }
     for axes, (label, measure) in zip(figure.subplots(1, 3), measures.items(), strict=True):
         for index, policy in enumerate(policies):

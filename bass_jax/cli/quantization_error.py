@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     )
     both, dtype = (found.reference, found.other), reference.target.config.dtype
     rows = [
-        ("tokens per target pass", *(f"{one.block_efficiency:.3f}" for one in both)),
+        ("tokens per target pass", *(f"{one.tokens_per_pass:.3f}" for one in both)),
         ("acceptance rate", *(f"{one.acceptance_rate:.3f}" for one in both)),
     ]
     if found.overlaps is not None:
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         numbers = {name: x for name, x in dataclasses.asdict(found).items() if isinstance(x, int | float)}
         record = settings | numbers
         record |= {"pair": options.pair, "dtype": dtype, "num_prompts": len(prompts), "overlaps": found.overlaps}
-        record |= {"efficiency_change": change, "block_efficiency": [one.block_efficiency for one in both]}
+        record |= {"efficiency_change": change, "tokens_per_pass": [one.tokens_per_pass for one in both]}
         record["acceptance_rate"] = [one.acceptance_rate for one in both]
         args.write_output(options.output, json.dumps(record, indent=1) + "\n")
     return 0

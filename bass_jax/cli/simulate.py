@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         cells = [
             (
                 name,
-                f"{one.block_efficiency:.3f}",
+                f"{one.tokens_per_pass:.3f}",
                 f"{rate[name]:.1f}",
                 f"{rate[name] / rate['fixed 0']:.2f}x" if "fixed 0" in rate else "–",
                 f"{rate[name] / best:.2f}x",

@@ -7,7 +7,7 @@ Imports `bass_jax.drafters` and lower packages. Start with `protocol.py`, then `
 from bass_jax.cost_model.acceptance_curve import (
     expected_emitted,
     fit_power_law,
-    geometric_block_efficiency,
+    geometric_tokens_per_pass,
     power_law_rates,
 )
 from bass_jax.cost_model.devices import A100, DEVICES, H200, Device, measure_device
@@ -30,7 +30,7 @@ __all__ = [
     "draft_pass_shape",
     "expected_emitted",
     "fit_power_law",
-    "geometric_block_efficiency",
+    "geometric_tokens_per_pass",
     "measure_device",
     "pass_shape",
     "power_law_rates",

@@ -8,7 +8,7 @@ import numpy as np
 from bass_jax.typing import Array
 
 
-def geometric_block_efficiency(rate: float, draft_len: int) -> float:
+def geometric_tokens_per_pass(rate: float, draft_len: int) -> float:
     """Returns the mean tokens per target pass, ``1 + a + … + a^G``, for the same acceptance rate a at all positions.
 
     Raises:

@@ -148,7 +148,7 @@ class BatchDecoder(NamedTuple):
             draft_shape,
         )
         return record | {
-            "summary": finite(dataclasses.asdict(summarize(loop.infos))),
+            "metrics": finite(dataclasses.asdict(summarize(loop.infos))),
             "latency": finite(dataclasses.asdict(per_token_latency(loop.infos, loop.step_seconds))),
             "utilization": dataclasses.asdict(utilization),
         }

@@ -23,7 +23,7 @@ class MethodPairs:
         """Loads the run's own pair.
 
         Raises:
-            ValueError: as `bass_jax.load_pair` and `bass_jax.random_pair` do.
+            ValueError: as `bass_jax.load_pair` and `bass_jax.decoding.random_pair` do.
         """
         self._config = config
         self._by_quantization: dict[str | None, Pair] = {}

@@ -202,7 +202,7 @@ def _categories(result: RunResult, spread: str) -> Section:
     names = list(dict.fromkeys(name for one in result.variants.values() for name in one.categories))
 
     def cell(measures: dict[str, Spread]) -> str:
-        return f"{_cell(measures.get('speed_up'), '.2f')} ; {_cell(measures.get('block_efficiency'), '.2f')}"
+        return f"{_cell(measures.get('speed_up'), '.2f')} ; {_cell(measures.get('tokens_per_pass'), '.2f')}"
 
     rows = tuple(
         (label, *(cell(one.categories.get(name, {})) for name in names)) for label, one in result.variants.items()

@@ -20,7 +20,7 @@ from bass_jax.runtime.statistics import Spread, spread_of_rounds
 class VariantResult(NamedTuple):
     """The results of one variant.
 
-    The measures are ``ptl_first``, ``ptl_last``, ``ptl_all`` (seconds), ``tokens_per_second``, ``block_efficiency``,
+    The measures are ``ptl_first``, ``ptl_last``, ``ptl_all`` (seconds), ``tokens_per_second``, ``tokens_per_pass``,
     ``acceptance``, ``useful``, ``verified``, ``verified_and_draft`` (shares of the peak), and with a baseline
     ``speed_up`` (ratio of PTL all) and ``throughput_ratio``.
     """
@@ -63,7 +63,7 @@ LATENCY = (
 THROUGHPUT = (
     Column("tokens/s", "tokens_per_second", ".0f"),
     Column("relative to regular decoding", "throughput_ratio", ".2f"),
-    Column("tokens per target pass", "block_efficiency", ".2f"),
+    Column("tokens per target pass", "tokens_per_pass", ".2f"),
     Column("acceptance, %", "acceptance", ".1f", 100.0),
 )
 UTILIZATION = (
@@ -79,7 +79,7 @@ def analyze(run: RunRecords) -> RunResult:
     task = find_task(config.task.name)
     answers = answers_of(run, task.measure) if run.scores else {}
     batches = {
-        variant.label: [batch for batch in run.batches if batch["variant"] == variant.label and "summary" in batch]
+        variant.label: [batch for batch in run.batches if batch["variant"] == variant.label and "metrics" in batch]
         for variant in config.variants()
     }
     variants: dict[str, VariantResult] = {}

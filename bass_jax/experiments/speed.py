@@ -34,11 +34,11 @@ def measure_speed(batches: Sequence[Record], baseline: Sequence[Record]) -> dict
 
 def mean_acceptance_by_position(batches: Sequence[Record]) -> tuple[float, ...]:
     """Returns the acceptance by position over all batches, given that the drafts before were accepted."""
-    length = max(len(batch["summary"]["num_reached_by_position"]) for batch in batches)
+    length = max(len(batch["metrics"]["num_reached_by_position"]) for batch in batches)
     num_reached, num_accepted = np.zeros(length), np.zeros(length)
     for batch in batches:
-        counts = np.asarray(batch["summary"]["num_reached_by_position"], float)
-        rates = np.asarray([rate or 0.0 for rate in batch["summary"]["acceptance_by_position"]])
+        counts = np.asarray(batch["metrics"]["num_reached_by_position"], float)
+        rates = np.asarray([rate or 0.0 for rate in batch["metrics"]["acceptance_by_position"]])
         num_reached[: len(counts)] += counts
         num_accepted[: len(counts)] += counts * rates
     return tuple((num_accepted[num_reached > 0] / num_reached[num_reached > 0]).tolist())
@@ -56,7 +56,7 @@ def _divide(a: float | None, b: float | None) -> float | None:
 
 
 def _sum(batches: Sequence[Record], name: str) -> float:
-    return float(sum(batch["summary"][name] for batch in batches))
+    return float(sum(batch["metrics"][name] for batch in batches))
 
 
 def _tokens_per_second(batches: Sequence[Record]) -> float:
@@ -84,7 +84,7 @@ _MEASURES: dict[str, Callable[[Sequence[Record]], float | None]] = {
     "ptl_last": _mean_latency("last"),
     "ptl_all": _mean_latency("all"),
     "tokens_per_second": _tokens_per_second,
-    "block_efficiency": lambda batches: _sum(batches, "num_emitted") / _sum(batches, "num_row_steps"),
+    "tokens_per_pass": lambda batches: _sum(batches, "num_emitted") / _sum(batches, "num_row_steps"),
     "acceptance": lambda batches: _divide(_sum(batches, "num_accepted"), _sum(batches, "num_drafted")),
     "useful": _utilization("useful"),
     "verified": _utilization("verified"),

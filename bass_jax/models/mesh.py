@@ -15,7 +15,7 @@ AXIS = "tp"
 
 
 def tensor_parallel_mesh(num_devices: int | None = None, *, devices: Sequence[Any] | None = None) -> Mesh:
-    """Returns a mesh with one axis, ``"tp"``, for `bass_jax.load_pair` and `bass_jax.random_pair`.
+    """Returns a mesh with one axis, ``"tp"``, for `bass_jax.load_pair` and `bass_jax.decoding.random_pair`.
 
     Args:
         num_devices: use the first so many devices; all by default.

@@ -10,7 +10,7 @@ from bass_jax.runtime.checks import check_choice, check_kind
 
 
 def quantize_model(model: Model, quantize: str = "int8", *, cache_dtype: str | None = None) -> Model:
-    """Returns the model with its matrices in INT8; see `bass_jax.ModelConfig`.
+    """Returns the model with its matrices in INT8; see `bass_jax.models.ModelConfig`.
 
     Args:
         model: a model without INT8 weights; its arrays are not changed.

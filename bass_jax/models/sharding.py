@@ -61,7 +61,7 @@ def place_model(model: Model, mesh: Mesh, rules: dict[str, str] | None = None) -
 
     Args:
         model: a model on one device or on another mesh.
-        mesh: the devices; see `bass_jax.tensor_parallel_mesh`.
+        mesh: the devices; see `bass_jax.models.tensor_parallel_mesh`.
         rules: see `param_shardings`; ``{}`` replicates the whole model.
 
     Raises:

@@ -3,3 +3,10 @@
 Imports `bass_jax.typing` and `kernels_pallas` only; every other package may import it. Start with `jit_cache.py`, which
 compiles every step.
 """
+
+from bass_jax.runtime.xla_flags import configure_gpu, use_compilation_cache
+
+__all__ = [
+    "configure_gpu",
+    "use_compilation_cache",
+]

@@ -25,7 +25,7 @@ class Agreement(NamedTuple):
 
     num_tokens: int  # of the answers
     agreement: float  # share of the tokens that the draft would propose, given the answer up to there
-    block_efficiency: float  # mean tokens per target pass at temperature 0
+    tokens_per_pass: float  # mean tokens per target pass at temperature 0
 
 
 def accepted_runs(agrees: Bool[np.ndarray, "n"], draft_len: int) -> Int[np.ndarray, "passes"]:
@@ -67,7 +67,7 @@ def measure_agreement(draft: Model, rollouts: Sequence[Rollout], draft_len: int)
     if draft.config.hidden_width is None:
         return measured
     speculation = speculate_on(EagleDrafter(draft, draft.config.vocab_size), rollouts, draft_len)
-    return measured._replace(block_efficiency=speculation.block_efficiency)
+    return measured._replace(tokens_per_pass=speculation.tokens_per_pass)
 
 
 def agreement_of(matches: Sequence[Bool[np.ndarray, "_"]], draft_len: int) -> Agreement:

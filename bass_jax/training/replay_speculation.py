@@ -28,7 +28,7 @@ class Speculation(NamedTuple):
     num_accepted: int
 
     @property
-    def block_efficiency(self) -> float:
+    def tokens_per_pass(self) -> float:
         """Mean tokens per target pass at temperature 0."""
         return self.num_tokens / self.num_passes
 

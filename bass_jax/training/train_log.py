@@ -99,7 +99,7 @@ class TrainLog:
 
     def block_efficiencies(self) -> dict[int, float]:
         """Returns the block efficiency on held-out prompts by step."""
-        name = "held_out_block_efficiency"
+        name = "held_out_tokens_per_pass"
         return {line["step"]: line[name] for line in self._lines if name in line}
 
     def _append(self, line: dict[str, Any]) -> None:

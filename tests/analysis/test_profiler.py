@@ -48,7 +48,7 @@ def test_acceptance_equals_that_of_generate(measured):
     """All positions were reached often enough."""
     pair, profile, _ = measured
     run = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(2), max_new_tokens=40)
-    assert profile.rates == pytest.approx(run.summary.acceptance_by_position)
+    assert profile.rates == pytest.approx(run.metrics.acceptance_by_position)
 
 
 def test_a_measured_profile_is_read_as_it_was_written(measured, tmp_path):

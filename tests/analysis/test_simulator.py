@@ -13,7 +13,7 @@ import bass_jax as bass
 from bass_jax import policies
 from bass_jax.analysis.replay import Replay, make_replay, replay_acceptance
 from bass_jax.analysis.simulator import compose, regret, simulate
-from bass_jax.cost_model import geometric_block_efficiency, step_seconds
+from bass_jax.cost_model import geometric_tokens_per_pass, step_seconds
 from bass_jax.decoding.traces import TraceWriter, read_trace
 from bass_jax.drafters import NgramDrafter
 from tests import tiny
@@ -56,13 +56,13 @@ def test_counts_equal_those_of_the_decoder(pair, replay, name):
     policy = POLICIES[name]
     run = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=LIMITS, policy=policy)
     simulated = simulate(replay, policy, PROFILE.table, compose(3, 3))
-    summary = run.summary
+    summary = run.metrics
     assert simulated.num_emitted == summary.num_emitted
     assert simulated.num_steps.tolist() == [summary.num_steps]
     assert simulated.num_row_steps == summary.num_row_steps
     assert simulated.num_drafted == summary.num_drafted
     assert simulated.num_accepted == summary.num_accepted
-    assert simulated.block_efficiency == summary.block_efficiency
+    assert simulated.tokens_per_pass == summary.tokens_per_pass
     # With these policies the drafter never has to catch up, so the time follows from the decoder's steps.
     if name in ("fixed", "template"):
         table = PROFILE.table
@@ -80,8 +80,8 @@ def test_an_exhaustive_run_with_ngrams_is_exact(tmp_path):
     replay = record(tmp_path / "trace.jsonl", pair, bass.SpecConfig(4), "exhaustive")
     run = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=LIMITS)
     simulated = simulate(replay, policies.fixed(4), PROFILE.table, compose(3, 3))
-    assert simulated.num_steps.tolist() == [run.summary.num_steps]
-    assert simulated.num_accepted == run.summary.num_accepted > 0
+    assert simulated.num_steps.tolist() == [run.metrics.num_steps]
+    assert simulated.num_accepted == run.metrics.num_accepted > 0
 
 
 def test_a_speculative_run_is_close_to_an_exhaustive_one(pair, replay, tmp_path):
@@ -90,7 +90,7 @@ def test_a_speculative_run_is_close_to_an_exhaustive_one(pair, replay, tmp_path)
     assert from_run.share_unknown < 0.05
     np.testing.assert_array_equal(from_run.num_tokens, replay.num_tokens)
     exact, near = (simulate(one, policies.fixed(2), PROFILE.table, compose(3, 3)) for one in (replay, from_run))
-    assert near.block_efficiency == pytest.approx(exact.block_efficiency, rel=0.05)
+    assert near.tokens_per_pass == pytest.approx(exact.tokens_per_pass, rel=0.05)
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_a_sampled_trace_is_exact_in_distribution(pair, tmp_path):
     run = bass.generate(pair, prompts, bass.SpecConfig(2), options, seeds=range(100, 164))
     simulated = simulate(make_replay(read_trace(path)), policies.fixed(2), PROFILE.table, compose(64, 64))
     # Each has about 1,800 passes with 1 to 3 tokens: the standard errors are near 0.02.
-    assert simulated.block_efficiency == pytest.approx(run.summary.block_efficiency, abs=0.08)
+    assert simulated.tokens_per_pass == pytest.approx(run.metrics.tokens_per_pass, abs=0.08)
 
 
 def synthetic_replay(rate: float, num_rows=64, num=4000, seed=0) -> Replay:
@@ -118,11 +118,11 @@ def synthetic_replay(rate: float, num_rows=64, num=4000, seed=0) -> Replay:
 
 
 @pytest.mark.parametrize("rate, draft_len", [(0.5, 1), (0.8, 4), (0.95, 16)])
-def test_block_efficiency_equals_the_closed_form(rate, draft_len):
+def test_tokens_per_pass_equals_the_closed_form(rate, draft_len):
     """The tolerance is 1 % for a quarter of a million tokens."""
     replay = synthetic_replay(rate)
     found = simulate(replay, policies.fixed(draft_len), PROFILE.table, compose(64, 8))
-    assert found.block_efficiency == pytest.approx(geometric_block_efficiency(rate, draft_len), rel=0.01)
+    assert found.tokens_per_pass == pytest.approx(geometric_tokens_per_pass(rate, draft_len), rel=0.01)
     assert replay_acceptance(replay) == pytest.approx([rate] * 8, abs=0.05)
 
 
@@ -134,7 +134,7 @@ def test_no_policy_is_faster_than_the_oracle(replay, num_rows):
     assert found["oracle"][1] == 0.0
     assert min(share for name, (_, share) in found.items() if name != "oracle") >= -1e-6
     regular = found["fixed 0"][0]
-    assert regular.block_efficiency == 1.0
+    assert regular.tokens_per_pass == 1.0
     seconds = regular.num_steps.sum() * float(step_seconds(PROFILE.table, num_rows, 0, 9))
     assert float(regular.seconds.sum()) == pytest.approx(seconds)
 

@@ -58,13 +58,13 @@ def exhaustive(pair, encoded, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_block_efficiency_equals_that_of_the_decoder(pair, encoded, exhaustive, name):
+def test_tokens_per_pass_equals_that_of_the_decoder(pair, encoded, exhaustive, name):
     """The tolerance is 1 %, because passes over one and over five tokens round the last digits differently."""
     recorded, replay = exhaustive
     run = bass.generate(pair, encoded, bass.SpecConfig(4), max_new_tokens=NUM_TOKENS, policy=POLICIES[name])
     simulated = simulate(replay, POLICIES[name], made_up().table, compose(4, 4))
-    assert simulated.block_efficiency == pytest.approx(run.summary.block_efficiency, rel=0.01)
-    assert abs(int(simulated.num_steps[0]) - run.summary.num_steps) <= 1
+    assert simulated.tokens_per_pass == pytest.approx(run.metrics.tokens_per_pass, rel=0.01)
+    assert abs(int(simulated.num_steps[0]) - run.metrics.num_steps) <= 1
     for tokens, expected in zip(run.tokens, recorded.tokens, strict=True):
         np.testing.assert_array_equal(tokens, expected)
 

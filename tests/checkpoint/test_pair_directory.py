@@ -95,7 +95,7 @@ def test_a_draft_padded_differently_speculates_exactly(pair, size):
     run = bass.generate(loaded, prompts, bass.SpecConfig(3), **options)
     regular = bass.generate(loaded, prompts, step="decode", **options)
     assert [row.tolist() for row in run.tokens] == [row.tolist() for row in regular.tokens]
-    assert run.summary.num_drafted > 0
+    assert run.metrics.num_drafted > 0
 
 
 def test_refuses_to_propose_what_the_target_lacks(pair):

@@ -18,7 +18,7 @@ from bass_jax.checkpoint import (
 from tests.checkpoint.small import random_model, small_config
 
 
-def assert_same(found: bass.Model, expected: bass.Model):
+def assert_same(found: bass.models.Model, expected: bass.models.Model):
     assert found.config == expected.config
     jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
 
@@ -28,7 +28,7 @@ def assert_same(found: bass.Model, expected: bass.Model):
 def test_quantised_on_load_is_quantised_in_memory(kind, changes, tmp_path):
     model = random_model(small_config(**changes))
     (save_model if kind == "ours" else save_hugging_face)(tmp_path / "model", model)
-    expected = bass.quantize_model(model)
+    expected = bass.models.quantize_model(model)
     assert_same(load_model(tmp_path / "model", quantize="int8"), expected)
 
     convert(tmp_path / "model", tmp_path / "int8", quantize="int8")
@@ -41,7 +41,7 @@ def test_quantised_on_load_is_quantised_in_memory(kind, changes, tmp_path):
 
 
 def test_what_is_quantised_is_saved_and_read_back(tmp_path):
-    model = bass.quantize_model(random_model(small_config()), cache_dtype="int8")
+    model = bass.models.quantize_model(random_model(small_config()), cache_dtype="int8")
     save_model(tmp_path / "model", model)
     assert_same(load_model(tmp_path / "model", cache_dtype="int8"), model)
     with pytest.raises(ValueError, match="quantize='int8': expected a model without INT8 weights"):
@@ -73,7 +73,7 @@ def test_a_draft_shares_the_embedding_of_a_quantised_target(tmp_path, tokenizer)
 def test_a_packed_model_is_widened_as_it_is_read(changes, tmp_path):
     model = random_model(small_config(**changes))
     save_model(tmp_path / "packed", model, is_packed=True)
-    rounded = bass.quantize_model(model)
+    rounded = bass.models.quantize_model(model)
     found = load_model(tmp_path / "packed")
     assert found.config == model.config
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), found.params) == jax.tree.map(

@@ -86,7 +86,7 @@ def test_quantization_error_of_int8(pair, tmp_path, capsys):  # noqa: F811
     record = json.loads(output.read_text())
     assert record["num_tokens"] > 16 and 0 < record["mean_kl"] < record["quantile_kl"] <= record["max_kl"]
     assert 0.5 < record["agreement"] <= 1
-    assert all(1 <= value <= 3 for value in record["block_efficiency"])
+    assert all(1 <= value <= 3 for value in record["tokens_per_pass"])
     assert 0 < abs(record["overlaps"][0] - record["overlaps"][1]) < 0.05 < min(record["overlaps"])
     assert 0 < abs(record["efficiency_change"]) < 0.1
     assert "nats on average" in capsys.readouterr().out
@@ -132,7 +132,7 @@ CONFIGURE = """
 import os, sys
 os.environ["XLA_FLAGS"] = "--xla_gpu_graph_min_graph_size=7"
 import bass_jax as bass
-done = bass.configure_gpu(memory_fraction=0.9, cache=sys.argv[1])
+done = bass.runtime.configure_gpu(memory_fraction=0.9, cache=sys.argv[1])
 assert "--xla_gpu_graph_min_graph_size=7" in os.environ["XLA_FLAGS"].split()  # The user's value is kept.
 assert os.environ["XLA_FLAGS"].count("xla_gpu_enable_command_buffer=") == 1
 assert done["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.9" and "xla_gpu_graph_min_graph_size" not in done
@@ -140,7 +140,7 @@ assert done["jax_compilation_cache_dir"].startswith(sys.argv[1])
 import jax
 jax.numpy.zeros(1)
 try:
-    bass.configure_gpu()
+    bass.runtime.configure_gpu()
 except ValueError as error:
     print(error)
 """

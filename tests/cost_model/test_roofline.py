@@ -29,7 +29,9 @@ def test_shapes_count_the_weights():
     """The counts equal those of the parameters without norms and without the embedding lookup."""
     for changes in ({}, {"is_tied": True}, {"embedding_width": 8}, {"output_vocab_size": 5}, {"is_gated": False}):
         config = tiny.config(**changes)
-        params = jax.eval_shape(lambda key, config=config: bass.init_model(config, key).params, jax.random.key(0))
+        params = jax.eval_shape(
+            lambda key, config=config: bass.models.init_model(config, key).params, jax.random.key(0)
+        )
         leaves = jax.tree.leaves_with_path(params)
         matrices = sum(leaf.size for path, leaf in leaves if "norm" not in jax.tree_util.keystr(path))
         lookup = 0 if config.is_tied else (config.embedding_width or config.width) * config.vocab_size

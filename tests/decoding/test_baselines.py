@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
-from bass_jax.cost_model import geometric_block_efficiency
+from bass_jax.cost_model import geometric_tokens_per_pass
 from bass_jax.drafters.template import RepeatDrafter
 from tests import tiny
 
@@ -21,7 +21,7 @@ def test_greedy_tokens_equal_those_of_regular_decoding(pair):
     synchronized = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), step="synchronized", **options)
     for one, other in zip(synchronized.tokens, regular.tokens, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert synchronized.summary.block_efficiency > 1.05
+    assert synchronized.metrics.tokens_per_pass > 1.05
 
 
 def test_all_running_rows_advance_by_the_same_number_of_tokens(pair):
@@ -35,21 +35,21 @@ def test_all_running_rows_advance_by_the_same_number_of_tokens(pair):
     assert max(len(set(np.asarray(info.num_accepted)[:3].tolist())) for info in run.infos) > 1
 
 
-def test_block_efficiency_equals_the_closed_form(pair):
+def test_tokens_per_pass_equals_the_closed_form(pair):
     """At acceptance 0.8, five synchronized rows emit about 1.5 tokens per step (BASS, section 3)."""
     spec, prompts = bass.SpecConfig(4, "synthetic(0.8)"), [[1, 2, 3]] * 5
     pair = pair.with_drafter(RepeatDrafter())
     options = {"max_new_tokens": 200, "stop_tokens": ()}
 
-    def block_efficiency(step):
+    def tokens_per_pass(step):
         batches = [range(start, start + 5) for start in range(0, 15, 5)]
         runs = [bass.generate(pair, prompts, spec, step=step, seeds=seeds, **options) for seeds in batches]
-        return np.mean([run.summary.block_efficiency for run in runs])
+        return np.mean([run.metrics.tokens_per_pass for run in runs])
 
     # About 400 synchronized steps with a standard deviation of 0.8 tokens: the mean has one of 0.04.
-    expected = geometric_block_efficiency(0.8**5, 4)
-    assert block_efficiency("synchronized") == pytest.approx(expected, abs=4 * 0.04)
-    assert block_efficiency("speculate") == pytest.approx(geometric_block_efficiency(0.8, 4), abs=0.25)
+    expected = geometric_tokens_per_pass(0.8**5, 4)
+    assert tokens_per_pass("synchronized") == pytest.approx(expected, abs=4 * 0.04)
+    assert tokens_per_pass("speculate") == pytest.approx(geometric_tokens_per_pass(0.8, 4), abs=0.25)
     assert expected == pytest.approx(1.48, abs=0.02)
 
 

@@ -15,8 +15,8 @@ from tests import tiny
 SPEC = bass.SpecConfig(4)
 STEP = jax.jit(bass.speculate_step)
 DECODE = jax.jit(bass.decode_step)
-FORWARD = jax.jit(bass.Model.forward)
-HIDDEN_STATES = jax.jit(bass.Model.hidden_states)
+FORWARD = jax.jit(bass.models.Model.forward)
+HIDDEN_STATES = jax.jit(bass.models.Model.hidden_states)
 SAMPLED = bass.SamplingParams(temperature=1.0)
 
 TOLERANCE = 1e-4
@@ -97,7 +97,7 @@ def test_caches_equal_a_fresh_prefill(target, often_accepted, plan, quality):
 def test_caches_are_correct_after_all_rows_have_finished(often_accepted):
     """Rows that finish early are not written any more."""
     state = bass.prefill(often_accepted, tiny.PROMPTS, SPEC, sampling=SAMPLED, max_new_tokens=[3, 30, 12])
-    state, _ = bass.generate_on_device(often_accepted, state, SPEC, max_steps=30)
+    state, _ = bass.decoding.generate_on_device(often_accepted, state, SPEC, max_steps=30)
     assert state.done.all()
     assert_caches_are_correct(often_accepted, state)
 

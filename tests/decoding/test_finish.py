@@ -133,7 +133,7 @@ def test_token_0_can_be_generated():
     flat = dataclasses.replace(target, params=params)  # All logits are 0, so the argmax is token 0.
     run = bass.generate(bass.Pair(flat, tiny.model_drafter(flat)), tiny.PROMPTS, SPEC, max_new_tokens=9)
     assert [row.tolist() for row in run.tokens] == [[0] * 9] * 3
-    assert run.summary.acceptance_rate == 1.0
+    assert run.metrics.acceptance_rate == 1.0
 
 
 # Invalid distributions.
@@ -141,7 +141,7 @@ def test_token_0_can_be_generated():
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class BrokenModel(bass.Model):
+class BrokenModel(bass.models.Model):
     """A target with invalid logits after token 10: the first is ``value[0]``, and all are scaled by ``value[1]``."""
 
     value: jax.Array | None = None

@@ -74,7 +74,7 @@ def test_regular_decoding_takes_the_most_probable_token(target, regular):
         tokens = np.zeros((1, 64), np.int32)
         tokens[0, : len(prompt) + len(output)] = [*prompt, *output]
         positions = jnp.arange(64, dtype=jnp.int32)[None]
-        logits, *_ = jax.jit(bass.Model.forward)(target, tokens, positions, target.init_cache(1, 64))
+        logits, *_ = jax.jit(bass.models.Model.forward)(target, tokens, positions, target.init_cache(1, 64))
         expected = np.argmax(logits[0], axis=-1)[len(prompt) - 1 : len(prompt) + len(output) - 1]
         np.testing.assert_array_equal(output, expected)
 

@@ -24,7 +24,7 @@ def raw_logits(target, prompt, output):
     tokens = np.zeros((1, 64), np.int32)
     tokens[0, : len(prompt) + len(output)] = [*prompt, *output]
     positions = jnp.arange(64, dtype=jnp.int32)[None]
-    logits, *_ = jax.jit(bass.Model.forward)(target, tokens, positions, target.init_cache(1, 64))
+    logits, *_ = jax.jit(bass.models.Model.forward)(target, tokens, positions, target.init_cache(1, 64))
     return np.asarray(logits[0], np.float64)[len(prompt) - 1 : len(prompt) + len(output) - 1]
 
 

@@ -43,7 +43,7 @@ def test_a_summary_counts_tokens_and_drafts():
     assert summary.num_padded == 4 * (3 + 5 + 2) - (14 + 8)  # Four rows of T positions, without those verified.
     assert summary.num_emitted == 14
     assert summary.acceptance_rate == 8 / 14
-    assert summary.block_efficiency == 14 / 8
+    assert summary.tokens_per_pass == 14 / 8
     # Position 0 was reached in 7 row steps and accepted in 5; position 1 in 3 (2, 4 and 3 drafts) and 2; position 2 in
     # one (row 1; row 0 rejected a draft at position 1) and accepted; position 3 was never reached.
     assert summary.acceptance_by_position[:3] == (5 / 7, 2 / 3, 1.0)
@@ -53,7 +53,7 @@ def test_a_summary_counts_tokens_and_drafts():
 
 def test_latency_per_token_of_the_first_the_last_and_all_rows():
     """Row 1 finishes first, after 1.5 s and 3 tokens. Rows 0 and 2 finish after 3.5 s, with 6 and 5 tokens."""
-    latency = bass.per_token_latency(infos(), SECONDS)
+    latency = bass.decoding.per_token_latency(infos(), SECONDS)
     assert latency.first == pytest.approx(1.5 / 3)
     assert latency.last == pytest.approx(3.5 / 6)
     assert latency.all == pytest.approx(np.mean([3.5 / 6, 1.5 / 3, 3.5 / 5]))
@@ -87,4 +87,4 @@ def test_invalid_infos_are_refused():
     with pytest.raises(ValueError, match="infos is empty"):
         bass.summarize([])
     with pytest.raises(ValueError, match="step_seconds has 2 values: expected 3"):
-        bass.per_token_latency(infos(), [1.0, 2.0])
+        bass.decoding.per_token_latency(infos(), [1.0, 2.0])

@@ -21,9 +21,9 @@ PROMPTS = [list(range(1, 1 + length)) for length in (1, 7, 64, 200)]
 
 
 def pair(attention: str, drafter: str) -> bass.Pair:
-    target = bass.init_model(CONFIG, jax.random.key(0))
+    target = bass.models.init_model(CONFIG, jax.random.key(0))
     target = dataclasses.replace(target, config=dataclasses.replace(CONFIG, attention_implementation=attention))
-    draft = bass.init_model(dataclasses.replace(target.config, layers=CONFIG.layers[:1]), jax.random.key(1))
+    draft = bass.models.init_model(dataclasses.replace(target.config, layers=CONFIG.layers[:1]), jax.random.key(1))
     return bass.Pair(target, ModelDrafter(draft, CONFIG.vocab_size) if drafter == "model" else NgramDrafter())
 
 
@@ -62,6 +62,6 @@ def test_the_device_loop_equals_the_host_loop_in_two_runs():
     host = bass.generate(made, PROMPTS, spec, max_new_tokens=32)
     for _ in range(2):
         state = bass.prefill(made, PROMPTS, spec, max_new_tokens=32)
-        state, _ = bass.generate_on_device(made, state, spec, max_steps=32)
+        state, _ = bass.decoding.generate_on_device(made, state, spec, max_steps=32)
         for row, expected in enumerate(host.tokens):
             np.testing.assert_array_equal(bass.output_tokens(state, row), expected)

@@ -50,7 +50,7 @@ def test_tokens_equal_those_of_regular_sampling(target, regular, drafter):
 def test_all_drafts_of_a_perfect_drafter_are_accepted(target):
     pair, spec = bass.Pair(target, tiny.model_drafter(target)), bass.SpecConfig(4, "shared_noise")
     run = bass.generate(pair, PROMPTS, spec, sampling=SAMPLING, seeds=SEEDS, max_new_tokens=NUM_NEW)
-    assert run.summary.acceptance_rate == 1.0
+    assert run.metrics.acceptance_rate == 1.0
 
 
 def test_steps_with_and_without_drafts_can_alternate(target, regular):

@@ -24,17 +24,17 @@ SPEC = bass.SpecConfig(4)
 CHANGES = {"num_heads": 8, "num_kv_heads": 4, "head_dim": 4, "vocab_size": VOCAB}
 
 
-def models(**changes) -> tuple[bass.Model, bass.Model]:
+def models(**changes) -> tuple[bass.models.Model, bass.models.Model]:
     target = tiny.model(0, **CHANGES, **changes)
     return target, tiny.perturbed(target, 0.02)
 
 
-def decode(target: bass.Model, draft: bass.Model | None, step: str = "speculate"):
+def decode(target: bass.models.Model, draft: bass.models.Model | None, step: str = "speculate"):
     drafter = bass.drafters.NgramDrafter() if draft is None else ModelDrafter(draft, VOCAB)
     return bass.generate(bass.Pair(target, drafter), tiny.PROMPTS, SPEC, max_new_tokens=NUM_TOKENS, step=step)
 
 
-def bytes_per_device(model: bass.Model) -> int:
+def bytes_per_device(model: bass.models.Model) -> int:
     leaves = jax.tree.leaves(model.params)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
@@ -51,18 +51,18 @@ def expected():
 def test_greedy_tokens_equal_those_of_one_device(num_devices, draft_rules, expected):
     """With a draft model that is sharded like the target, and with one that is replicated."""
     target, draft = models()
-    mesh = bass.tensor_parallel_mesh(num_devices)
+    mesh = bass.models.tensor_parallel_mesh(num_devices)
     sharded = place_model(target, mesh), place_model(draft, mesh, draft_rules)
     assert [model.config.tensor_axis for model in sharded] == ["tp", None if draft_rules == {} else "tp"]
     run = decode(*sharded)
     for found, tokens in zip(run.tokens, expected, strict=True):
         np.testing.assert_array_equal(found, tokens)
-    assert run.summary.acceptance_rate > 0.3
+    assert run.metrics.acceptance_rate > 0.3
 
 
 @pytest.mark.slow
 def test_regular_decoding_and_prompt_lookup_on_four_devices(expected):
-    target = place_model(models()[0], bass.tensor_parallel_mesh(4))
+    target = place_model(models()[0], bass.models.tensor_parallel_mesh(4))
     for step in ("decode", "speculate"):
         for found, tokens in zip(decode(target, None, step).tokens, expected, strict=True):
             np.testing.assert_array_equal(found, tokens)
@@ -71,9 +71,9 @@ def test_regular_decoding_and_prompt_lookup_on_four_devices(expected):
 @pytest.mark.slow
 def test_int8_weights_and_an_int8_cache_on_two_devices():
     target, draft = models()
-    target = bass.quantize_model(target, cache_dtype="int8")
+    target = bass.models.quantize_model(target, cache_dtype="int8")
     expected = decode(target, draft, "decode").tokens
-    mesh = bass.tensor_parallel_mesh(2)
+    mesh = bass.models.tensor_parallel_mesh(2)
     for found, tokens in zip(decode(place_model(target, mesh), place_model(draft, mesh)).tokens, expected, strict=True):
         np.testing.assert_array_equal(found, tokens)
 
@@ -83,14 +83,14 @@ def test_memory_per_device_is_divided_by_the_number_of_devices(expected):
     target = models(width=64, mlp_width=256)[0]
     total = bytes_per_device(target)
     for num_devices in (1, 2, 4):
-        sharded = place_model(target, bass.tensor_parallel_mesh(num_devices))
+        sharded = place_model(target, bass.models.tensor_parallel_mesh(num_devices))
         assert bytes_per_device(sharded) < 1.02 * total / num_devices
         assert dataclasses.replace(sharded.config, tensor_axis=None) == target.config
 
 
 def test_caches_are_sharded_by_heads(expected):
     target, draft = models()
-    mesh = bass.tensor_parallel_mesh(4)
+    mesh = bass.models.tensor_parallel_mesh(4)
     pair = bass.Pair(place_model(target, mesh), ModelDrafter(place_model(draft, mesh, {}), VOCAB))
     state = bass.prefill(pair, tiny.PROMPTS, SPEC, max_new_tokens=NUM_TOKENS)
     step = jax.jit(bass.speculate_step, donate_argnames="state")
@@ -107,16 +107,16 @@ def test_caches_are_sharded_by_heads(expected):
 
 def test_a_mesh_with_too_many_devices_is_refused():
     with pytest.raises(ValueError, match=r"num_devices=99: expected 1 to \d+"):
-        bass.tensor_parallel_mesh(99)
+        bass.models.tensor_parallel_mesh(99)
     with pytest.raises(ValueError, match="num_processes=None: expected all of"):
-        bass.start_distributed("localhost:1")
+        bass.models.start_distributed("localhost:1")
 
 
 PROGRAM = """
 import json, sys
 import jax
 import bass_jax as bass
-mesh = bass.start_distributed(sys.argv[1], 2, int(sys.argv[2]))
+mesh = bass.models.start_distributed(sys.argv[1], 2, int(sys.argv[2]))
 from bass_jax.models import place_model
 from tests.decoding import test_tensor_parallel as shared
 target, draft = shared.models()

@@ -145,7 +145,7 @@ def test_a_networks_cache_stays_correct_while_other_parts_draft(target, kind):
 def test_drafts_of_a_perfect_network_after_lookup_are_accepted(target):
     pair = bass.Pair(target, EnsembleDrafter((NgramDrafter(8, 8), tiny.model_drafter(target))))
     run = bass.generate(pair, tiny.PROMPTS[:2], SPEC, max_new_tokens=40)
-    drafted, accepted = run.summary.num_drafted, run.summary.num_accepted
+    drafted, accepted = run.metrics.num_drafted, run.metrics.num_accepted
     assert drafted > 40
     # Matches of 8 tokens are rare. A wrong draft of lookup can reject the rest of a step.
     assert accepted > 0.8 * drafted

@@ -31,10 +31,10 @@ def ngram_pair(pair):
 def test_the_device_loop_equals_the_host_loop(pair):
     host = bass.generate(pair, tiny.PROMPTS, SPEC, sampling=SAMPLED, max_new_tokens=[20, 11, 17])
     state = bass.prefill(pair, tiny.PROMPTS, SPEC, sampling=SAMPLED, max_new_tokens=[20, 11, 17])
-    state, infos = bass.generate_on_device(pair, state, SPEC, max_steps=20)
+    state, infos = bass.decoding.generate_on_device(pair, state, SPEC, max_steps=20)
     for row in range(3):
         np.testing.assert_array_equal(bass.output_tokens(state, row), host.tokens[row])
-    assert repr(bass.summarize(infos)) == repr(host.summary)  # By repr, because NaN is not equal to itself.
+    assert repr(bass.summarize(infos)) == repr(host.metrics)  # By repr, because NaN is not equal to itself.
 
 
 def test_a_jitted_step_in_a_loop_equals_generate(pair):
@@ -46,7 +46,7 @@ def test_a_jitted_step_in_a_loop_equals_generate(pair):
         infos.append(info)
     for row in range(3):
         np.testing.assert_array_equal(bass.output_tokens(state, row), host.tokens[row])
-    assert repr(bass.summarize(infos)) == repr(host.summary)  # By repr, because NaN is not equal to itself.
+    assert repr(bass.summarize(infos)) == repr(host.metrics)  # By repr, because NaN is not equal to itself.
 
 
 @pytest.mark.parametrize("step", ["speculate", "decode"])
@@ -93,7 +93,7 @@ def test_log_probabilities_are_those_of_the_raw_distribution(pair):
         text = np.zeros((1, 64), np.int32)
         text[0, : len(prompt) + 12] = [*prompt, *run.tokens[row]]
         positions = jnp.arange(64, dtype=jnp.int32)[None]
-        logits, *_ = jax.jit(bass.Model.forward)(pair.target, text, positions, pair.target.init_cache(1, 64))
+        logits, *_ = jax.jit(bass.models.Model.forward)(pair.target, text, positions, pair.target.init_cache(1, 64))
         logprobs = np.asarray(jax.nn.log_softmax(logits[0]))[len(prompt) - 1 : len(prompt) + 11]
         expected = logprobs[np.arange(12), run.tokens[row]]
         # Passes over one token and over several round differently: 1e-5 of logits up to 30.

@@ -25,12 +25,12 @@ SLOWLY = (
 )  # fmt: skip
 
 
-def smaller(model: bass.Model, num_layers: int = 1) -> bass.Model:
+def smaller(model: bass.models.Model, num_layers: int = 1) -> bass.models.Model:
     """The same family with fewer layers: the first of a larger member's."""
     config = model.config
     dropped = {f"layer_{i}" for i in range(num_layers, config.num_layers)}
     params = {name: value for name, value in model.params.items() if name not in dropped}
-    return bass.Model(params, dataclasses.replace(config, layers=config.layers[:num_layers]))
+    return bass.models.Model(params, dataclasses.replace(config, layers=config.layers[:num_layers]))
 
 
 def test_every_family_is_here():
@@ -49,4 +49,4 @@ def test_speculation_is_greedy_decoding(name, reference):
     ):
         assert [row.tolist() for row in run.tokens] == [expected[f"greedy_{i}"].tolist() for i in range(len(texts))]
     # Drafts were accepted and rejected: both ways through the cache were taken.
-    assert 0 < run.summary.acceptance_rate < 1
+    assert 0 < run.metrics.acceptance_rate < 1

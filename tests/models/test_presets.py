@@ -51,7 +51,7 @@ NUM_PARAMETERS = {
 """Counted by `transformers` in its own model of the same configuration."""
 
 
-def count(config: bass.ModelConfig) -> int:
+def count(config: bass.models.ModelConfig) -> int:
     return sum(math.prod(leaf.shape) for leaf in param_shapes(config).values())
 
 
@@ -65,7 +65,7 @@ def test_the_layer_that_is_traced_stands_for_all(name):
     assert found == expected
 
 
-def shallow(config: bass.ModelConfig, num_layers: int) -> bass.ModelConfig:
+def shallow(config: bass.models.ModelConfig, num_layers: int) -> bass.models.ModelConfig:
     return dataclasses.replace(config, layers=config.layers[:num_layers])
 
 
@@ -99,7 +99,7 @@ def test_an_unknown_preset_is_named():
     with pytest.raises(ValueError, match=r"name='opt-66b': expected one of \['opt-13b', "):
         preset("opt-66b")
     with pytest.raises(ValueError, match=r"name='opt-66b': expected one of"):
-        bass.random_pair("opt-66b")
+        bass.decoding.random_pair("opt-66b")
 
 
 def test_random_weights_have_their_spread():
@@ -138,8 +138,8 @@ def test_random_weights_are_drawn_on_their_shards():
 
 def test_a_random_pair_decodes():
     target, draft = tiny.config(), tiny.config(num_layers=1, output_vocab_size=7)
-    pair = bass.random_pair(target, draft)
+    pair = bass.decoding.random_pair(target, draft)
     assert pair.target.config == target and pair.drafter.model.config == draft
     run = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(2), max_new_tokens=6)
     assert [len(row) for row in run.tokens] == [6, 6, 6]
-    assert isinstance(bass.random_pair(target).drafter, bass.drafters.NgramDrafter)
+    assert isinstance(bass.decoding.random_pair(target).drafter, bass.drafters.NgramDrafter)

@@ -23,13 +23,13 @@ SHAPES = [
 ]
 
 
-def score(model: bass.Model) -> np.ndarray:
+def score(model: bass.models.Model) -> np.ndarray:
     """Returns the logits of two texts."""
     positions = np.tile(np.arange(TOKENS.shape[1], dtype=np.int32), (2, 1))
-    return np.asarray(jax.jit(bass.Model.forward)(model, TOKENS, positions, model.init_cache(2, 64))[0])
+    return np.asarray(jax.jit(bass.models.Model.forward)(model, TOKENS, positions, model.init_cache(2, 64))[0])
 
 
-def dequantized(model: bass.Model) -> bass.Model:
+def dequantized(model: bass.models.Model) -> bass.models.Model:
     """Returns the model without quantization whose weights are the dequantized ones of `model`."""
     stored = flatten_dict(model.params, sep="/")
     params = {
@@ -38,7 +38,7 @@ def dequantized(model: bass.Model) -> bass.Model:
         if not path.endswith("_scale")
     }
     config = dataclasses.replace(model.config, quantize=None)
-    return bass.Model(unflatten_dict(params, sep="/"), config, model.output_ids)
+    return bass.models.Model(unflatten_dict(params, sep="/"), config, model.output_ids)
 
 
 @pytest.mark.parametrize(("name", "shape"), [("qkv", (16, 2, 3, 8)), ("out", (2, 3, 4, 16)), ("down", (24, 16))])
@@ -54,7 +54,7 @@ def test_the_error_of_a_weight_is_at_most_half_a_scale(name, shape):
 @pytest.mark.parametrize("changes", SHAPES)
 def test_logits_are_those_of_the_dequantized_weights(changes):
     model = tiny.model(0, vocab_size=40, num_layers=1, **changes)
-    quantized = bass.quantize_model(model)
+    quantized = bass.models.quantize_model(model)
     assert quantized.params["layer_0"]["attention"]["qkv"].dtype == jnp.int8
     found, expected = score(quantized), score(dequantized(quantized))
     assert relative_error(found, expected) < 1e-5
@@ -75,7 +75,7 @@ def test_rounded_inputs_are_multiplied_as_integers():
 def test_rounding_the_activations_changes_logits_little():
     model = tiny.model(0, scale=4.0, vocab_size=40, num_layers=1)
     errors = {
-        mode: relative_error(score(bass.quantize_model(model, mode)), score(model))
+        mode: relative_error(score(bass.models.quantize_model(model, mode)), score(model))
         for mode in ("int8", "int8_activations")
     }
     assert 0 < errors["int8"] < errors["int8_activations"] < 0.1
@@ -85,8 +85,8 @@ def test_an_int8_cache_holds_rounded_keys_and_values():
     model = tiny.model(0, scale=4.0, vocab_size=40, num_layers=1)
     rounded = dataclasses.replace(model, config=dataclasses.replace(model.config, cache_dtype="int8"))
     tokens, positions = jnp.asarray(TOKENS[:1]), jnp.arange(12)[None]
-    logits, cache, *_ = jax.jit(bass.Model.forward)(model, tokens, positions, model.init_cache(1, 64))
-    found, int8, *_ = jax.jit(bass.Model.forward)(rounded, tokens, positions, rounded.init_cache(1, 64))
+    logits, cache, *_ = jax.jit(bass.models.Model.forward)(model, tokens, positions, model.init_cache(1, 64))
+    found, int8, *_ = jax.jit(bass.models.Model.forward)(rounded, tokens, positions, rounded.init_cache(1, 64))
     assert isinstance(int8.keys[0], Int8KV) and int8.capacity == cache.capacity == 64
     # The first layer has the same inputs in both models.
     for held, exact in ((int8.keys[0], cache.keys[0]), (int8.values[0], cache.values[0])):
@@ -104,7 +104,7 @@ def test_an_int8_cache_holds_rounded_keys_and_values():
 def test_greedy_speculation_is_greedy_decoding(quantize, cache_dtype):
     """With an INT8 target and a float draft that is often accepted."""
     whole = tiny.model(0, num_layers=1)
-    target = bass.quantize_model(whole, quantize, cache_dtype=cache_dtype)
+    target = bass.models.quantize_model(whole, quantize, cache_dtype=cache_dtype)
     pair = bass.Pair(target, tiny.model_drafter(tiny.perturbed(whole, 0.02)))
     runs = [
         bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(3), max_new_tokens=24, step=step)
@@ -112,13 +112,13 @@ def test_greedy_speculation_is_greedy_decoding(quantize, cache_dtype):
     ]
     for speculated, decoded in zip(*(run.tokens for run in runs), strict=True):
         np.testing.assert_array_equal(speculated, decoded)
-    assert runs[0].summary.acceptance_rate > 0.3
+    assert runs[0].metrics.acceptance_rate > 0.3
 
 
 @pytest.mark.slow
 def test_candidate_drafts_with_an_int8_cache():
     whole = tiny.model(0, num_layers=1)
-    target = bass.quantize_model(whole, cache_dtype="int8")
+    target = bass.models.quantize_model(whole, cache_dtype="int8")
     pair = bass.Pair(target, tiny.model_drafter(tiny.perturbed(whole, 0.1)))
     candidates = bass.generate(
         pair, tiny.PROMPTS, bass.SpecConfig(3, "multi_draft", num_candidates=2), max_new_tokens=16
@@ -148,12 +148,12 @@ def test_errors_name_the_value(changes, message):
     with pytest.raises(ValueError, match=message):
         tiny.config(**changes)
     with pytest.raises(ValueError, match="expected one without INT8 weights"):
-        bass.quantize_model(bass.quantize_model(tiny.model(0)))
+        bass.models.quantize_model(bass.models.quantize_model(tiny.model(0)))
 
 
 @pytest.mark.slow
 def test_speculation_samples_from_the_quantized_targets_distribution():
-    target = bass.quantize_model(tiny.model(0, vocab_size=5), cache_dtype="int8")
+    target = bass.models.quantize_model(tiny.model(0, vocab_size=5), cache_dtype="int8")
     drafter = tiny.model_drafter(tiny.perturbed(tiny.model(0, vocab_size=5), 0.05), vocab_size=5)
     report = bass.verify_lossless(drafter, "token", target=target, num_samples=50_000)
     assert report.is_lossless, str(report)

@@ -92,13 +92,13 @@ def test_the_device_loop_equals_the_host_loop(pair, drafter, name):
     host = decode(pair, sampling, policy=POLICIES[name])
     spec = bass.SpecConfig(4, "shared_noise")
     state = bass.prefill(pair, tiny.PROMPTS, spec, sampling=sampling, max_new_tokens=LIMITS)
-    state, infos = bass.generate_on_device(pair, state, spec, max_steps=41, policy=POLICIES[name])
+    state, infos = bass.decoding.generate_on_device(pair, state, spec, max_steps=41, policy=POLICIES[name])
     for row in range(3):
         np.testing.assert_array_equal(bass.output_tokens(state, row), host.tokens[row])
     drafted = np.stack([info.num_drafted for info in host.infos])
     np.testing.assert_array_equal(infos.num_drafted[: len(drafted)], drafted)
     assert not infos.is_active[len(drafted) :].any()
-    assert repr(bass.summarize(infos)) == repr(host.summary)  # By repr, because NaN is not equal to itself.
+    assert repr(bass.summarize(infos)) == repr(host.metrics)  # By repr, because NaN is not equal to itself.
 
 
 @pytest.mark.optimized

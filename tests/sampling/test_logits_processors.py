@@ -232,4 +232,4 @@ def test_the_draft_model_applies_the_same_processors():
     sampling = bass.SamplingParams(temperature=[0.0, 1.0, 1.0], repetition_penalty=1.8, frequency_penalty=0.5)
     pair = bass.Pair(target, tiny.model_drafter(target))
     run = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), sampling=sampling, max_new_tokens=40)
-    assert run.summary.acceptance_rate > 0.99
+    assert run.metrics.acceptance_rate > 0.99

@@ -43,10 +43,10 @@ def test_counts_equal_speculation_with_the_target(target, rollouts, kind):
     output = generate(target, drafter, tiny.PROMPTS)
     for row, rollout in zip(output.tokens, rollouts, strict=True):
         np.testing.assert_array_equal(row, rollout.response)
-    assert found.num_tokens == 3 * LIMIT == output.summary.num_emitted
+    assert found.num_tokens == 3 * LIMIT == output.metrics.num_emitted
     assert found.num_passes == sum(int(info.is_active.sum()) for info in output.infos)
-    assert (found.num_drafted, found.num_accepted) == (output.summary.num_drafted, output.summary.num_accepted)
-    assert found.block_efficiency == pytest.approx(output.summary.block_efficiency)
+    assert (found.num_drafted, found.num_accepted) == (output.metrics.num_drafted, output.metrics.num_accepted)
+    assert found.tokens_per_pass == pytest.approx(output.metrics.tokens_per_pass)
 
 
 @jax.tree_util.register_dataclass
@@ -87,7 +87,7 @@ def test_all_hidden_states_but_the_last_are_known_after_full_acceptance(target, 
     assert (found.num_tokens, found.num_passes) == (LIMIT, -(-LIMIT // 5))
     assert found.num_drafted == found.num_accepted == LIMIT - found.num_passes
     output = generate(target, drafter, tiny.PROMPTS[:1])
-    assert (output.summary.num_drafted, output.summary.num_accepted) == (found.num_drafted, found.num_accepted)
+    assert (output.metrics.num_drafted, output.metrics.num_accepted) == (found.num_drafted, found.num_accepted)
 
 
 @jax.jit

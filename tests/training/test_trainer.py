@@ -78,7 +78,7 @@ def test_the_loss_falls_and_the_agreement_rises(full_config, make_rows, make_dra
     after = measure_agreement(trained, unseen, draft_len=4)
     assert before.agreement < 0.2
     assert after.agreement > 0.9
-    assert after.block_efficiency > 3 > before.block_efficiency
+    assert after.tokens_per_pass > 3 > before.tokens_per_pass
     losses = [line["loss"] for line in read_lines(config) if "loss" in line]
     assert losses[-1] < 0.5 * losses[0]
     head = trained.params["head"]
@@ -331,7 +331,7 @@ def test_a_draft_that_reads_hidden_states_learns_from_them(full_config, make_row
     rows = make_rows(rollouts)
     measured = measure_agreement(train(config, rows), rows.held_out(rows.shards()), 4)
     assert measured.agreement > 0.8
-    assert 1.6 < measured.block_efficiency < 2.1
+    assert 1.6 < measured.tokens_per_pass < 2.1
     with pytest.raises(ValueError, match="the corpus has no hidden states"):
         trainer.rows_with_hidden(synthetic_rollouts(3))
 

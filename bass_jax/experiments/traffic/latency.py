@@ -9,7 +9,7 @@ from bass_jax.engine import Counts, RequestHandle
 from bass_jax.runtime.statistics import Percentiles, percentiles
 
 
-class TrafficSummary(NamedTuple):
+class TrafficMetrics(NamedTuple):
     """The measures of one run. Times are seconds on the run's clock."""
 
     num_requests: int  # finished
@@ -31,7 +31,7 @@ class TrafficSummary(NamedTuple):
 
 def summarize_traffic(
     handles: Sequence[RequestHandle], counts: Counts, objective: float | None = None
-) -> TrafficSummary:
+) -> TrafficMetrics:
     """Computes the measures of a run, without requests that ended without a token.
 
     Raises:
@@ -47,7 +47,7 @@ def summarize_traffic(
     num_tokens = np.array([handle.num_tokens for handle in served])
     latency = finished - submitted
     seconds = float(finished.max() - submitted.min())
-    return TrafficSummary(
+    return TrafficMetrics(
         num_requests=len(served),
         num_tokens=int(num_tokens.sum()),
         seconds=seconds,

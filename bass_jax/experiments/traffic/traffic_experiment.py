@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from bass_jax.experiments.run_directory import Record, append_records, open_records
 from bass_jax.experiments.traffic.backends import Backend, OnStep
-from bass_jax.experiments.traffic.latency import TrafficSummary, summarize_traffic
+from bass_jax.experiments.traffic.latency import TrafficMetrics, summarize_traffic
 from bass_jax.experiments.traffic.traffic_config import TrafficConfig
 from bass_jax.runtime.statistics import Percentiles
 
@@ -24,7 +24,7 @@ class TrafficResult(NamedTuple):
     pattern: str
     batching: str
     policy: str
-    summary: TrafficSummary
+    metrics: TrafficMetrics
     is_kept: bool = False  # from an earlier call
 
 
@@ -70,9 +70,9 @@ def run_traffic(
                         on_run(pattern.name, batching, policy)
                         served = backend.serve(workload, batching, policy, on_step)
                         objective = None if config.objective is None else config.objective * backend.unit_seconds
-                        summary = summarize_traffic(served.handles, served.counts, objective)._asdict()
-                        fields = {name: x._asdict() if isinstance(x, Percentiles) else x for name, x in summary.items()}
-                        record = {"config": mark, **run, "summary": fields}
+                        metrics = summarize_traffic(served.handles, served.counts, objective)._asdict()
+                        fields = {name: x._asdict() if isinstance(x, Percentiles) else x for name, x in metrics.items()}
+                        record = {"config": mark, **run, "metrics": fields}
                         append_records(file, record)
                         found[_key(run)] = _result(record)
                     results.append(found[_key(run)])
@@ -83,7 +83,7 @@ def run_traffic(
 
 def gain_over_static(results: Sequence[TrafficResult]) -> dict[tuple[str, str], float]:
     """Returns (pattern, policy) → mean latency of static batching over that of continuous batching."""
-    mean = {(one.pattern, one.policy, one.batching): one.summary.latency.mean for one in results}
+    mean = {(one.pattern, one.policy, one.batching): one.metrics.latency.mean for one in results}
     return {
         (pattern, policy): mean[pattern, policy, "static"] / value
         for (pattern, policy, batching), value in mean.items()
@@ -100,7 +100,7 @@ def gain_over_fixed(results: Sequence[TrafficResult], batching: str) -> dict[str
         Policy → that fixed length, the mean gain over the patterns, and the gain in each.
     """
     mine = [one for one in results if one.batching == batching]
-    mean = {(one.policy, one.pattern): one.summary.latency.mean for one in mine}
+    mean = {(one.policy, one.pattern): one.metrics.latency.mean for one in mine}
     names = list(dict.fromkeys(one.policy for one in mine))
     patterns = list(dict.fromkeys(one.pattern for one in mine))
     fixed = [name for name in names if name.startswith("fixed") and not name.endswith("=0)")]
@@ -121,8 +121,8 @@ def _key(record: Record) -> str:
 
 def _result(record: Record, *, is_kept: bool = False) -> TrafficResult:
     fields: dict[str, Any] = {
-        name: Percentiles(**x) if isinstance(x, dict) else x for name, x in record["summary"].items()
+        name: Percentiles(**x) if isinstance(x, dict) else x for name, x in record["metrics"].items()
     }
     return TrafficResult(
-        record["traffic"]["name"], record["batching"], record["policy"], TrafficSummary(**fields), is_kept
+        record["traffic"]["name"], record["batching"], record["policy"], TrafficMetrics(**fields), is_kept
     )

@@ -89,7 +89,7 @@ def test_requests_that_arrive_together_have_the_counts_of_a_replay(name, tmp_pat
         bass.generate(
             pair, tiny.PROMPTS, bass.SpecConfig(8), max_new_tokens=[40, 31, 35], step="exhaustive", trace=trace
         )
-    replay = bass.make_replay(read_trace(tmp_path / "trace.jsonl"))
+    replay = bass.analysis.make_replay(read_trace(tmp_path / "trace.jsonl"))
     given = {"cost": TABLE, "rates": (0.6, 0.5)} if name == "batch_table" else {}
     policy = policies.find_policy(name, **given)
     expected = simulate(replay, policy, TABLE, compose(3, 3))

@@ -16,7 +16,7 @@ from bass_jax.engine import EngineConfig, RequestHandle
 from bass_jax.engine.loop import Counts
 from bass_jax.experiments.traffic import backends
 from bass_jax.experiments.traffic.backends import SimulatedBackend
-from bass_jax.experiments.traffic.latency import TrafficSummary, summarize_traffic
+from bass_jax.experiments.traffic.latency import TrafficMetrics, summarize_traffic
 from bass_jax.experiments.traffic.traffic_config import (
     RequestsConfig,
     SimulatedDevice,
@@ -71,9 +71,9 @@ def test_the_adaptive_length_beats_the_better_fixed_length(results):
 def test_every_run_serves_every_request(results):
     config, found = results
     assert len(found) == 2 * 2 * 3
-    assert {one.summary.num_requests for one in found} == {30, 100}
+    assert {one.metrics.num_requests for one in found} == {30, 100}
     for pattern in ("light", "heavy"):
-        assert len({one.summary.num_tokens for one in found if one.pattern == pattern}) == 1
+        assert len({one.metrics.num_tokens for one in found if one.pattern == pattern}) == 1
     lines = [json.loads(line) for line in (Path(config.output_dir) / "results.jsonl").read_text().splitlines()]
     assert len(lines) == len(found)
 
@@ -85,7 +85,7 @@ def test_tables_fit_a_narrow_terminal(results):
     assert "…" not in text
     for one in results[1]:
         if one.pattern == "heavy":
-            assert f"{one.summary.latency.mean:.2f}" in text and f"{one.summary.tokens_per_second:.0f}" in text
+            assert f"{one.metrics.latency.mean:.2f}" in text and f"{one.metrics.tokens_per_second:.0f}" in text
 
 
 def test_an_interrupted_experiment_resumes(results, tmp_path):
@@ -132,7 +132,7 @@ def test_gains():
         fields = {"latency": Percentiles(mean, 0.0, 0.0, 0.0), "queueing": zero, "first_token": zero, "per_token": zero}
         numbers = dict.fromkeys(("num_requests", "num_tokens", "num_steps", "num_regroups"), 1)
         rest = dict.fromkeys(("seconds", "tokens_per_second", "goodput", "mean_rows", "mean_draft_len"), 1.0)
-        summary = TrafficSummary(**fields, **numbers, **rest, objective=None, acceptance_rate=1.0)
+        summary = TrafficMetrics(**fields, **numbers, **rest, objective=None, acceptance_rate=1.0)
         return TrafficResult(pattern, batching, policy, summary)
 
     means = {
