@@ -2,7 +2,6 @@
 
 import datetime
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -221,4 +220,4 @@ def _median_seconds[T: Hashable](run: Callable[[T], float], cells: Sequence[T]) 
         num_rounds += 1
         for cell in cells:
             seconds[cell].append(run(cell))
-    return {cell: statistics.median(found) for cell, found in seconds.items()}
+    return {cell: float(np.median(found)) for cell, found in seconds.items()}

@@ -4,13 +4,13 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bass_jax.analysis.profiler import compiled_step, step_specs, time_steps, timed_state
 from bass_jax.config import SpecConfig
@@ -145,7 +145,7 @@ def run_bench(
                 draft_len=draft_len,
                 context=context,
                 seconds=seconds[draft_len],
-                in_flight_seconds=statistics.median(in_flight[1:]),
+                in_flight_seconds=float(np.median(in_flight[1:])),
                 tokens=batch * float(expected_emitted(jnp.asarray(padded), jnp.asarray(draft_len))),
                 num_bytes=num_bytes,
                 roofline_seconds=roofline_seconds,

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ Progress = Callable[[int, int], None]
 """Called with the number of tensors done and the number of all tensors."""
 
 
+@runtime_checkable
 class TensorSource(Protocol):
     """A checkpoint whose tensors have Hugging Face's names."""
 

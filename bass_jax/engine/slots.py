@@ -14,7 +14,7 @@ from bass_jax.decoding.policy_runner import advance_rows
 from bass_jax.decoding.prefill import PromptState, finish_prompts, read_chunk, start_prompts
 from bass_jax.decoding.state import FinishReason, SpecState
 from bass_jax.engine.request import Request
-from bass_jax.models.kv_cache import gather_rows, is_paged, pages_of, with_pages
+from bass_jax.models.kv_cache import as_paged, gather_rows, is_paged, pages_of, with_pages
 from bass_jax.models.mesh import replicate
 from bass_jax.policies import Plan, Policy
 from bass_jax.runtime.jit_cache import JIT_CACHE

@@ -32,7 +32,7 @@ def test_a_checkpoint_is_described(kind, tmp_path, tokenizer):
     assert (found.source, found.license) == (("somewhere", "MIT") if kind == "ours" else (None, None))
 
 
-def test_pairs_are_judged(tmp_path, model, tokenizer):
+def test_mismatched_pairs_are_found(tmp_path, model, tokenizer):
     def inspect(name, model, tokenizer=tokenizer, **options):
         save_model(tmp_path / name, model, tokenizer=tokenizer, **options)
         return inspect_checkpoint(tmp_path / name)
@@ -42,7 +42,7 @@ def test_pairs_are_judged(tmp_path, model, tokenizer):
     assert why_not_a_pair(target, target) is None
     assert why_not_a_pair(target, padded) is None and why_not_a_pair(padded, target) is None
     other = inspect("other", model, small_tokenizer("i n"))
-    assert "the tokenizers differ" in why_not_a_pair(target, other)
+    assert "their token ids mean different text" in why_not_a_pair(target, other)
     small = inspect("small", random_model(small_config(vocab_size=200)))
     assert why_not_a_pair(target, small) == "the draft's vocabulary has 200 tokens, the tokenizer 259"
     config = small_config(is_tied=False, embedding_width=16, output_vocab_size=40, width=8)

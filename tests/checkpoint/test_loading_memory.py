@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc, which only Linux has")
 @pytest.mark.parametrize(
-    "case", ["float32 float32", "float32 bfloat16", "bfloat16 float32", "bfloat16 bfloat16 --ours"]
+    "case", ["float32 float32", "float32 bfloat16", "bfloat16 float32", "bfloat16 bfloat16 --converted"]
 )
 def test_memory_beside_the_parameters_is_one_tensors(case):
     """Broken by reading a whole file, by a copy that outlives its tensor, by casting a whole checkpoint.

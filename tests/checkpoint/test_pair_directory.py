@@ -89,8 +89,8 @@ def test_a_draft_padded_differently_speculates_exactly(pair, size):
     if size > VOCAB:  # What the target lacks would be proposed, if it could be.
         embedding = embedding.at[:, VOCAB:].multiply(9.0)
     save_model(pair / "draft", Model(draft.params | {"embedding": embedding}, draft.config))
-    loaded, tokenizer = bass.load_pair(pair)
-    prompts = [tokenizer.encode(text) for text in ("the one", "another")]
+    loaded = bass.load_pair(pair)
+    prompts = [loaded.tokenizer.encode(text) for text in ("the one", "another")]
     options = {"max_new_tokens": 12, "stop_tokens": ()}
     run = bass.generate(loaded, prompts, bass.SpecConfig(3), **options)
     regular = bass.generate(loaded, prompts, step="decode", **options)

@@ -59,7 +59,7 @@ def test_a_draft_shares_the_embedding_of_a_quantised_target(tmp_path, tokenizer)
     found, small, _ = load_target_and_draft(tmp_path, quantize="int8", quantize_draft="int8")
     assert small.params["embedding"] is found.params["embedding"]
     assert small.params["embedding_scale"] is found.params["embedding_scale"]
-    pair, _ = bass.load_pair(tmp_path, quantize="int8")
+    pair = bass.load_pair(tmp_path, quantize="int8")
     assert pair.drafter.model.config.quantize is None
     texts = [[1, 2, 3], [4, 5, 6, 7, 8]]
     runs = [

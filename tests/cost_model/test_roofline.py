@@ -37,9 +37,8 @@ def test_shapes_count_the_weights():
         lookup = 0 if config.is_tied else (config.embedding_width or config.width) * config.vocab_size
         assert pass_shape(config).weight_bytes == 4 * (matrices - lookup), changes
         assert pass_shape(config).flops == 2 * (matrices - lookup)
-    assert (
-        pass_shape(tiny.config()).cache_bytes == 4 * 2 * 2 * 1 * 8
-    )  # bytes, layers, keys and values, heads, head size
+    # Bytes of a number, layers, keys and values, heads, head size.
+    assert pass_shape(tiny.config(num_layers=2)).cache_bytes == 4 * 2 * 2 * 1 * 8
     assert pass_shape(OPT_6_7B).weight_bytes == pytest.approx(2 * 6.65e9, rel=0.01)
 
 

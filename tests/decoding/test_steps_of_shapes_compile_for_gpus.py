@@ -139,7 +139,7 @@ def test_int8_weights_are_half_as_large_as_bfloat16_weights():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_devices", "mode"), itertools.product((2, 4), (None, "int8", "int8_activations")))
+@pytest.mark.parametrize(("num_devices", "mode"), list(itertools.product((2, 4), (None, "int8", "int8_activations"))))
 def test_devices_exchange_neither_weights_nor_caches(num_devices, mode):
     """They exchange activations and logits, which are much smaller."""
     pair, state, executable, _ = compiled("1b", 8, 4, "H200", layers=(2, 1), num_devices=num_devices, quantize=mode)
@@ -159,7 +159,7 @@ def test_devices_exchange_neither_weights_nor_caches(num_devices, mode):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("shape", "device", "batch", "draft_len"), itertools.product(SHAPES, ("H200", "A100"), (1, 8, 16), (4, 8))
+    ("shape", "device", "batch", "draft_len"), list(itertools.product(SHAPES, ("H200", "A100"), (1, 8, 16), (4, 8)))
 )
 def test_whole_steps(shape, device, batch, draft_len):
     """All layers of the target and the draft model."""
