@@ -107,7 +107,8 @@ CONFIGS = {
     "opt-untied-no-bias": _OPT | {"enable_bias": False, "tie_word_embeddings": False, "activation_function": "gelu"},
     "opt-projected-untied": _OPT | {"word_embed_proj_dim": 20, "tie_word_embeddings": False},
     "ministral": _MISTRAL
-    | {"model_type": "ministral", "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
+    | {"model_type": "ministral", "head_dim": 14, "sliding_window": 9}
+    | {"layer_types": ["sliding_attention", "full_attention"]},
 }
 
 
