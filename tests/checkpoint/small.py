@@ -19,15 +19,13 @@ VOCAB = 264
 
 
 def small_config(**changes) -> ModelConfig:
-    options = {
-        "vocab_size": VOCAB, "width": 16, "num_layers": 2, "num_heads": 4, "num_kv_heads": 4, "head_dim": 4,
-        "mlp_width": 32, "context": 128, "is_tied": True,
-    }  # fmt: skip
-    return flat_config(**(options | changes))
+    """Returns the configuration of a small Llama; `changes` are arguments of `flat_config`."""
+    shape = {"width": 16, "num_layers": 2, "num_heads": 4, "num_kv_heads": 4, "head_dim": 4, "mlp_width": 32}
+    return flat_config(**({"vocab_size": VOCAB, "context": 128, "is_tied": True} | shape | changes))
 
 
 def random_model(config: ModelConfig, seed: int = 0) -> Model:
-    """A model of random parameters, drawn by NumPy: compiling its initializer would take seconds."""
+    """Returns a model with random parameters. NumPy draws them, because compiling the initializer takes seconds."""
     draw = np.random.default_rng(seed)
     params = {
         name: jnp.asarray(0.3 * draw.standard_normal(leaf.shape), config.dtype)
@@ -41,7 +39,7 @@ def random_model(config: ModelConfig, seed: int = 0) -> Model:
 
 
 def small_tokenizer(merge: str = "t h") -> Tokenizer:
-    """Bytes, one merge and two special tokens."""
+    """Returns a byte-level tokenizer with one merge and two special tokens."""
     names = [*byte_names(), merge.replace(" ", "")]
     backend = Backend(BPE({name: id for id, name in enumerate(names)}, [tuple(merge.split(" "))]))
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)

@@ -1,4 +1,4 @@
-"""Reads whole texts through the cache in passes of the sizes that speculation uses."""
+"""Computes the logits of whole texts in cached passes of the sizes that speculation uses."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ def read_texts(model: Model, texts: Sequence[Sequence[int]], capacity: int = 64)
     """Returns the logits of every position of each text, ``[n, V]`` float32.
 
     Prefills all but the last 12 tokens of the texts as one ragged batch, then runs passes of 1, 1, 5 and 5 tokens.
-    Before the last two passes, five wrong tokens are read and rolled back.
+    Before the last two passes, a pass over five wrong tokens is rolled back.
     """
     cache = model.init_cache(len(texts), capacity)
     scores = [[] for _ in texts]

@@ -1,4 +1,4 @@
-"""``"module:attribute"``: modules that are installed, and modules in the current directory."""
+"""`import_attribute` finds ``"module:attribute"`` in installed modules and in the current directory."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ print(import_attribute("own_module:VALUE", "source"), import_attribute("own_pack
 """
 
 
-def test_an_installed_attribute():
+def test_an_attribute_of_an_installed_module():
     assert import_attribute("pathlib:Path", "source") is Path
 
 
@@ -36,13 +36,13 @@ def test_an_unknown_name_is_an_error(name, message):
 
 
 def test_a_script_elsewhere_finds_modules_in_the_current_directory(tmp_path):
-    """The first entry of its path is its own directory, as for a console script."""
+    """The first entry of the script's `sys.path` is the script's own directory, as for a console script."""
     (tmp_path / "bin").mkdir()
     script, project = tmp_path / "bin" / "script", tmp_path / "project"
     script.write_text(SCRIPT.format(python=sys.executable, root=str(Path(__file__).parents[2])))
     (project / "own_package").mkdir(parents=True)
     (project / "own_module.py").write_text("VALUE = 1\n")
-    # A module of the directory can import another one.
+    # A module in the current directory can import another one there.
     (project / "own_package" / "part.py").write_text("from own_module import VALUE as ONE\nVALUE = ONE + 1\n")
     command = [sys.executable, str(script)]
     found = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True)
