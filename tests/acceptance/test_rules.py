@@ -12,7 +12,6 @@ import scipy.stats
 from bass_jax.acceptance import (
     BLOCK,
     SHARED_NOISE,
-    AcceptanceRule,
     RuleKeys,
     find_rule,
     register_rule,
@@ -24,6 +23,7 @@ from bass_jax.acceptance.template import REJECT_ALL
 from bass_jax.acceptance.token import TOKEN
 from bass_jax.sampling import TokenDistribution, sample_tokens
 from bass_jax.sampling.keys import Role, draw_keys, gumbel, position_keys, row_keys, step_draft_keys
+from bass_jax.testing import check_rule
 
 RULES = registered_rules() | {"reject_all": REJECT_ALL}
 LOSSLESS = sorted(name for name, rule in RULES.items() if rule.lossless)
@@ -64,15 +64,12 @@ def run(rule, *arguments):
     return jax.jit(rule.accept)(*arguments)
 
 
-@pytest.mark.parametrize("has_probs", [True, False])
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_a_result_has_the_right_shapes_and_range(name, has_probs):
-    drafts, num_drafted, draft_probs, target, keys = case()
-    result = run(RULES[name], drafts, num_drafted, draft_probs if has_probs else None, target, keys)
-    for field in result:
-        assert (field.shape, field.dtype) == ((B,), jnp.int32)
-    assert ((result.num_accepted >= 0) & (result.num_accepted <= num_drafted)).all()
-    assert ((result.next_token >= 0) & (result.next_token < V)).all()
+def test_a_rule_passes_the_conformance_test(name):
+    rule = RULES[name]
+    check_rule(rule)
+    assert rule.name == name
+    assert rule.source
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
@@ -90,26 +87,14 @@ def test_without_drafts_the_next_token_follows_the_target(name):
         assert scipy.stats.chisquare(counts, expected, sum_check=False).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
-def test_a_row_does_not_depend_on_other_rows(name):
-    arguments = case()
-    order = np.random.default_rng(0).permutation(B)
-    straight = run(RULES[name], *arguments)
-    shuffled = run(RULES[name], *take_rows(arguments, order))
-    for one, other in zip(straight, shuffled, strict=True):
-        np.testing.assert_array_equal(one[order], other)
-
-
-@pytest.mark.parametrize("name", LOSSLESS)
+@pytest.mark.parametrize("name", sorted(set(LOSSLESS) - {"reject_all"}))
 def test_temperature_0_accepts_exact_matches(name):
     """With one-hot distributions a draft is accepted if and only if it is the target's token."""
     drafts, num_drafted, _, target, keys = case()
     one_hot = target_distribution(jax.nn.one_hot(target.argmax, V))
     result = run(RULES[name], drafts, num_drafted, None, one_hot, keys)
-    if name != "reject_all":
-        is_right = (drafts == target.argmax[:, :-1]) & (jnp.arange(G) < num_drafted[:, None])
-        np.testing.assert_array_equal(result.num_accepted, jnp.cumprod(is_right, axis=1).sum(axis=1))
-    np.testing.assert_array_equal(result.next_token, target.argmax[jnp.arange(B), result.num_accepted])
+    is_right = (drafts == target.argmax[:, :-1]) & (jnp.arange(G) < num_drafted[:, None])
+    np.testing.assert_array_equal(result.num_accepted, jnp.cumprod(is_right, axis=1).sum(axis=1))
 
 
 @pytest.mark.parametrize("name", sorted(set(SAMPLED) - {"reject_all"}))
@@ -272,12 +257,3 @@ def test_an_unknown_rule_is_explained(name, reason):
 def test_a_name_can_be_registered_only_once():
     with pytest.raises(ValueError, match="'token'"):
         register_rule(dataclasses.replace(REJECT_ALL, name="token"))
-
-
-@pytest.mark.parametrize("name", sorted(RULES))
-def test_a_rule_declares_its_properties(name):
-    rule = RULES[name]
-    assert isinstance(rule, AcceptanceRule)
-    assert rule.name == name
-    assert rule.source
-    assert rule.noise in ("none", "step", "position")
