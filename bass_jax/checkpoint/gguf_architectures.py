@@ -6,32 +6,35 @@ from typing import Any
 
 import numpy as np
 
-_LLAMA_NAMES = {
-    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
-    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-}  # fmt: skip
-_SANDWICH_NAMES = _LLAMA_NAMES | {
-    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}  # fmt: skip
-_GPT2_NAMES = {
-    "token_embd": "transformer.wte", "position_embd": "transformer.wpe", "output_norm": "transformer.ln_f",
-    "output": "lm_head", "attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj",
-    "ffn_norm": "ln_2", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj",
-}  # fmt: skip
 
-_LLAMA_KEYS = {
-    "hidden_size": "embedding_length", "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count", "intermediate_size": "feed_forward_length",
-    "max_position_embeddings": "context_length",
-}  # fmt: skip
-_GPT2_KEYS = {
-    "n_embd": "embedding_length", "n_layer": "block_count", "n_head": "attention.head_count",
-    "n_inner": "feed_forward_length", "n_positions": "context_length",
-}  # fmt: skip
+def _table(text: str) -> dict[str, str]:
+    """Returns a dict of pairs that are written as ``key=value``."""
+    return dict(pair.split("=") for pair in text.split())
+
+
+_LLAMA_NAMES = _table("""
+    token_embd=model.embed_tokens output_norm=model.norm output=lm_head attn_norm=input_layernorm
+    ffn_norm=post_attention_layernorm attn_q=self_attn.q_proj attn_k=self_attn.k_proj attn_v=self_attn.v_proj
+    attn_q_norm=self_attn.q_norm attn_k_norm=self_attn.k_norm attn_output=self_attn.o_proj ffn_gate=mlp.gate_proj
+    ffn_up=mlp.up_proj ffn_down=mlp.down_proj
+""")
+_SANDWICH_NAMES = _LLAMA_NAMES | _table("""
+    ffn_norm=pre_feedforward_layernorm post_attention_norm=post_attention_layernorm
+    post_ffw_norm=post_feedforward_layernorm
+""")
+_GPT2_NAMES = _table("""
+    token_embd=transformer.wte position_embd=transformer.wpe output_norm=transformer.ln_f output=lm_head
+    attn_norm=ln_1 attn_qkv=attn.c_attn attn_output=attn.c_proj ffn_norm=ln_2 ffn_up=mlp.c_fc ffn_down=mlp.c_proj
+""")
+
+_LLAMA_KEYS = _table("""
+    hidden_size=embedding_length num_hidden_layers=block_count num_attention_heads=attention.head_count
+    intermediate_size=feed_forward_length max_position_embeddings=context_length
+""")
+_GPT2_KEYS = _table("""
+    n_embd=embedding_length n_layer=block_count n_head=attention.head_count n_inner=feed_forward_length
+    n_positions=context_length
+""")
 
 Config = dict[str, Any]
 

@@ -23,18 +23,19 @@ from bass_jax.models.weights import UNIFORM_DEVIATION, draw_int8
 from bass_jax.typing import Array, Key
 
 _LLAMA = {"model_type": "llama", "vocab_size": 32000, "rms_norm_eps": 1e-5}
-_LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-    "rope_theta": 500000.0,
-}
+_LLAMA3 = _LLAMA | {"num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072}
+_LLAMA3_FREQUENCIES = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_LLAMA3_ROPE = _LLAMA3_FREQUENCIES | {"rope_type": "llama3", "rope_theta": 500000.0}
+_SMOLLM2 = _LLAMA | {"num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192, "rope_theta": 1e5}
+_MISTRAL = _LLAMA | {"model_type": "mistral", "num_key_value_heads": 8, "max_position_embeddings": 32768}
 _OPT = {"model_type": "opt", "vocab_size": 50272}
 _CODEGEN = {"model_type": "codegen", "vocab_size": 51200}
 _NEOX = {"model_type": "gpt_neox", "vocab_size": 50304}
 _QWEN = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 32768}
+_QWEN2 = _QWEN | {"model_type": "qwen2"}
+_QWEN3 = _QWEN | {"model_type": "qwen3", "num_key_value_heads": 8, "vocab_size": 151936, "head_dim": 128}
 _GEMMA2 = {"model_type": "gemma2", "vocab_size": 256000, "head_dim": 256, "max_position_embeddings": 8192}
+_GEMMA3 = {"model_type": "gemma3_text", "vocab_size": 262144, "head_dim": 256, "max_position_embeddings": 32768}
 _BASS = {
     "model_type": "gpt_neox",
     "vocab_size": 51200,
@@ -74,47 +75,26 @@ _SOURCES = {
     # Others.
     "llama-2-7b": _sized(_LLAMA, 32, 4096, 32, 11008, max_position_embeddings=4096),
     "tinyllama-1.1b": _sized(_LLAMA, 22, 2048, 32, 5632, num_key_value_heads=4),
-    "llama-3.1-8b": _sized(
-        _LLAMA, 32, 4096, 32, 14336, num_key_value_heads=8, vocab_size=128256, max_position_embeddings=131072,
-        rope_parameters=_LLAMA3_ROPE | {"factor": 8.0},
-    ),
+    "llama-3.1-8b": _sized(_LLAMA3, 32, 4096, 32, 14336, rope_parameters=_LLAMA3_ROPE | {"factor": 8.0}),
     "llama-3.2-1b": _sized(
-        _LLAMA, 16, 2048, 32, 8192, num_key_value_heads=8, vocab_size=128256, max_position_embeddings=131072,
-        rope_parameters=_LLAMA3_ROPE | {"factor": 32.0}, tie_word_embeddings=True,
+        _LLAMA3, 16, 2048, 32, 8192, rope_parameters=_LLAMA3_ROPE | {"factor": 32.0}, tie_word_embeddings=True
     ),
-    "smollm2-135m": _sized(
-        _LLAMA, 30, 576, 9, 1536, num_key_value_heads=3, vocab_size=49152, max_position_embeddings=8192,
-        rope_theta=100000.0, tie_word_embeddings=True,
-    ),
-    "mistral-7b": _sized(
-        _LLAMA | {"model_type": "mistral"}, 32, 4096, 32, 14336, num_key_value_heads=8, sliding_window=4096,
-        max_position_embeddings=32768,
-    ),
+    "smollm2-135m": _sized(_SMOLLM2, 30, 576, 9, 1536, tie_word_embeddings=True),
+    "mistral-7b": _sized(_MISTRAL, 32, 4096, 32, 14336, sliding_window=4096),
     "qwen2.5-0.5b": _sized(
-        _QWEN | {"model_type": "qwen2"}, 24, 896, 14, 4864, num_key_value_heads=2, vocab_size=151936,
-        tie_word_embeddings=True,
+        _QWEN2, 24, 896, 14, 4864, num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True
     ),
-    "qwen2.5-7b": _sized(
-        _QWEN | {"model_type": "qwen2"}, 28, 3584, 28, 18944, num_key_value_heads=4, vocab_size=152064
-    ),
-    "qwen3-0.6b": _sized(
-        _QWEN | {"model_type": "qwen3"}, 28, 1024, 16, 3072, num_key_value_heads=8, vocab_size=151936, head_dim=128,
-        tie_word_embeddings=True,
-    ),
-    "qwen3-8b": _sized(
-        _QWEN | {"model_type": "qwen3"}, 36, 4096, 32, 12288, num_key_value_heads=8, vocab_size=151936, head_dim=128
-    ),
+    "qwen2.5-7b": _sized(_QWEN2, 28, 3584, 28, 18944, num_key_value_heads=4, vocab_size=152064),
+    "qwen3-0.6b": _sized(_QWEN3, 28, 1024, 16, 3072, tie_word_embeddings=True),
+    "qwen3-8b": _sized(_QWEN3, 36, 4096, 32, 12288),
     "gemma-2-2b": _sized(_GEMMA2, 26, 2304, 8, 9216, num_key_value_heads=4),
     "gemma-2-9b": _sized(_GEMMA2, 42, 3584, 16, 14336, num_key_value_heads=8),
-    "gemma-3-1b": _sized(
-        {"model_type": "gemma3_text"}, 26, 1152, 4, 6912, num_key_value_heads=1, vocab_size=262144, head_dim=256,
-        sliding_window=512, max_position_embeddings=32768,
-    ),
+    "gemma-3-1b": _sized(_GEMMA3, 26, 1152, 4, 6912, num_key_value_heads=1, sliding_window=512),
     "gpt2": _sized({"model_type": "gpt2", "vocab_size": 50257}, 12, 768, 12, 3072),
     "starcoder": _sized({"model_type": "gpt_bigcode", "vocab_size": 49152}, 40, 6144, 48, 24576, n_positions=8192),
     "pythia-160m": _sized(_NEOX, 12, 768, 12, 3072),
     "pythia-6.9b": _sized(_NEOX | {"vocab_size": 50432}, 32, 4096, 32, 16384),
-}  # fmt: skip
+}
 
 PRESETS = tuple(_SOURCES)
 """The names that `preset` accepts."""

@@ -202,7 +202,7 @@ def test_inspect_describes_and_compares(pair, tmp_path, capsys):
     model = random_model(small_config(num_layers=1))
     checkpoint.save_model(other, model, tokenizer=small_tokenizer("a b"), source="random", license="none")
     assert main(["inspect", target, "--draft", str(other)]) == 1
-    assert "cannot be a pair: the tokenizers differ" in capsys.readouterr().out
+    assert "cannot be a pair: the draft's tokenizer" in capsys.readouterr().out
     assert "no/such/model" in fails(capsys, "inspect", "no/such/model")
 
 

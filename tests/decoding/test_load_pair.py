@@ -95,5 +95,5 @@ def test_a_datastore_of_another_tokenizer_is_refused(directory, tmp_path):
     about["tokenizer_fingerprint"] = about["tokenizer_fingerprint"][::-1]
     path = tmp_path / "other.safetensors"
     save_file(build_datastore(answers(), **SIZES)._asdict(), path, metadata={"datastore": json.dumps(about)})
-    with pytest.raises(ValueError, match=r"the store's tokenizer .* is not the target's"):
+    with pytest.raises(ValueError, match=r"the datastore's tokenizer .* is not the target's"):
         bass.load_pair(directory, drafter=path)

@@ -151,7 +151,7 @@ def test_an_invalid_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="of one length and not empty"):
         read_datastore(path)
     write_datastore(path, arrays, **SIZES, vocab_size=VOCAB)
-    with pytest.raises(ValueError, match="a store of 7 tokens, the target has 5"):
+    with pytest.raises(ValueError, match="a datastore of 7 tokens, the target has 5"):
         read_datastore(path, vocab_size=5)
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(ValueError, match="not readable as a retrieval datastore"):

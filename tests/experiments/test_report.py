@@ -115,8 +115,9 @@ def check_page(page: str) -> None:
     assert "<script" not in page and "@import" not in page
 
 
-def test_the_command_line_from_run_to_comparison(content, tmp_path, capsys):
+def test_the_command_line_from_run_to_comparison(content, tmp_path, capsys, monkeypatch):
     """The greedy samples of all methods and of both runs are equal."""
+    monkeypatch.setenv("COLUMNS", "200")  # Long numbers would wrap the table.
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content))
     first, second = content["output_dir"], content["output_dir"] + "-2"

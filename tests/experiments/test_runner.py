@@ -163,7 +163,7 @@ def test_a_time_budget_stops_rows_and_records_them(content):
 
 
 def test_traces_agree_with_the_samples(content):
-    from bass_jax import read_trace
+    from bass_jax.decoding import read_trace
 
     content |= {"trace": True, "methods": {"batched": {"batch": 4, "draft_len": 2}}}
     path = run(content)

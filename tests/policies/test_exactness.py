@@ -27,7 +27,7 @@ POLICIES = {
     "batch_table": policies.batch_table({1: 4, 4: 2}),
     "goodput": policies.goodput(profile=made_up(0.12, rates=(0.6, 0.5)), lengths=LENGTHS, prior_weight=4.0),
     "goodput that explores": policies.goodput(profile=made_up(0.9), lengths=LENGTHS, exploration_share=0.3),
-    "goodput with two lengths": policies.goodput(profile=made_up(0.9), lengths=(0, 4), exploration_share=0.3),
+    "goodput with two lengths": policies.goodput(profile=made_up(0.2), lengths=(0, 4), exploration_share=0.3),
     "confidence": policies.confidence(threshold=0.5, max_len=4),
     "bandit": policies.bandit(lengths=LENGTHS),
     "template": policies.find_policy("bass_jax.policies.template:OneMore(max_len=4)"),

@@ -60,7 +60,7 @@ def next_token(model, tokens) -> int:
 
 @pytest.fixture(scope="session")
 def target():
-    return tiny.model(3, scale=1.0, vocab_size=VOCAB, width=16, mlp_width=32, is_tied=True)
+    return tiny.model(3, scale=1.0, num_layers=2, vocab_size=VOCAB, width=16, mlp_width=32, is_tied=True)
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ def test_which_positions_read_predicted_hidden_states(make_config, make_draft, t
 
     @jax.jit
     def run(hidden):
-        states = module.apply(variables, batch.tokens, positions, None, 1, hidden, method="hidden_states")[0]
+        states = module.apply(variables, batch.tokens, positions, None, 1, hidden, method="hidden_states").hidden
         return states, module.apply(variables, states, method="next_hidden")
 
     inputs, expected = before.copy(), []

@@ -66,5 +66,5 @@ def test_a_step_compiles_and_keeps_no_weights_of_attention(num_tokens, config):
     executable = compile_for(step, state, embedding, batch, weights)
     if num_tokens == T:
         # One layer's weights, [B, N, T, T] in float32; a quarter of the rows is scored at a time.
-        whole = 4 * B * DRAFT.num_heads * T * T
+        whole = 4 * B * DRAFT.layers[0].attention.num_heads * T * T
         assert executable.memory_analysis().temp_size_in_bytes < whole
