@@ -28,7 +28,7 @@ class TorchFile:
                 but named tensors.
         """
         try:
-            import torch
+            import torch  # pyright: ignore[reportMissingImports]
         except ModuleNotFoundError:
             raise ValueError(f"{path}: reading weights of torch needs torch: pip install 'bass-jax[torch]'") from None
         self.path = path

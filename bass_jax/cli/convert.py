@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
     declare(
         parser,
-        argument("source", "Hugging Face directory or Hub id, .gguf file, or Orbax directory"),
+        argument("source", "Hugging Face directory or Hub id, .gguf file, or a checkpoint of bass_jax"),
         argument("destination", "directory to write; only a checkpoint of ours is replaced", type=Path),
         argument("--dtype", "of the stored parameters (default: as read)", choices=("float32", "bfloat16")),
         argument("--quantize", "store matrices as INT8, with a scale per output channel", choices=("int8",)),

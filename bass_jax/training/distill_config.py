@@ -268,7 +268,7 @@ class DistillConfig:
         corpus_dir: `output_dir` of another run whose corpus and held-out answers are used, so that several drafts can
             learn from one corpus.
         extra_corpora: directories of further runs with the same target whose corpora are trained on too.
-        is_packed: store the draft's matrices in INT8 instead of bfloat16; they are widened on loading.
+        is_packed: store the draft's matrices in INT8 instead of bfloat16; they are converted on loading.
         held_out_temperatures: temperatures above 0 at which the held-out prompts are answered too, to measure the
             acceptance of sampled answers.
     """

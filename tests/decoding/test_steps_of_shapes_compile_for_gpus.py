@@ -16,7 +16,6 @@ from bass_jax.models.sharding import param_shardings
 from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS, is_one_graph
 from tests.abstract import abstract_pair, abstract_state, num_bytes, of_depth
 from tests.gpu_compile import compile_with_thunks_for, needs_gpu_compiler
-from tests.marks import mostly_slow
 
 pytestmark = needs_gpu_compiler
 CAPACITY = 2048
@@ -104,12 +103,8 @@ def assert_step(pair, state, executable, thunks, draft_len, *, share=0.02):
     assert found < max(share * parameters, 1.02 * distributions), (found, parameters, distributions)
 
 
-@pytest.mark.parametrize(
-    ("device", "mode"),
-    mostly_slow(
-        itertools.product(("H200", "A100"), ("int8", "int8_activations")), lambda case: case == ("A100", "int8")
-    ),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "mode"), list(itertools.product(("H200", "A100"), ("int8", "int8_activations"))))
 def test_int8_weights_are_cast_inside_the_products(device, mode):
     """No kernel writes a converted weight, and no temporary is as large as one."""
     pair, state, executable, thunks = compiled("7.8b", 8, 4, device, layers=(1, 0), quantize=mode, cache_dtype="int8")

@@ -36,7 +36,7 @@ PROMPTS = (
     "Write a polite email that declines an invitation.",
     "What does the word 'café' mean? Antworte auf Deutsch: 東京?",
 )
-"""Quick tests use the first few prompts, slow tests all twenty."""
+"""A test uses the first few of these prompts, or all."""
 
 
 @pytest.fixture(scope="session")
