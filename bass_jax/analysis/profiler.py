@@ -104,9 +104,9 @@ def measure_acceptance(
     """
     if len(prompts) == 0:
         raise ValueError("prompts: expected at least one")
-    summary = generate(pair, prompts, spec, sampling=sampling, max_new_tokens=max_new_tokens, max_batch=8).metrics
-    rates = list(summary.acceptance_by_position)
-    for position, num_reached in enumerate(summary.num_reached_by_position):
+    metrics = generate(pair, prompts, spec, sampling=sampling, max_new_tokens=max_new_tokens, max_batch=8).metrics
+    rates = list(metrics.acceptance_by_position)
+    for position, num_reached in enumerate(metrics.num_reached_by_position):
         if position and num_reached < MIN_REACHED:
             rates[position] = rates[position - 1]
     return tuple(rates)

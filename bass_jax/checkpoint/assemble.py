@@ -49,7 +49,9 @@ class TensorSource(Protocol):
         ...
 
 
-def place(builders: Builders, shardings: Mapping[str, Any] | None = None, progress: Progress | None = None) -> Params:
+def place_arrays(
+    builders: Builders, shardings: Mapping[str, Any] | None = None, progress: Progress | None = None
+) -> Params:
     """Builds arrays one at a time and places each on its devices.
 
     Args:

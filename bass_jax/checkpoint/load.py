@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bass_jax.checkpoint import manifest as manifest_file
-from bass_jax.checkpoint.assemble import Progress, TensorSource, place, plan
+from bass_jax.checkpoint.assemble import Progress, TensorSource, place_arrays, plan
 from bass_jax.checkpoint.config_json import read_config_json
 from bass_jax.checkpoint.manifest import WEIGHTS, Manifest, has_manifest, read_manifest
 from bass_jax.checkpoint.quantize_on_load import dequantizing, quantizing, stored_dtype
@@ -71,7 +71,7 @@ def load_model(
     config = read_model_config(source)
     config = dataclasses.replace(config, dtype=dtype or config.dtype, quantize=quantize, cache_dtype=cache_dtype)
     shardings = None if mesh is None else flatten_dict(param_shardings(config, mesh, rules), sep="/")
-    return Model(place(plan(source, config), shardings, progress), placed_config(config, mesh, rules))
+    return Model(place_arrays(plan(source, config), shardings, progress), placed_config(config, mesh, rules))
 
 
 def load_tokenizer(path: str | PathLike[str], manifest: Manifest | None = None) -> Tokenizer:
@@ -204,6 +204,6 @@ def _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding, progr
     if mesh is not None:
         replicated = NamedSharding(mesh, PartitionSpec())
         shardings = flatten_dict(param_shardings(config, mesh, rules), sep="/") | {"output_ids": replicated}
-    params = place(builders, shardings, progress)
+    params = place_arrays(builders, shardings, progress)
     output_ids = params.pop("output_ids", None)
     return Model(params | shared, placed_config(config, mesh, rules), output_ids)

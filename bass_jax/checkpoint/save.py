@@ -37,7 +37,7 @@ def save_model(
     shares_embedding: bool = False,
     is_packed: bool = False,
 ) -> None:
-    """Writes a checkpoint to a temporary directory beside `directory`, verifies it and renames it.
+    """Writes a checkpoint to a temporary directory next to `directory`, verifies it and renames it.
 
     Args:
         directory: replaced if it is a checkpoint.

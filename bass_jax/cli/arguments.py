@@ -46,7 +46,7 @@ def argument(name: str, help: str, default: Any = None, **options: Any) -> Argum
     return Argument(name, options | {"help": help})
 
 
-def declare(parser: argparse._ActionsContainer, *arguments: Argument) -> None:
+def add_all(parser: argparse._ActionsContainer, *arguments: Argument) -> None:
     """Adds arguments to a parser or a group."""
     for name, options in arguments:
         parser.add_argument(name, **options)
@@ -84,7 +84,7 @@ def max_new_tokens(default: int) -> Argument:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares how the weights of a pair are stored and placed; see `load_models`."""
-    declare(
+    add_all(
         parser.add_argument_group("models"),
         argument("--dtype", "of both models (default: as stored)", choices=("float32", "bfloat16")),
         argument("--quantize", "INT8 for the target's weights, or also for its activations", choices=_QUANTIZE),

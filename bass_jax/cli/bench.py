@@ -23,8 +23,8 @@ A name of `bass-jax inspect presets` gives random weights of that shape, for whi
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
-    args.declare(parser, args.argument("pair", "target and draft, or the name of a preset"), args.DRAFT)
-    args.declare(
+    args.add_all(parser, args.argument("pair", "target and draft, or the name of a preset"), args.DRAFT)
+    args.add_all(
         parser.add_argument_group("what is timed"),
         args.argument("--batches", "rows", "1,8", type=args.numbers),
         args.argument("--draft-lens", "drafts per step; 0 is regular decoding", "0,4", type=args.numbers),
@@ -32,14 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         args.argument("--rule", "acceptance rule", "token"),
         args.TEMPERATURE,
     )
-    args.declare(
+    args.add_all(
         parser.add_argument_group("acceptance, for tokens per second"),
         args.argument("--acceptance", "assumed, for all positions (0.8) or by position (0.9,0.7)", metavar="RATES"),
         args.argument("--prompts", "measure it on these prompts, as --file of generate", type=Path),
         *prompt_arguments(limit=16),
     )
     args.add_model_arguments(parser)
-    args.declare(
+    args.add_all(
         parser.add_argument_group("output"),
         args.argument("--output", "JSON with every cell and the measured device", type=Path),
         args.argument("--plot", "image of measured times and the roofline; needs matplotlib", type=Path),

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bass_jax.cli.arguments import SET, argument, declare, output_console, read_overrides
+from bass_jax.cli.arguments import SET, add_all, argument, output_console, read_overrides
 
 EXAMPLES = """examples:
   bass-jax build-datastore configs/distill/smollm2_quickstart.yaml --output store.safetensors
@@ -14,7 +14,7 @@ The corpus is that of bass-jax distill CONFIG --stages corpus, without what over
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
-    declare(
+    add_all(
         parser,
         argument("config", "YAML file of a distillation whose corpus has been written", type=Path),
         SET,

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bass_jax.cli.arguments import argument, declare, make_table, output_console
+from bass_jax.cli.arguments import add_all, argument, make_table, output_console
 
 EXAMPLES = """examples:
   bass-jax compare runs/quickstart runs/heuristic"""
@@ -11,7 +11,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
-    declare(
+    add_all(
         parser,
         argument("first", "run directory", type=Path, metavar="DIR"),
         argument("second", "another run directory", type=Path, metavar="DIR"),

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bass_jax.cli.arguments import QUIET, argument, declare
+from bass_jax.cli.arguments import QUIET, add_all, argument
 
 EXAMPLES = """examples:
   bass-jax convert ~/models/SmolLM2-135M-Instruct checkpoints/smollm2
@@ -14,7 +14,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
-    declare(
+    add_all(
         parser,
         argument("source", "Hugging Face directory or Hub id, .gguf file, or a checkpoint of bass_jax"),
         argument("destination", "directory to write; only a checkpoint of ours is replaced", type=Path),

@@ -38,25 +38,25 @@ _DRAFT_HELP = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
-    args.declare(
+    args.add_all(
         parser,
         args.argument("prompts", "prompts; '-' reads standard input, one per line", nargs="*"),
         args.argument("--pair", "target and draft", "checkpoints/quickstart"),
     )
     args.add_model_arguments(parser)
-    args.declare(
+    args.add_all(
         parser.add_argument_group("prompts"),
         args.argument("--file", "text with one prompt per line, or a .jsonl(.gz) data set", type=Path),
         *prompt_arguments(),
         args.argument("--raw", "continue the text itself, without the chat template", False),
     )
-    args.declare(
+    args.add_all(
         parser.add_argument_group("batch"),
         args.argument("--batch", "prompts decoded together (default: all, at most 64 rows)", type=int),
         args.argument("--samples", "outputs per prompt", 1),
         args.max_new_tokens(128),
     )
-    args.declare(
+    args.add_all(
         parser.add_argument_group("speculation"),
         args.argument("--draft", _DRAFT_HELP),
         args.DRAFT_LEN,
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ),
         args.argument("--baseline", "also decode regularly, compare the outputs, print the speed-up", False),
     )
-    args.declare(
+    args.add_all(
         parser.add_argument_group("sampling"),
         args.TEMPERATURE,
         args.argument("--top-k", "0 is off", 0),
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         args.argument("--seed", "row i of the run has the seed SEED + i", 0),
         args.argument("--stop", "stop string", []),
     )
-    args.declare(
+    args.add_all(
         parser.add_argument_group("output"),
         args.argument("--output", "JSONL with a line per output, written when it has finished", type=Path),
         args.argument("--logprobs", "also write the N most probable tokens at each position", type=int, metavar="N"),

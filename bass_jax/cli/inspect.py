@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bass_jax.cli.arguments import argument, declare, make_table, output_console
+from bass_jax.cli.arguments import add_all, argument, make_table, output_console
 
 if TYPE_CHECKING:
     from bass_jax.checkpoint.inspect import Inspection
@@ -19,7 +19,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
-    declare(
+    add_all(
         parser,
         argument("path", "checkpoint, .gguf file, Hub id or preset; 'presets' lists the presets"),
         argument("--draft", "another checkpoint: check whether it can draft for the first"),

@@ -19,14 +19,14 @@ EXAMPLES = r"""examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
-    args.declare(parser, args.argument("pair", "target and draft"), args.DRAFT)
-    args.declare(
+    args.add_all(parser, args.argument("pair", "target and draft"), args.DRAFT)
+    args.add_all(
         parser.add_argument_group("prompts, for the acceptance"),
         args.argument("--prompts", "as --file of generate", Path("configs/demo_prompts.txt")),
         *prompt_arguments(limit=16),
         args.max_new_tokens(64),
     )
-    args.declare(
+    args.add_all(
         parser.add_argument_group("what is timed"),
         args.argument("--batches", "rows", "1,2,4,8,16", type=args.numbers),
         args.argument("--draft-lens", "drafts per step, buckets", "0,1,2,4,8", type=args.numbers),
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         args.ACCEPTANCE,
         args.TEMPERATURE,
     )
-    args.declare(
+    args.add_all(
         parser.add_argument_group("output"),
         args.argument("--output", "the file", Path("profile.json")),
         args.argument("--plot", "image of measured and fitted times; needs matplotlib", type=Path),

@@ -19,9 +19,9 @@ _SETTINGS = ("quantize", "cache_dtype", "quantize_draft")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
-    args.declare(parser, args.PAIR, args.DRAFT)
+    args.add_all(parser, args.PAIR, args.DRAFT)
     args.add_model_arguments(parser)
-    args.declare(
+    args.add_all(
         parser,
         args.argument("--prompts", "as --file of generate", Path("configs/demo_prompts.txt")),
         *prompt_arguments(limit=16),

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bass_jax.cli.arguments import argument, declare
+from bass_jax.cli.arguments import add_all, argument
 
 EXAMPLES = """examples:
   bass-jax report runs/quickstart
@@ -13,7 +13,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
-    declare(
+    add_all(
         parser,
         argument("directories", "run directories", nargs="+", type=Path, metavar="DIR"),
         argument("--output", "path without a suffix (default: report in the first directory)", type=Path),

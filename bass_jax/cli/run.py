@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bass_jax.cli.arguments import QUIET, argument, declare, make_table, output_console, read_overrides
+from bass_jax.cli.arguments import QUIET, add_all, argument, make_table, output_console, read_overrides
 
 if TYPE_CHECKING:
     from bass_jax.runtime.progress import ProgressBars
@@ -22,7 +22,7 @@ The same command resumes an interrupted run."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
     add_run_arguments(parser)
-    declare(
+    add_all(
         parser.add_argument_group("several processes"),
         argument("--distributed", "share the batches, as one process of a job", False),
         argument("--coordinator", "HOST:PORT of the first process, if the job does not provide it"),
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments that runs and sweeps share."""
-    declare(
+    add_all(
         parser,
         argument("config", "YAML file", type=Path),
         argument("overrides", "overrides of keys of the configuration", nargs="*", metavar="PATH=VALUE"),

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bass_jax.cli.arguments import argument, declare, make_table, numbers, output_console
+from bass_jax.cli.arguments import add_all, argument, make_table, numbers, output_console
 
 EXAMPLES = """examples:
   bass-jax simulate trace.jsonl --profile profile.json
@@ -16,7 +16,7 @@ DEFAULT_POLICIES = ("bass_heuristic", "batch_table", "goodput", "bandit")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
-    declare(
+    add_all(
         parser,
         argument("trace", "written by bass-jax generate --trace", type=Path),
         argument("--policy", "name, 'name(key=value)' or 'module:name'", []),
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         argument("--random", "number of batches of random rows, instead of each row once", type=int),
         argument("--seed", "of the random rows", 0),
     )
-    declare(
+    add_all(
         parser.add_argument_group("costs of steps: a measured profile, or a device's public figures"),
         argument("--profile", "written by bass-jax profile; goodput and batch_table start from it", type=Path),
         argument("--device", "h200 or a100: the roofline of the pair's shapes"),
@@ -86,9 +86,8 @@ def run(options: argparse.Namespace) -> int:
 def _cost_and_rates(options: argparse.Namespace, replay):
     """Returns the cost model of steps, and the acceptance by position that policies start from."""
     from bass_jax.analysis.replay import replay_acceptance
-    from bass_jax.cost_model import DEVICES, PassShape, pass_shape, read_profile, roofline
+    from bass_jax.cost_model import DEVICES, PassShape, draft_pass_shape, pass_shape, read_profile, roofline
     from bass_jax.decoding.load_pair import load_pair
-    from bass_jax.drafters import EagleDrafter, ModelDrafter
 
     if options.device is None:
         if options.profile is None:
@@ -98,8 +97,6 @@ def _cost_and_rates(options: argparse.Namespace, replay):
     if options.device not in DEVICES:
         raise ValueError(f"--device {options.device}: expected one of {sorted(DEVICES)}")
     pair = load_pair(options.pair)
-    draft = PassShape(0.0, 0.0, 0.0, 0.0, 0.0)
-    if isinstance(pair.drafter, ModelDrafter | EagleDrafter):
-        draft = pass_shape(pair.drafter.model.config)
+    draft = draft_pass_shape(pair.drafter) or PassShape()
     cost = roofline(pass_shape(pair.target.config), draft, DEVICES[options.device])
     return cost, replay_acceptance(replay)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from bass_jax.cli.arguments import argument, declare, read_overrides
+from bass_jax.cli.arguments import add_all, argument, read_overrides
 from bass_jax.cli.run import add_run_arguments, check_code_execution, command_of, score_samples
 
 EXAMPLES = """examples:
@@ -15,8 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
     add_run_arguments(parser)
     help = "values of a key, of which all combinations are run; a YAML list can be a value"
-    declare(parser, argument("--grid", help, [], required=True, metavar="PATH=VALUE,VALUE"))
-    declare(
+    add_all(parser, argument("--grid", help, [], required=True, metavar="PATH=VALUE,VALUE"))
+    add_all(
         parser.add_argument_group("several devices or machines"),
         argument("--ray", "run the points as Ray tasks", False),
         argument("--address", "of a Ray cluster (default: this machine)"),

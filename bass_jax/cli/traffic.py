@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bass_jax.cli.arguments import QUIET, argument, declare, output_console
+from bass_jax.cli.arguments import QUIET, add_all, argument, output_console
 from bass_jax.cli.prompt_arguments import collect_prompts
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
-    declare(
+    add_all(
         parser,
         argument("config", "YAML file", type=Path),
         argument("--plot", "image of latency against load (default: plot.png in the output directory)", type=Path),
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         QUIET,
     )
     checks = parser.add_argument_group("checks in real time, each in place of the experiment")
-    declare(
+    add_all(
         checks.add_mutually_exclusive_group(),
         argument("--agreement", "compare the first pattern in real and in simulated time", False),
         argument("--overhead", "measure the scheduler's share of a step of ROWS rows", type=int, metavar="ROWS"),

@@ -68,12 +68,12 @@ class EngineView(LiveView):
 def results_tables(results: Sequence[TrafficResult], pattern: str) -> tuple[Table, Table]:
     """Makes the tables of one pattern, of times and of rates, with a row per kind of batching and policy."""
     times, rates = [], []
-    for _, batching, policy, summary, _ in (one for one in results if one.pattern == pattern):
-        latency, goodput, acceptance = summary.latency, summary.goodput, summary.acceptance_rate
-        seconds = (latency.mean, latency.p50, latency.p90, latency.p99, summary.queueing.mean, summary.first_token.mean)
-        times.append((batching, policy, *(f"{x:.2f}" for x in seconds), f"{1e3 * summary.per_token.mean:.1f}"))
-        numbers = (f"{summary.tokens_per_second:.0f}", "–" if goodput is None else f"{goodput:.2f}")
-        means = (f"{summary.mean_rows:.1f}", f"{summary.mean_draft_len:.1f}")
+    for _, batching, policy, metrics, _ in (one for one in results if one.pattern == pattern):
+        latency, goodput, acceptance = metrics.latency, metrics.goodput, metrics.acceptance_rate
+        seconds = (latency.mean, latency.p50, latency.p90, latency.p99, metrics.queueing.mean, metrics.first_token.mean)
+        times.append((batching, policy, *(f"{x:.2f}" for x in seconds), f"{1e3 * metrics.per_token.mean:.1f}"))
+        numbers = (f"{metrics.tokens_per_second:.0f}", "–" if goodput is None else f"{goodput:.2f}")
+        means = (f"{metrics.mean_rows:.1f}", f"{metrics.mean_draft_len:.1f}")
         rates.append((batching, policy, *numbers, *means, "–" if acceptance is None else f"{acceptance:.0%}"))
     names = ("mean", "p50", "p90", "p99", "queue", "first token", "PTL ms")
     rate_names = ("tokens/s", "goodput", "rows", "drafts", "accepted")

@@ -14,7 +14,7 @@ All commands use this cache: bass_jax in the user's cache directory, or JAX_COMP
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
-    args.declare(
+    args.add_all(
         parser,
         args.PAIR,
         args.DRAFT,

@@ -41,7 +41,7 @@ class Generation:
         token_logprobs: per row `bass_jax.decoding.state.TokenLogprobs` with fields ``[num]`` and ``[num, n]``; None
             without `SpecConfig.num_logprobs`.
         finish_reasons: per row ``"stop"``, ``"length"``, ``"not_finite"`` or ``"no_token"``.
-        summary: acceptance, tokens per target pass and counts.
+        metrics: acceptance, tokens per target pass and counts.
         latency: per-token latency.
         timings: wall times.
         infos: one per step, on the host.

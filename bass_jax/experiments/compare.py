@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flax.traverse_util import flatten_dict
+
 from bass_jax.experiments.permutation_test import TwoSampleTest
 from bass_jax.experiments.results import RunResult, analyze, compare_distributions, count_identical
 from bass_jax.experiments.run_directory import RunRecords, read_run
@@ -50,16 +52,9 @@ def _compare(one: RunResult, other: RunResult, first: str, second: str) -> Varia
 
 
 def _differences(one: RunRecords, other: RunRecords) -> dict[str, tuple[Any, Any]]:
-    here, there = _flat(as_plain(one.config)), _flat(as_plain(other.config))
+    here, there = (flatten_dict(as_plain(run.config), sep=".") for run in (one, other))
     return {
         name: (here.get(name), there.get(name))
         for name in {**here, **there}
         if here.get(name) != there.get(name) and name not in ("output_dir", "title")
     }
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {prefix: value}
-    parts = (_flat(item, f"{prefix}.{key}" if prefix else str(key)) for key, item in value.items())
-    return {name: leaf for part in parts for name, leaf in part.items()}

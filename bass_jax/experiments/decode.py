@@ -11,11 +11,10 @@ import numpy as np
 
 from bass_jax.analysis.utilization import measure_utilization
 from bass_jax.config import SpecConfig
-from bass_jax.cost_model import Device, pass_shape
+from bass_jax.cost_model import Device, draft_pass_shape, pass_shape
 from bass_jax.decoding.metrics import per_token_latency, summarize
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.traces import TraceWriter
-from bass_jax.drafters import EagleDrafter, ModelDrafter
 from bass_jax.engine import RequestOutput
 from bass_jax.engine.generate import GenerateLoop, begin_trace
 from bass_jax.experiments.experiment_config import ExperimentConfig
@@ -136,16 +135,13 @@ class BatchDecoder(NamedTuple):
         }
         if not loop.infos:
             return record
-        draft_shape = None
-        if isinstance(pair.drafter, ModelDrafter | EagleDrafter) and batch.variant.method.step != "decode":
-            draft_shape = pass_shape(pair.drafter.model.config)
         utilization = measure_utilization(
             loop.infos,
             sum(loop.step_seconds),
             loop.prompt_lengths,
             self.device,
             pass_shape(pair.target.config),
-            draft_shape,
+            None if batch.variant.method.step == "decode" else draft_pass_shape(pair.drafter),
         )
         return record | {
             "metrics": finite(dataclasses.asdict(summarize(loop.infos))),

@@ -3,12 +3,12 @@
 import argparse
 from pathlib import Path
 
-from bass_jax.cli.arguments import FILE_WIDTH, argument, declare, make_table, numbers, output_console
+from bass_jax.cli.arguments import FILE_WIDTH, add_all, argument, make_table, numbers, output_console
 
 
 def test_the_type_of_an_argument_follows_from_its_default():
     parser = argparse.ArgumentParser()
-    declare(
+    add_all(
         parser,
         argument("--length", "", 4),
         argument("--share", "", 0.5),

@@ -149,9 +149,8 @@ def _write_windows(config: ModelConfig) -> dict[str, Any]:
     scalar = round(layer.attention.scale**-2, 6)
     return {
         "hidden_activation": WRITTEN_ACTIVATIONS[layer.mlp.activation],
-        "query_pre_attn_scalar": int(scalar)
-        if scalar.is_integer()
-        else scalar,  # `transformers` declares it as an integer.
+        # `transformers` declares it as an integer.
+        "query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar,
         "sliding_window": write_window(config),
         "layer_types": write_layer_types(config),
     }

@@ -25,7 +25,7 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
     """Makes our configuration from a checkpoint's ``config.json``.
 
     Raises:
-        ValueError: if a key is missing or asks for what this decoder does not do.
+        ValueError: if a key is missing or has a value that the decoder does not support.
     """
     base.require_values(source, alibi=False)  # The decoder does not support ALiBi.
     width, num_heads = base.read_integer(source, "dim"), base.read_integer(source, "heads")
