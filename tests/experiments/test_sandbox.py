@@ -19,8 +19,14 @@ LIMITS = SandboxLimits(seconds=1.0)
 isolated = pytest.mark.usefixtures("bubblewrap")
 
 
+@pytest.fixture(autouse=True)
+def child_of_this_process(monkeypatch):
+    """Lets `processes` tell the sandboxes of this test process from those of others."""
+    monkeypatch.setattr(sandbox, "_CHILD", f"{sandbox._CHILD}# {os.getpid()}\n")
+
+
 def processes() -> set[int]:
-    """Returns the processes of sandboxes, with what the programs started."""
+    """Returns the processes of this test's sandboxes, with what the programs started."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
