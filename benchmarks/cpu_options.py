@@ -1,10 +1,10 @@
-"""What XLA's options for a CPU do to a pass of the target: A/B in turns, one run.
+"""Compares XLA's compiler options for a CPU on a pass of the target.
 
     python benchmarks/cpu_options.py --batches 1,8 --widths 1,5
 
-Every pass over the quickstart target (all layers and the head, float32) is compiled under each set of options; the sets
-take turns, so that whatever else the machine does is shared. Wall time says what a user waits, CPU time what the cores
-did: where the first is below the second, several cores worked at once. The last line is the table as JSON.
+A pass over the quickstart target (all layers and the output projection, float32) is compiled with each set of options.
+The sets take turns, so that other work on the machine affects all of them. A wall time below the CPU time means that
+several cores worked at the same time. The last line is the table as JSON.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from rich.table import Table
 import bass_jax as bass
 
 OPTIONS = {
-    "XLA's own": {},
+    "default": {},
     "512-bit vectors": {"xla_cpu_prefer_vector_width": 512},
     "no YNNPACK": {"xla_cpu_experimental_ynn_fusion_type": ""},
     "both": {"xla_cpu_prefer_vector_width": 512, "xla_cpu_experimental_ynn_fusion_type": ""},
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=40)
     options = parser.parse_args()
-    model = bass.load_pair(options.pair, drafter="ngram")[0].target
+    model = bass.load_pair(options.pair, drafter="ngram").target
     table = Table(title=f"milliseconds per pass, {options.context} tokens of context, medians")
     for column in ("batch", "width", "options", "wall ms", "least wall ms", "CPU ms"):
         table.add_column(column, justify="right")
@@ -52,13 +52,14 @@ def main() -> None:
 
 
 def measure(model, batch, width, options) -> list[dict]:
+    """Returns the medians of each set of options."""
     tokens = jnp.zeros((batch, width), jnp.int32)
     positions = jnp.broadcast_to(options.context + jnp.arange(width, dtype=jnp.int32), (batch, width))
     cache = model.init_cache(batch, 256)
-    lowered = jax.jit(bass.Model.forward, donate_argnums=3).lower(model, tokens, positions, cache)
+    lowered = jax.jit(bass.models.Model.forward, donate_argnums=3).lower(model, tokens, positions, cache)
     passes = {name: lowered.compile(compiler_options=chosen) for name, chosen in OPTIONS.items()}
     walls, cpus = ({name: [] for name in passes} for _ in range(2))
-    for round_ in range(-2, options.rounds):  # the first warm
+    for round_ in range(-2, options.rounds):  # two rounds of warm-up
         for name, run in passes.items():
             start, used = time.perf_counter(), time.process_time()
             logits, cache = run(model, tokens, positions, cache)
@@ -68,11 +69,15 @@ def measure(model, batch, width, options) -> list[dict]:
                 cpus[name].append(1e3 * (time.process_time() - used))
     return [
         {
-            "batch": batch, "width": width, "options": name, "wall_ms": round(statistics.median(walls[name]), 2),
-            "least_wall_ms": round(min(walls[name]), 2), "cpu_ms": round(statistics.median(cpus[name]), 2),
+            "batch": batch,
+            "width": width,
+            "options": name,
+            "wall_ms": round(statistics.median(walls[name]), 2),
+            "least_wall_ms": round(min(walls[name]), 2),
+            "cpu_ms": round(statistics.median(cpus[name]), 2),
         }
         for name in passes
-    ]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Tokens per target pass of drafters on the held-out answers of a distillation, domain by domain, at temperature 0.
+r"""Tokens per target pass of drafters on the held-out answers of a distillation, by domain, at temperature 0.
 
-    python benchmarks/drafters.py configs/distill/smollm2_quickstart.yaml --data-dir data --drafters model,combined
+    python benchmarks/drafters.py configs/distill/smollm2_quickstart.yaml --data-dir data \
+        --drafters draft_model,ensemble
 
-Every drafter drafts along the same answers of the target (`speculate_on`), which are written first where they are
-missing. Nothing is timed, and no two drafters see different text. The last line is the table as JSON.
+All drafters draft along the same answers of the target (`speculate_on`), which are written first if they are missing.
+Nothing is timed. The last line is the table as JSON.
 """
 
 import datetime
@@ -14,9 +15,10 @@ from distillation import distillation_parser, overrides_of
 from rich.table import Table
 
 import bass_jax as bass
-from bass_jax.cli.output import output_console
-from bass_jax.training.distill_config import load_config
-from bass_jax.training.held_out import held_out_groups, write_held_out
+from bass_jax.cli.arguments import output_console
+from bass_jax.training.distill_config import load_distill_config
+from bass_jax.training.evaluate import held_out_groups, write_held_out
+from bass_jax.training.prompts import prompt_source
 from bass_jax.training.replay_speculation import speculate_on
 from bass_jax.training.write_corpus import load_target
 
@@ -24,18 +26,19 @@ from bass_jax.training.write_corpus import load_target
 def main() -> None:
     parser = distillation_parser(__doc__)
     parser.add_argument("--pair", default="checkpoints/quickstart")
-    parser.add_argument("--drafters", default="model,ngram,store,combined", help="names, or paths of drafts")
+    parser.add_argument("--drafters", default="draft_model,ngram,retrieval,ensemble", help="names, or paths of drafts")
     parser.add_argument("--draft-len", type=int, default=4)
     options = parser.parse_args()
 
-    config = load_config(options.config, overrides_of(options) | {"held_out_temperatures": []})
-    domains = held_out_groups(write_held_out(config, *load_target(config, "float32")), is_sampled=False)
+    config = load_distill_config(options.config, overrides_of(options) | {"held_out_temperatures": []})
+    held_out = write_held_out(config, prompt_source(config), *load_target(config, "float32"))
+    domains = held_out_groups(held_out, is_sampled=False)
 
     found: dict[str, dict[str, float]] = {}
     for name in options.drafters.split(","):
-        drafter = bass.load_pair(options.pair, drafter=name, dtype="float32")[0].drafter
+        drafter = bass.load_pair(options.pair, drafter=name, dtype="float32").drafter
         found[name] = {
-            domain: speculate_on(drafter, rows, options.draft_len).block_efficiency for (domain, _), rows in domains
+            domain: speculate_on(drafter, rows, options.draft_len).tokens_per_pass for (domain, _), rows in domains
         }
         print(json.dumps({name: found[name]}), flush=True)
 

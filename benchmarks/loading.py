@@ -1,14 +1,13 @@
-"""How fast a checkpoint loads from the page cache, and how much host memory it takes beside what is kept.
+"""Measures how fast a checkpoint loads from the page cache, and its peak host memory.
 
     python benchmarks/loading.py --gigabytes 2
     python benchmarks/loading.py --gigabytes 2 --stored bfloat16 --dtype float32
 
-Writes a random Llama of that size in Hugging Face's format, so that it lies in the page cache, and loads it in new
-processes, twice in each: the second time into memory that the first gave back. The first time a virtual machine may
-have to get its memory from its host, which can cost several times what loading does; the difference is the machine's.
-Peak memory is the process's anonymous memory (mapped files are the cache's), sampled every
-millisecond; its excess is what was taken beside the parameters, as a share of the largest tensor. The last line is
-JSON.
+Writes a random Llama of this size in Hugging Face's format, so that it is in the page cache, and loads it in new
+processes, twice in each. The second load uses memory that the first one freed. For the first load a virtual machine may
+have to get memory from its host, which can take several times as long as loading; the difference of the two is a
+property of the machine. Peak memory is the anonymous memory of the process, without mapped files, sampled every
+millisecond. Its excess over the parameters is reported as a multiple of the largest tensor. The last line is JSON.
 """
 
 import argparse
@@ -31,10 +30,10 @@ from rich.table import Table
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gigabytes", type=float, default=2.0, help="of the checkpoint")
+    parser.add_argument("--gigabytes", type=float, default=2.0, help="size of the checkpoint")
     parser.add_argument("--stored", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="to load as (default: as stored)")
-    parser.add_argument("--ours", action="store_true", help="convert to a checkpoint of ours, and load that")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="dtype to load as (default: as stored)")
+    parser.add_argument("--converted", action="store_true", help="convert with bass-jax convert, and load the result")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -42,46 +41,37 @@ def main() -> None:
         print(json.dumps(load(options.load, options.dtype)))
         return
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "theirs"
+        path = Path(directory) / "hugging_face"
         write_checkpoint(path, options.gigabytes, options.stored)
-        if options.ours:
+        if options.converted:
             from bass_jax.checkpoint import convert
 
-            convert(path, path := Path(directory) / "ours")
+            convert(path, path := Path(directory) / "converted")
         runs = [measure(path, options.dtype) for _ in range(options.repeats)]
     table = Table(title=f"{runs[0]['file_bytes'] / 1e9:.2f} GB of {options.stored}, {options.repeats} processes")
-    for name in (
-        "GB/s (median)",
-        "GB/s (all)",
-        "first time",
-        "CPU s",
-        "kept GB",
-        "largest tensor GB",
-        "excess / largest",
-    ):
-        table.add_column(name, justify="right")
     rates, first_rates = (
         [run["file_bytes"] / run[name] / 1e9 for run in runs] for name in ("seconds", "first_seconds")
     )
-    cpu_seconds = statistics.median(run["cpu_seconds"] for run in runs)
-    excess = max(run["excess_bytes"] / run["largest_bytes"] for run in runs)
     kept, largest = (runs[0][name] / 1e9 for name in ("kept_bytes", "largest_bytes"))
-    all_rates = " ".join(f"{rate:.2f}" for rate in rates)
-    numbers = (
-        f"{statistics.median(first_rates):.2f}",
-        f"{cpu_seconds:.2f}",
-        f"{kept:.2f}",
-        f"{largest:.3f}",
-        f"{excess:.2f}",
-    )
-    table.add_row(f"{statistics.median(rates):.2f}", all_rates, *numbers)
+    columns = {
+        "GB/s (median)": f"{statistics.median(rates):.2f}",
+        "GB/s (all)": " ".join(f"{rate:.2f}" for rate in rates),
+        "first load": f"{statistics.median(first_rates):.2f}",
+        "CPU s": f"{statistics.median(run['cpu_seconds'] for run in runs):.2f}",
+        "parameters GB": f"{kept:.2f}",
+        "largest tensor GB": f"{largest:.3f}",
+        "excess / largest": f"{max(run['excess_bytes'] / run['largest_bytes'] for run in runs):.2f}",
+    }
+    for name in columns:
+        table.add_column(name, justify="right")
+    table.add_row(*columns.values())
     Console(stderr=True).print(table)
     record = {"date": datetime.date.today().isoformat(), "machine": platform.machine(), "cpus": os.cpu_count()}
     print(json.dumps(record | {"stored": options.stored, "loaded": options.dtype or options.stored, "runs": runs}))
 
 
 def write_checkpoint(directory: Path, gigabytes: float, stored: str) -> None:
-    """Writes the checkpoint, and so puts it into the page cache."""
+    """Writes a random checkpoint, which puts it into the page cache."""
     import ml_dtypes
     from safetensors.numpy import save_file
 
@@ -93,26 +83,29 @@ def write_checkpoint(directory: Path, gigabytes: float, stored: str) -> None:
     shapes = {"model.embed_tokens.weight": (vocab, width), "lm_head.weight": (vocab, width)}
     shapes["model.norm.weight"] = (width,)
     for i in range(num_layers):
-        at = f"model.layers.{i}"
-        shapes |= {f"{at}.self_attn.{name}_proj.weight": (width, width) for name in "qkvo"}
-        shapes |= {f"{at}.mlp.{name}_proj.weight": (mlp, width) for name in ("gate", "up")}
-        shapes[f"{at}.mlp.down_proj.weight"] = (width, mlp)
-        shapes |= {f"{at}.{name}_layernorm.weight": (width,) for name in ("input", "post_attention")}
-    draw = np.random.default_rng(0)
-    kind = np.float32 if stored == "float32" else ml_dtypes.bfloat16
-    save_file(
-        {name: draw.standard_normal(shape, np.float32).astype(kind) for name, shape in shapes.items()},
-        directory / "model.safetensors",
-    )
+        prefix = f"model.layers.{i}"
+        shapes |= {f"{prefix}.self_attn.{name}_proj.weight": (width, width) for name in "qkvo"}
+        shapes |= {f"{prefix}.mlp.{name}_proj.weight": (mlp, width) for name in ("gate", "up")}
+        shapes[f"{prefix}.mlp.down_proj.weight"] = (width, mlp)
+        shapes |= {f"{prefix}.{name}_layernorm.weight": (width,) for name in ("input", "post_attention")}
+    random = np.random.default_rng(0)
+    dtype = np.float32 if stored == "float32" else ml_dtypes.bfloat16
+    tensors = {name: random.standard_normal(shape, np.float32).astype(dtype) for name, shape in shapes.items()}
+    save_file(tensors, directory / "model.safetensors")
     config = {
-        "model_type": "llama", "vocab_size": vocab, "hidden_size": width, "num_hidden_layers": num_layers,
-        "num_attention_heads": width // 64, "intermediate_size": mlp, "tie_word_embeddings": False,
-    }  # fmt: skip
+        "model_type": "llama",
+        "vocab_size": vocab,
+        "hidden_size": width,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": width // 64,
+        "intermediate_size": mlp,
+        "tie_word_embeddings": False,
+    }
     (directory / "config.json").write_text(json.dumps(config))
 
 
 def measure(directory: Path, dtype: str | None) -> dict[str, float]:
-    """Loads in a new process."""
+    """Runs `load` in a new process."""
     arguments = [] if dtype is None else ["--dtype", dtype]
     command = [sys.executable, __file__, "--load", str(directory), *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -120,12 +113,12 @@ def measure(directory: Path, dtype: str | None) -> dict[str, float]:
 
 
 def load(directory: Path, dtype: str | None) -> dict[str, float]:
-    """Loads and says how long it took and what it took."""
+    """Loads the checkpoint twice and returns times and memory."""
     import jax
 
-    import bass_jax.checkpoint.huggingface  # noqa: F401 (what importing takes is not what loading takes)
+    import bass_jax.checkpoint.huggingface  # noqa: F401 (so that imports are not timed)
 
-    jax.block_until_ready(jax.numpy.zeros(8))  # The device is there before the clock starts.
+    jax.block_until_ready(jax.numpy.zeros(8))  # Starts the device before the timing.
     before, peak, is_done = anonymous_bytes(), [0], threading.Event()
 
     def watch() -> None:
@@ -153,7 +146,7 @@ def load(directory: Path, dtype: str | None) -> dict[str, float]:
 
 
 def timed(directory: Path, dtype: str | None) -> tuple[float, float, object]:
-    """Loads; returns seconds, seconds of processors, and the model."""
+    """Loads the checkpoint and returns wall seconds, CPU seconds and the model."""
     import jax
 
     from bass_jax.checkpoint import load_model
@@ -164,7 +157,7 @@ def timed(directory: Path, dtype: str | None) -> tuple[float, float, object]:
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that no file backs."""
+    """Returns the memory of this process that is not a mapped file."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return 1024 * int(line.split()[1])

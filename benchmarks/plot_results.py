@@ -15,7 +15,7 @@ METADATA = {"Date": None}
 
 
 def plot_policies(data: dict, path: Path) -> None:
-    """Draws the speed of every policy over regular decoding, with the range of its repeats, against the batch size."""
+    """Draws the speed-up of every policy over the batch size, with the range of its repeats."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for number, (name, cells) in enumerate(data["speedup"].items()):
@@ -23,9 +23,8 @@ def plot_policies(data: dict, path: Path) -> None:
         below = [median - lowest for median, lowest, _ in cells]
         above = [highest - median for median, _, highest in cells]
         style = "o:" if name.startswith("fixed") else "o-"
-        batches = [
-            batch * 2 ** (0.03 * (number - 3)) for batch in data["batches"]
-        ]  # Shifted so that ranges stay apart.
+        # The points are shifted so that their ranges do not overlap.
+        batches = [batch * 2 ** (0.03 * (number - 3)) for batch in data["batches"]]
         axes.errorbar(batches, medians, yerr=[below, above], fmt=style, markersize=3, capsize=2, label=name)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xscale("log", base=2)
@@ -36,7 +35,7 @@ def plot_policies(data: dict, path: Path) -> None:
 
 
 def plot_traffic(data: dict, path: Path) -> None:
-    """Draws the simulated mean latency of every policy against the load, one panel per device."""
+    """Draws the simulated mean latency of every policy over the load, one panel per device."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     for axes, device in zip(figure.subplots(1, 2), ("H200", "A100"), strict=True):
         for name, seconds in data[device]["mean_latency_seconds"].items():

@@ -1,9 +1,10 @@
-"""Profile and policies of a pair of given shapes, with random weights and forced acceptance: needs no checkpoints.
+"""Profiles a pair with given shapes, random weights and forced acceptance, and compares policies on it.
 
     python benchmarks/policies_shaped.py --target 7b --draft 1b --acceptance 0.8 --batches 1,2,4,8,16,32
 
-Speeds are real, texts are not: ``synthetic(…)`` decides what is accepted. Prints the measured times, the errors of both
-fits, and the speed-up of every policy over regular decoding in the same run; the last line is all of it as JSON.
+It needs no checkpoint. The times are real, the texts are not: the rule ``synthetic(…)`` decides what is accepted.
+Prints the measured times, the errors of both fits, and the speed-up of every policy over regular decoding in the same
+run. The last line is all of it as JSON.
 """
 
 import argparse
@@ -21,9 +22,9 @@ from bass_jax.drafters import ModelDrafter
 from bass_jax.models import AttentionConfig, DenseMLP, LayerConfig
 
 
-def _llama(width, num_layers, attention, mlp_width, vocab_size=32000, is_tied=True) -> bass.ModelConfig:
+def _llama(width, num_layers, attention, mlp_width, vocab_size=32000, is_tied=True) -> bass.models.ModelConfig:
     layer = LayerConfig(AttentionConfig(*attention), DenseMLP(mlp_width))
-    return bass.ModelConfig(vocab_size, width, 8192, (layer,) * num_layers, is_tied=is_tied, dtype="bfloat16")
+    return bass.models.ModelConfig(vocab_size, width, 8192, (layer,) * num_layers, is_tied=is_tied, dtype="bfloat16")
 
 
 SHAPES = {
@@ -45,21 +46,20 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     target, draft = (
-        bass.init_model(SHAPES[name], jax.random.key(seed)) for seed, name in enumerate((options.target, options.draft))
+        bass.models.init_model(SHAPES[name], jax.random.key(seed))
+        for seed, name in enumerate((options.target, options.draft))
     )
     pair = bass.Pair(target, ModelDrafter(draft, target.config.vocab_size))
     batches = [int(batch) for batch in options.batches.split(",")]
     spec = bass.SpecConfig(8, f"synthetic({options.acceptance})")
-    table = measure_costs(
-        pair, spec, batches=batches, draft_lens=LENGTHS, contexts=(options.context,),
-        on_cell=lambda cell: print(cell, flush=True),
-    )  # fmt: skip
+    contexts = (options.context,)
+    table = measure_costs(pair, spec, batches=batches, draft_lens=LENGTHS, contexts=contexts, on_cell=print)
     rates = (options.acceptance,) * LENGTHS[-1]
     profile = Profile({}, table, rates, pass_shape(target.config), pass_shape(draft.config))
     print("milliseconds:", (1e3 * np.asarray(table.target)[:, :, 0]).round(2).tolist())
     print("drafts, milliseconds:", (1e3 * np.asarray(table.next_draft)[:, 0]).round(3).tolist())
     print("fit errors:", profile.fit_errors())
-    ways = {
+    methods = {
         "regular": policies.fixed(0),
         **{f"fixed {length}": policies.fixed(length) for length in (2, 4, 8)},
         "bass_heuristic": policies.bass_heuristic(limit=8),
@@ -67,22 +67,21 @@ def main() -> None:
         "goodput": policies.goodput(profile=profile, lengths=LENGTHS),
         "bandit": policies.bandit(lengths=LENGTHS),
     }
-    cells = [cell for batch in batches for cell in measure(options, pair, spec, ways, batch)]
+    cells = [cell for batch in batches for cell in measure(options, pair, spec, methods, batch)]
     record = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "fit_errors": profile.fit_errors()}
     print(json.dumps(record | vars(options) | {"cells": cells, "is_synthetic": True}))
 
 
-def measure(options, pair, spec, ways, batch) -> list[dict]:
-    """Medians of tokens/s, the ways in turn."""
+def measure(options, pair, spec, methods, batch) -> list[dict]:
+    """Returns the median tokens per second of each method; the methods take turns."""
     random = np.random.default_rng(0)
     prompts = random.integers(0, pair.target.config.vocab_size, (batch, options.context)).tolist()
-    rates: dict[str, list[float]] = {name: [] for name in ways}
-    for repeat in range(-1, options.repeats):  # the first warms
-        for name, policy in ways.items():
-            run = bass.generate(
-                pair, prompts, spec, policy=policy, max_new_tokens=options.max_new_tokens, stop_tokens=(),
-                key=jax.random.key(repeat + 1),
-            )  # fmt: skip
+    decode_options = bass.DecodeOptions(max_new_tokens=options.max_new_tokens, stop_tokens=())
+    rates: dict[str, list[float]] = {name: [] for name in methods}
+    for repeat in range(-1, options.repeats):  # the first round compiles
+        for name, policy in methods.items():
+            key = jax.random.key(repeat + 1)
+            run = bass.generate(pair, prompts, spec, decode_options, policy=policy, key=key)
             if repeat >= 0:
                 rates[name].append(run.tokens_per_second)
     regular = statistics.median(rates["regular"])
@@ -90,7 +89,7 @@ def measure(options, pair, spec, ways, batch) -> list[dict]:
     for name, found in rates.items():
         median = statistics.median(found)
         cells.append(
-            {"batch": batch, "way": name, "tokens_per_s": round(median, 1), "speed_up": round(median / regular, 3)}
+            {"batch": batch, "method": name, "tokens_per_s": round(median, 1), "speed_up": round(median / regular, 3)}
         )
         print(cells[-1], flush=True)
     return cells

@@ -1,19 +1,19 @@
-"""Named realistic arguments of every op, shared by the tests, the tuning table and the benchmark."""
+"""Named realistic arguments of both ops, for the tests and the benchmark."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels_pallas.acceptance.verdict import KernelSampling
+from kernels_pallas.acceptance.types import KernelSampling
 from kernels_pallas.attention.quantize import quantize_kv
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """Shapes of one call of ragged attention, as a model of this name makes it in a verification pass."""
+    """Shapes of one call of ragged attention in a verification pass of a named model."""
 
     name: str
     batch: int
@@ -27,18 +27,18 @@ class AttentionSpec:
     is_quantized: bool = False
     soft_cap: float | None = None
     page_size: int | None = None
-    """Positions per page, where the cache is in pages; as many as dense rows would hold."""
+    """Positions per page of a paged cache, which has as many positions as a dense one; None for a dense cache."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """The op's static arguments that belong to the model."""
+        """The op's static arguments that the model determines."""
         return {"window": self.window, "soft_cap": self.soft_cap}
 
     def reduced(self) -> "AttentionSpec":
-        """The same grouping, head size, tokens and dtype with few rows, few kv heads and a short cache.
+        """Returns the same grouping, head size, tokens and dtype with few rows, few kv heads and a short cache.
 
-        For interpreters, which run thousands of times slower than a GPU. The capacity is no multiple of any
-        block.
+        Interpreters, for which this is made, are thousands of times slower than a GPU. The capacity is no multiple of
+        any block.
         """
         num_kv_heads = min(self.num_kv_heads, 2)
         return dataclasses.replace(
@@ -51,7 +51,7 @@ class AttentionSpec:
         )
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The op's array arguments by name."""
+        """Returns the shapes of the op's array arguments by name."""
         cache = (self.batch, self.num_kv_heads, self.capacity, self.head_dim)
         dtype = jnp.dtype(self.dtype)
         cache_dtype = jnp.dtype(jnp.int8) if self.is_quantized else dtype
@@ -72,39 +72,36 @@ class AttentionSpec:
         return shapes
 
     def cache_bytes(self, lengths: np.ndarray) -> int:
-        """Bytes of K and V that rows of these lengths have to read once, scales included."""
+        """Returns the bytes of K and V, scales included, that rows of these lengths read once."""
         element = 1 if self.is_quantized else jnp.dtype(self.dtype).itemsize
         per_position = self.num_kv_heads * (self.head_dim * element + (4 if self.is_quantized else 0))
         return 2 * per_position * int((lengths + self.num_tokens).sum())
 
 
-class LengthSpread(NamedTuple):
-    """How the lengths of a batch differ, as a share of the capacity."""
-
-    name: str
-    """`equal`, `uniform` or `one_long`."""
-
-    def lengths(self, batch: int, mean: int, longest: int) -> np.ndarray:
-        """`[batch]` int32 lengths whose mean is about `mean`, none above `longest`.
-
-        `one_long` has one row 8 times longer than the others' mean, which is the case padding suffers from
-        most.
-        """
-        if self.name == "equal":
-            values = np.full(batch, mean)
-        elif self.name == "uniform":
-            values = np.linspace(0, 2 * mean, batch + 2)[1:-1]
-        elif self.name == "one_long":
-            short = max(1, round(mean * batch / (batch + 7)))
-            values = np.full(batch, short)
-            values[batch // 2] = 8 * short
-        else:
-            raise ValueError(f"spread is {self.name!r}; expected 'equal', 'uniform' or 'one_long'")
-        return np.minimum(values, longest).astype(np.int32)
+SPREADS = ("equal", "uniform", "one_long")
+"""The distributions of lengths in a batch that the benchmark measures."""
 
 
-SPREADS = tuple(LengthSpread(name) for name in ("equal", "uniform", "one_long"))
-"""Every spread of lengths that the benchmark sweeps."""
+def spread_lengths(spread: str, batch: int, mean: int, longest: int) -> np.ndarray:
+    """Returns `[batch]` int32 lengths whose mean is about `mean` and whose maximum is at most `longest`.
+
+    `"one_long"` has one row 8 times as long as each of the others, the worst case for padding.
+
+    Raises:
+        ValueError: `spread` is not in `SPREADS`.
+    """
+    if spread == "equal":
+        values = np.full(batch, mean)
+    elif spread == "uniform":
+        values = np.linspace(0, 2 * mean, batch + 2)[1:-1]
+    elif spread == "one_long":
+        short = max(1, round(mean * batch / (batch + 7)))
+        values = np.full(batch, short)
+        values[batch // 2] = 8 * short
+    else:
+        raise ValueError(f"spread is {spread!r}; expected one of {SPREADS}")
+    return np.minimum(values, longest).astype(np.int32)
+
 
 ATTENTION_SPECS = (
     AttentionSpec("smollm2_135m", 8, 5, 9, 3, 64, 2048),
@@ -128,21 +125,20 @@ ATTENTION_SPECS = (
     AttentionSpec("mistral_7b_paged", 8, 5, 32, 8, 128, 8192, "bfloat16", 4096, page_size=128),
     AttentionSpec("smollm2_135m_f32_paged", 8, 5, 9, 3, 64, 2048, "float32", page_size=64),
 )
-"""Ragged attention as named models call it: every grouping, head size and dtype that the op promises."""
+"""Every grouping, head size and dtype that ragged attention supports, as named models use them."""
 
 
 def attention_arguments(
     spec: AttentionSpec, *, seed: int = 0, lengths: np.ndarray | None = None
 ) -> dict[str, jax.Array]:
-    """Arrays of `spec.shapes()`: standard normal queries, keys and values.
+    """Returns arrays of `spec.shapes()` by name, with standard normal queries, keys and values.
+
+    `num_queries` has rows with all, none and half of the queries.
 
     Args:
         spec: The shapes.
-        seed: Of the generator.
-        lengths: `[B]` lengths; where None, spread evenly from 0 to the capacity less the new tokens.
-
-    Returns:
-        The op's array arguments by name. `num_queries` has rows with all, none and some of the queries.
+        seed: Seed of the generator.
+        lengths: `[B]` lengths; by default spread evenly from 0 to the capacity minus the new tokens.
     """
     rng = np.random.default_rng(seed)
     if lengths is None:
@@ -161,7 +157,7 @@ def attention_arguments(
         if spec.is_quantized:
             arguments[cache], arguments[scale] = quantize_kv(arguments[cache])
     if spec.page_size is not None:
-        # Pages lie in any order.
+        # Rows use pages in random order.
         tables = rng.permutation(shapes["k_cache"].shape[0]).reshape(shapes["tables"].shape)
         arguments["tables"] = jnp.asarray(tables, jnp.int32)
     return arguments | {"lengths": jnp.asarray(lengths), "num_queries": jnp.asarray(num_queries)}
@@ -169,7 +165,7 @@ def attention_arguments(
 
 @dataclasses.dataclass(frozen=True)
 class AcceptanceSpec:
-    """Shapes of one call of masked acceptance, as a model of this name makes it in a verification pass."""
+    """Shapes of one call of masked acceptance in a verification pass of a named model."""
 
     name: str
     batch: int
@@ -177,14 +173,14 @@ class AcceptanceSpec:
     vocab_size: int
     dtype: str = "float32"
     is_deterministic: bool = False
-    """The drafter gives no distribution."""
+    """Whether the drafter is deterministic and returns no distribution."""
 
     def reduced(self) -> "AcceptanceSpec":
-        """The same draft length and dtype over a vocabulary of some chunks and a bit, for interpreters."""
+        """Returns the same draft length and dtype with a small vocabulary, for interpreters."""
         return dataclasses.replace(self, batch=8, vocab_size=min(self.vocab_size, 1003))
 
     def shapes(self) -> dict[str, Any]:
-        """The op's arguments by name."""
+        """Returns the shapes of the op's arguments by name."""
         batch, draft_len = self.batch, self.draft_len
         row: Any = jax.ShapeDtypeStruct((batch,), jnp.float32)
         count: Any = jax.ShapeDtypeStruct((batch,), jnp.int32)
@@ -211,9 +207,9 @@ ACCEPTANCE_SPECS = (
     AcceptanceSpec("qwen3_8b_ngram", 16, 8, 151936, "bfloat16", True),
     AcceptanceSpec("gpt2_f16", 4, 3, 50257, "float16"),
 )
-"""Masked acceptance as named models call it."""
+"""Masked acceptance as named models use it."""
 
-# Every filter alone, several at once, none, and greedy rows among them.
+# No filter, each filter alone, several filters, and greedy rows: (temperature, top_k, top_p, min_p).
 _SAMPLINGS = (
     (1.0, 0, 1.0, 0.0),
     (0.0, 0, 1.0, 0.0),
@@ -227,15 +223,9 @@ _SAMPLINGS = (
 
 
 def acceptance_arguments(spec: AcceptanceSpec, *, seed: int = 0) -> dict[str, Any]:
-    """Arrays of `spec.shapes()`: a draft distribution near the target's, drafts drawn from it, and every kind of
-    sampling.
+    """Returns arrays of `spec.shapes()` by name; the draft distribution is close to the target's.
 
-    Args:
-        spec: The shapes.
-        seed: Of the generator.
-
-    Returns:
-        The op's arguments by name. Rows have from none to all of their drafts.
+    Rows have from 0 to all of their drafts, and every kind of sampling parameters.
     """
     keys = jax.random.split(jax.random.key(seed), 5)
     shapes = spec.shapes()

@@ -1,11 +1,12 @@
-"""Times both ops on the device at hand: `python -m kernels_pallas.benchmark`.
+"""Times both ops on the present device: `python -m kernels_pallas.benchmark`.
 
-A table for people, one JSON line last. Attention: over batch, new tokens, capacity and spread of the lengths, then
-every named spec, each implementation and form against XLA and cuDNN. Acceptance: each implementation against one
-reading of the logits. Every result is compared with XLA's before it is timed.
+Prints a table, and one JSON line at the end. Attention is timed over batch sizes, new tokens, capacities and spreads of
+the lengths, and for every named spec, with each implementation and form. Acceptance is compared with one reading of the
+logits. Every result is compared with XLA's before it is timed.
 """
 
 import argparse
+import collections
 import dataclasses
 import functools
 import json
@@ -16,79 +17,76 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kernels_pallas.acceptance.verdict import KernelSampling
+from kernels_pallas.acceptance.types import KernelSampling
 from kernels_pallas.arg_specs import (
     ACCEPTANCE_SPECS,
     ATTENTION_SPECS,
     SPREADS,
     AcceptanceSpec,
     AttentionSpec,
-    LengthSpread,
     acceptance_arguments,
     attention_arguments,
+    spread_lengths,
 )
-from kernels_pallas.attention.cudnn import prefix_and_merge
 from kernels_pallas.ops import masked_acceptance, ragged_attention
 from kernels_pallas.targets import current_target
-from kernels_pallas.timing import copy_bandwidth, measure
+from kernels_pallas.timing import copy_bandwidth, time_calls
 
-CENTRE = next(spec for spec in ATTENTION_SPECS if spec.name == "llama3_8b")
+CENTER = next(spec for spec in ATTENTION_SPECS if spec.name == "llama3_8b")
 BATCHES, TOKENS, CAPACITIES = (1, 4, 16, 64), (1, 5, 9, 17, 33), (2048, 8192, 32768)
 LONGEST_RATIOS = (1, 2, 4, 8, 16)
 SAMPLINGS = {"greedy": (0.0, 0, 1.0, 0.0), "plain": (1.0, 0, 1.0, 0.0), "top_p": (0.8, 0, 0.95, 0.0)}
+SMOKE_OPTIONS = {"num_calls": 1, "num_repeats": 2}
+
+Baseline = Callable[[AttentionSpec, dict[str, jax.Array], bool], tuple[Callable[..., jax.Array], tuple]]
+"""Returns a jitted function and its operands for (spec, arguments of the op without `num_queries`, whether this is a
+smoke run); raises `NotImplementedError` for specs that it does not support."""
+BASELINES: dict[str, Baseline] = {}
+"""Other implementations of attention to time, by name; see `benchmarks/kernels_cudnn.py`."""
 
 
 def attention_grid(is_smoke: bool) -> list[AttentionSpec]:
-    """The shapes to time: one axis at a time around a center."""
+    """Returns the shapes to time: one axis at a time around a center."""
     if is_smoke:
-        return [dataclasses.replace(CENTRE.reduced(), batch=2, capacity=64, dtype="float32")]
-    centre = dataclasses.replace(CENTRE, batch=16)
+        return [dataclasses.replace(CENTER.reduced(), batch=2, capacity=64, dtype="float32")]
+    center = dataclasses.replace(CENTER, batch=16)
     axes = {"batch": BATCHES, "num_tokens": TOKENS, "capacity": CAPACITIES}
-    grid = [dataclasses.replace(centre, **{axis: value}) for axis, values in axes.items() for value in values]
+    grid = [dataclasses.replace(center, **{axis: value}) for axis, values in axes.items() for value in values]
     return list(dict.fromkeys(grid))
 
 
 @functools.cache
 def attention_runners(spec: AttentionSpec, is_smoke: bool) -> dict[str, Callable[..., jax.Array]]:
-    """Jitted functions of `attention_arguments` by name; `xla` first, `cudnn` next: what the others are held to.
-
-    cuDNN takes the transposed caches besides, so that its layout costs it nothing; a smoke run has XLA in its place.
-    """
-
-    def ours(arguments, *_, **options):
-        return ragged_attention(**arguments, **spec.options, interpret=is_smoke, **options)
-
-    def cudnn(arguments, k_cache, v_cache):
-        if spec.is_quantized or any(value is not None for value in spec.options.values()):
-            raise NotImplementedError("cuDNN's prefix is taken without a window, a soft cap or an INT8 cache")
-        implementation = "xla" if is_smoke else "cudnn"
-        return prefix_and_merge(arguments["q"], k_cache, v_cache, arguments["lengths"], implementation=implementation)
-
-    runners: dict[str, Callable] = {"xla": functools.partial(ours, implementation="xla"), "cudnn": cudnn}
+    """Returns jitted functions of `attention_arguments` by name, `xla` first."""
+    choices: dict[str, dict[str, Any]] = {"xla": {"implementation": "xla"}}
     for implementation in ("triton",) if is_smoke else ("triton", "mosaic_gpu"):
         for form in ("ragged", "pad", "split"):
-            runners[f"{implementation} {form}"] = functools.partial(ours, implementation=implementation, form=form)
-    return {name: jax.jit(runner) for name, runner in runners.items()}
+            choices[f"{implementation} {form}"] = {"implementation": implementation, "form": form}
+
+    def runner(choice):
+        return jax.jit(lambda arguments: ragged_attention(**arguments, **spec.options, **choice, interpret=is_smoke))
+
+    return {name: runner(choice) for name, choice in choices.items()}
 
 
 def time_attention(spec: AttentionSpec, lengths: np.ndarray, bandwidth: float, is_smoke: bool) -> Iterator[dict]:
-    """One record per implementation and form that can run `spec`, all queries real."""
+    """Yields one record per implementation and form that supports `spec`; all queries are real."""
     arguments = attention_arguments(spec, lengths=lengths)
     del arguments["num_queries"]
-    operands = (arguments, *(jnp.swapaxes(arguments[name], 1, 2) for name in ("k_cache", "v_cache")))
-    expected, baselines_us = None, {}
     num_bytes = spec.cache_bytes(lengths)
-    for name, runner in attention_runners(spec, is_smoke).items():
+    runners = [(name, None, runner) for name, runner in attention_runners(spec, is_smoke).items()]
+    # XLA first, because the others are compared with it, then the baselines.
+    candidates = [*runners[:1], *((name, make, None) for name, make in BASELINES.items()), *runners[1:]]
+    expected, baselines_us = None, {}
+    for name, make, runner in candidates:
         try:
+            runner, operands = (runner, (arguments,)) if make is None else make(spec, arguments, is_smoke)
             out = np.asarray(runner(*operands), np.float32)
-        # jax says with a RuntimeError that cuDNN is not there or has no plan for these shapes.
-        except (NotImplementedError, RuntimeError) as error:
-            if name != "cudnn" and not isinstance(error, NotImplementedError):
-                raise
+        except NotImplementedError:
             continue
         expected = out if expected is None else expected
-        timing = measure(runner, *operands, **({"num_calls": 1, "num_repeats": 2} if is_smoke else {}))
-        if name in ("xla", "cudnn"):
+        timing = time_calls(runner, *operands, **(SMOKE_OPTIONS if is_smoke else {}))
+        if name == "xla" or name in BASELINES:
             baselines_us[name] = timing.median_us
         yield {
             "op": "ragged_attention",
@@ -109,26 +107,26 @@ def time_attention(spec: AttentionSpec, lengths: np.ndarray, bandwidth: float, i
 
 
 def sweep_attention(bandwidth: float, is_smoke: bool) -> Iterator[dict]:
-    """Every shape of the grid with every spread of lengths."""
+    """Times every shape of the grid with every spread of lengths."""
     for spec in attention_grid(is_smoke):
         longest = spec.capacity - spec.num_tokens
         for spread in SPREADS:
-            lengths = spread.lengths(spec.batch, spec.capacity // 4, longest)
+            lengths = spread_lengths(spread, spec.batch, spec.capacity // 4, longest)
             for record in time_attention(spec, lengths, bandwidth, is_smoke):
-                yield {**record, "lengths": spread.name}
+                yield {**record, "lengths": spread}
 
 
 def sweep_specs(bandwidth: float, is_smoke: bool) -> Iterator[dict]:
-    """Every named spec, with lengths spread evenly."""
+    """Times every named spec with evenly spread lengths."""
     for spec in () if is_smoke else ATTENTION_SPECS:
-        lengths = LengthSpread("uniform").lengths(spec.batch, spec.capacity // 4, spec.capacity - spec.num_tokens)
+        lengths = spread_lengths("uniform", spec.batch, spec.capacity // 4, spec.capacity - spec.num_tokens)
         for record in time_attention(spec, lengths, bandwidth, is_smoke):
             yield {**record, "lengths": "uniform"}
 
 
 def sweep_crossover(bandwidth: float, is_smoke: bool) -> Iterator[dict]:
-    """PAD, SPLIT and ragged while one row of the batch grows at the same mean length."""
-    spec = attention_grid(is_smoke)[0] if is_smoke else dataclasses.replace(CENTRE, batch=16, capacity=32768)
+    """Times all forms while one row of the batch grows and the mean length stays the same."""
+    spec = attention_grid(is_smoke)[0] if is_smoke else dataclasses.replace(CENTER, batch=16, capacity=32768)
     for ratio in LONGEST_RATIOS:
         mean = spec.capacity // (2 * max(LONGEST_RATIOS))
         longest = min(ratio * mean, spec.batch * mean)
@@ -139,31 +137,33 @@ def sweep_crossover(bandwidth: float, is_smoke: bool) -> Iterator[dict]:
 
 
 def sweep_acceptance(is_smoke: bool) -> Iterator[dict]:
-    """Every spec greedy, with plain sampling and with top-p, against one reading of the logits."""
+    """Times every spec greedy, with plain sampling and with top-p, relative to one reading of the logits."""
     specs: tuple[AcceptanceSpec, ...] = ACCEPTANCE_SPECS[:1] if is_smoke else ACCEPTANCE_SPECS
-    options: dict[str, Any] = {"num_calls": 1, "num_repeats": 2} if is_smoke else {}
+    options = SMOKE_OPTIONS if is_smoke else {}
     for spec in specs:
         spec = spec.reduced() if is_smoke else spec
         arguments = acceptance_arguments(spec)
-        read = measure(jax.jit(lambda logits: logits.max()), arguments["target_logits"], **options)
+        read = time_calls(jax.jit(lambda logits: logits.max()), arguments["target_logits"], **options)
+        calls = {}
+        for name in ("xla", "triton") if is_smoke else ("xla", "triton", "mosaic_gpu"):
+            op = functools.partial(masked_acceptance, implementation=name, interpret=is_smoke)
+            calls[name] = jax.jit(lambda arguments, op=op: op(**arguments))
         for sampling, values in SAMPLINGS.items():
             dtypes = (jnp.float32, jnp.int32, jnp.float32, jnp.float32)
             rows = (jnp.full((spec.batch,), value, dtype) for value, dtype in zip(values, dtypes, strict=True))
             arguments["sampling"] = KernelSampling(*rows)
             expected, xla_us = None, 0.0
-            for implementation in ("xla", "triton") if is_smoke else ("xla", "triton", "mosaic_gpu"):
-                run = jax.jit(functools.partial(masked_acceptance, implementation=implementation, interpret=is_smoke))
-                call = jax.jit(lambda arguments, run=run: run(**arguments))
+            for name, call in calls.items():
                 try:
                     tokens = np.asarray(call(arguments).next_token)
                 except NotImplementedError:
                     continue
                 expected = tokens if expected is None else expected
-                timing = measure(call, arguments, **options)
+                timing = time_calls(call, arguments, **options)
                 xla_us = xla_us or timing.median_us
                 yield {
                     "op": "masked_acceptance",
-                    "name": implementation,
+                    "name": name,
                     "spec": spec.name,
                     "sampling": sampling,
                     "median_us": timing.median_us,
@@ -174,29 +174,48 @@ def sweep_acceptance(is_smoke: bool) -> Iterator[dict]:
                 }
 
 
-def row_of(record: dict) -> str:
-    """A record as a line of the table."""
+def format_record(record: dict) -> str:
+    """Returns a record as a line of the table."""
     if record["op"] == "masked_acceptance":
         what = f"{record['spec']} {record['sampling']}"
-        rest = (
-            f"{record['over_one_reading']:6.2f} readings  {record['speedup_over_xla']:6.2f}x xla  "
-            f"same tokens {record['same_tokens']}"
-        )
+        rest = f"{record['over_one_reading']:6.2f} readings  same tokens {record['same_tokens']}"
     else:
         what = f"{record['spec']} B{record['batch']} T{record['num_tokens']} S{record['capacity']} {record['lengths']}"
-        rest = (
-            f"{record['bytes'] / 1e6:9.1f} MB  {record['copy_share']:5.1%} of copy  "
-            f"{record['speedup_over_xla']:6.2f}x xla  {record.get('speedup_over_cudnn', float('nan')):6.2f}x cudnn  "
-            f"error {record['error']:.1e}"
-        )
-    return f"{what:44} {record['name']:18} {record['median_us']:10.1f} +- {record['spread_us']:<8.1f} us  {rest}"
+        rest = f"{record['bytes'] / 1e6:9.1f} MB  {record['copy_share']:5.1%} of copy  error {record['error']:.1e}"
+    prefix = "speedup_over_"
+    speedups = [f"{value:6.2f}x {key.removeprefix(prefix)}" for key, value in record.items() if key.startswith(prefix)]
+    time = f"{record['median_us']:10.1f} +- {record['spread_us']:<8.1f} us"
+    return "  ".join((f"{what:44} {record['name']:18} {time}", rest, *speedups))
+
+
+def plot_crossover(records: list[dict], path: str) -> None:
+    """Plots the time per call over (longest length / mean length); needs matplotlib.
+
+    Args:
+        records: Records of the benchmark; those of `sweep_crossover` are plotted.
+        path: Image file; its suffix determines the format.
+    """
+    from matplotlib.figure import Figure
+
+    lines = collections.defaultdict(list)
+    for record in records:
+        if record.get("lengths") == "crossover":
+            lines[record["name"]].append((record["longest_over_mean"], record["median_us"]))
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name, points in sorted(lines.items()):
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
+    axes.set(xlabel="longest length / mean length", ylabel="time per call (µs)", xscale="log", yscale="log")
+    axes.set_title("Ragged attention at one mean length")
+    axes.legend()
+    figure.savefig(path, dpi=150)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the sweeps; see the module."""
+    """Runs all sweeps."""
     parser = argparse.ArgumentParser(prog="python -m kernels_pallas.benchmark", description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="tiny shapes in interpreters, on any device")
-    parser.add_argument("--plot", help="also draw time over length spread to this file (needs matplotlib)")
+    parser.add_argument("--smoke", action="store_true", help="run tiny shapes in interpreters, on any device")
+    parser.add_argument("--plot", help="also plot the time over the spread of lengths to this file (needs matplotlib)")
     arguments = parser.parse_args(argv)
     target = current_target()
     if target.platform != "gpu" and not arguments.smoke:
@@ -213,10 +232,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     for record in (record for sweep in sweeps for record in sweep):
         records.append(record)
-        print(row_of(record), flush=True)
+        print(format_record(record), flush=True)
     if arguments.plot:
-        from kernels_pallas.benchmark_plot import plot_crossover
-
         plot_crossover(records, arguments.plot)
     device = {"device": target.device_kind, "jax": jax.__version__, "copy_bytes_per_s": bandwidth}
     print(json.dumps({**device, "is_smoke": arguments.smoke, "records": records}))

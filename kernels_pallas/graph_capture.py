@@ -1,7 +1,7 @@
-"""What a compiled function launches on a GPU, and how much of it sits in one CUDA graph.
+"""Reads which kernels a compiled function launches on a GPU, and which CUDA graph each of them is in.
 
-XLA turns a compiled function into a list of thunks, each a kernel launch, a library call or a copy, and then gathers
-those that it can into command buffers, which the driver replays as CUDA graphs. The list is read from XLA's dump.
+XLA turns a compiled function into a list of thunks: kernel launches, library calls and copies. It then groups thunks
+into command buffers, which the driver replays as CUDA graphs. The list is read from XLA's dump.
 """
 
 import pathlib
@@ -15,12 +15,12 @@ ONE_GRAPH_OPTIONS = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,WHILE",
     "xla_gpu_graph_min_graph_size": 1,
 }
-"""Compiler options, as `jax.jit` takes them, that put loops into CUDA graphs too; XLA for a CPU ignores them.
+"""Compiler options for `jax.jit` that put loops into CUDA graphs too; XLA for a CPU ignores them.
 
-XLA's own choice leaves loops out: a step with a drafting loop is then several graphs and a loop on the host."""
+By default XLA excludes loops, and a step with a drafting loop becomes several graphs and a loop on the host."""
 
 _LINE = re.compile(r"^(?P<indent>\s*)\d+: (?P<kind>k\w+)\s+\[[^\]]*\]\s*(?P<rest>.*)$")
-# Thunks that hold others; what they hold follows them, indented.
+# Thunks that contain others, which follow them with indentation.
 _CONTAINERS = {"kCommandBuffer", "kSequential", "kWhile", "kConditional"}
 
 
@@ -28,32 +28,32 @@ class Thunk(NamedTuple):
     """One entry of XLA's launch list."""
 
     kind: str
-    """XLA's name of its kind, such as `kCustomKernel`, `kGemm` or `kCopy`."""
+    """XLA's name of the kind, such as `kCustomKernel`, `kGemm` or `kCopy`."""
     name: str
-    """The kernel's name where XLA gives one."""
+    """The kernel's name, if XLA reports one."""
     graph: int | None
-    """Number of the CUDA graph that it is captured in, None outside of any."""
+    """Number of the CUDA graph that contains the thunk; None if it is in no graph."""
 
 
 def compile_with_thunks(
     lowered: jax.stages.Lowered, *, compiler_options: dict[str, Any] | None = None
 ) -> tuple[jax.stages.Compiled, list[Thunk]]:
-    """Compiles for a GPU, at hand or described, and reads what will be launched.
+    """Compiles for a GPU, present or described, and reads the launch list.
 
     Args:
         lowered: A function lowered for CUDA.
-        compiler_options: More options for XLA, by flag name without the dashes.
+        compiler_options: Further XLA options, by flag name without the dashes.
 
     Returns:
-        The compiled function and its thunks in order, containers left out.
+        The compiled function and its thunks in order, without containers.
 
     Raises:
-        ValueError: XLA wrote no launch list: the function was compiled for another platform.
+        ValueError: XLA wrote no launch list, because the function was compiled for another platform.
     """
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, **(compiler_options or {})}
         compiled = lowered.compile(compiler_options=options)
-        # XLA writes the second list only where its passes changed the first.
+        # XLA writes the second list only if its passes changed the first one.
         files = [
             *sorted(pathlib.Path(folder).glob("*thunk_sequence.txt")),
             *sorted(pathlib.Path(folder).glob("*thunk_sequence_after_thunk_passes.txt")),
@@ -64,14 +64,7 @@ def compile_with_thunks(
 
 
 def parse_thunks(text: str) -> list[Thunk]:
-    """Reads XLA's launch list after its passes over thunks, one per line, indented inside containers.
-
-    Args:
-        text: The dump.
-
-    Returns:
-        The thunks in order, containers left out.
-    """
+    """Parses XLA's launch list and returns the thunks in order, without containers."""
     thunks: list[Thunk] = []
     num_graphs = 0
     graph_indent: int | None = None
@@ -92,5 +85,5 @@ def parse_thunks(text: str) -> list[Thunk]:
 
 
 def is_one_graph(thunks: list[Thunk]) -> bool:
-    """Whether everything that is launched sits in one and the same CUDA graph."""
+    """Returns whether all thunks are in the same CUDA graph."""
     return bool(thunks) and {thunk.graph for thunk in thunks} == {0}

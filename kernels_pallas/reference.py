@@ -1,9 +1,9 @@
-"""What every op means, in plain jnp and float32; the tests compare each implementation with this."""
+"""Definitions of the ops in plain jnp and float32; the tests compare every implementation with them."""
 
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.acceptance.verdict import KernelAcceptance, KernelSampling
+from kernels_pallas.acceptance.types import KernelAcceptance, KernelSampling
 
 
 def ragged_attention(
@@ -20,27 +20,26 @@ def ragged_attention(
     v_scale: jax.Array | None = None,
     tables: jax.Array | None = None,
 ) -> jax.Array:
-    """Query t of row b attends to positions `lengths[b] + t - window < s <= lengths[b] + t`, head by head.
+    """Computes `out[b,t,n] = sum_s softmax_s(scale * q[b,t,n] . k[b,k,s]) v[b,k,s]` with `k = n // R`.
 
-    `out[b,t,n] = sum_s softmax_s(scale * q[b,t,n] . k[b,k,s]) v[b,k,s]` with `k = n // R` (grouped-query
-    attention, Ainslie et al. 2023) and, where `soft_cap` is c, `c tanh(x / c)` in place of the scaled score x.
-    The arguments are those of `kernels_pallas.ops.ragged_attention`.
+    Query t of row b attends to positions `lengths[b] + t - window < s <= lengths[b] + t` (grouped-query attention,
+    Ainslie et al. 2023). With a `soft_cap` c, a scaled score x becomes `c tanh(x / c)`. The arguments are those of
+    `kernels_pallas.ops.ragged_attention`.
 
     Returns:
         `[B, T, N, H]` float32; zero where `t >= num_queries[b]`.
     """
     _, num_tokens, num_heads, head_dim = q.shape
     if tables is not None:
-        # Position by position: which page, and where in it.
         position = jnp.arange(tables.shape[1] * k_cache.shape[2])
         page, offset = position // k_cache.shape[2], position % k_cache.shape[2]
 
-        def row_by_row(pages):
+        def dense_rows(pages):
             return jnp.stack([jnp.moveaxis(pages[table[page], :, offset], 0, 1) for table in tables])
 
-        k_cache, v_cache = row_by_row(k_cache), row_by_row(v_cache)
+        k_cache, v_cache = dense_rows(k_cache), dense_rows(v_cache)
         if k_scale is not None and v_scale is not None:
-            k_scale, v_scale = row_by_row(k_scale), row_by_row(v_scale)
+            k_scale, v_scale = dense_rows(k_scale), dense_rows(v_scale)
     num_kv_heads, capacity = k_cache.shape[1:3]
     keys, values = k_cache.astype(jnp.float32), v_cache.astype(jnp.float32)
     if k_scale is not None:
@@ -66,7 +65,7 @@ def ragged_attention(
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     weights = jax.nn.softmax(scores, axis=-1, where=visible)
-    # 0 * NaN is NaN: values no query sees are dropped before the product.
+    # Values that no query sees may be NaN, and 0 * NaN is NaN.
     values = jnp.where(visible.any(axis=2)[..., None], values, 0.0)
     return jnp.einsum("bnts,bnsh->btnh", jnp.where(visible, weights, 0.0), values, precision=precision)
 
@@ -74,7 +73,7 @@ def ragged_attention(
 def target_probs(
     logits: jax.Array, temperature: jax.Array, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array
 ) -> jax.Array:
-    """The target's distribution after temperature, top-k, top-p and min-p, by sorting; see `result.Sampling`.
+    """Applies temperature, top-k, top-p and min-p by sorting; see `KernelSampling`.
 
     Args:
         logits: `[B, T, V]`.
@@ -84,8 +83,7 @@ def target_probs(
         min_p: `[B]`.
 
     Returns:
-        `[B, T, V]` float32 probabilities; one-hot at the first most probable token where the temperature is
-        0.
+        `[B, T, V]` float32 probabilities; one-hot at the first most probable token where the temperature is 0.
     """
     temperature, top_k, top_p, min_p = (x[:, None, None] for x in (temperature, top_k, top_p, min_p))
     is_greedy = temperature <= 0
@@ -120,7 +118,7 @@ def masked_acceptance(
     residual_keys: jax.Array,
     sampling: KernelSampling,
 ) -> KernelAcceptance:
-    """Rejection sampling of drafts (Leviathan et al. 2023, algorithm 1) with whole distributions and `jax.random`.
+    """Accepts drafts by rejection sampling (Leviathan et al. 2023, algorithm 1) with dense distributions.
 
     The arguments are those of `kernels_pallas.ops.masked_acceptance`.
     """
@@ -140,7 +138,7 @@ def masked_acceptance(
 
     row = jnp.arange(batch)
     distribution = target[row, num_accepted]
-    # Past the last draft nothing was rejected, which is a draft distribution of zeros.
+    # Past the last draft nothing was rejected, so zeros are subtracted.
     rejected = jnp.concatenate([draft_probs, jnp.zeros((batch, 1, vocab_size))], axis=1)[row, num_accepted]
     rejected = jnp.where((num_accepted < num_drafted)[:, None], rejected, 0.0)
     residual = jnp.maximum(distribution - rejected, 0.0)

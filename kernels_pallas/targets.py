@@ -1,14 +1,13 @@
-"""Which device a function is being traced for: kernels choose their implementation and tiles by it."""
+"""The device that a function is traced for; it determines the implementation and the tiles of kernels."""
 
 import warnings
 from typing import NamedTuple
 
 import jax
 
-# Every kind of Hopper card that jax names; wgmma, on which the Mosaic GPU kernels stand, exists on sm_90
-# alone.
+# Hopper cards by the names that jax gives them. The Mosaic GPU kernels use wgmma, which only sm_90 has.
 _HOPPER_KINDS = ("H100", "H200", "H20", "H800", "GH200")
-# Data-center Blackwell.
+# Data-center Blackwell cards.
 _BLACKWELL_KINDS = ("B100", "B200", "B300")
 _DEFAULT_NUM_CORES = 108
 
@@ -17,11 +16,11 @@ class Target(NamedTuple):
     """The device that code is traced for."""
 
     platform: str
-    """`"gpu"`, `"cpu"` or another of jax's platforms."""
+    """`"gpu"`, `"cpu"` or another platform of jax."""
     device_kind: str
-    """The name jax gives the device, such as `"NVIDIA H200"`."""
+    """jax's name of the device, such as `"NVIDIA H200"`."""
     num_cores: int
-    """Streaming multiprocessors of a GPU."""
+    """Number of streaming multiprocessors of a GPU."""
 
     @property
     def is_hopper(self) -> bool:
@@ -30,15 +29,15 @@ class Target(NamedTuple):
 
     @property
     def is_blackwell(self) -> bool:
-        """Whether the device is of the generation after Hopper, which has no wgmma."""
+        """Whether the device is of the generation after Hopper, without wgmma."""
         return any(kind in self.device_kind for kind in _BLACKWELL_KINDS)
 
 
 def current_target() -> Target:
-    """The device of the mesh that is set, else jax's default device.
+    """Returns the device of the mesh that is set, or else jax's default device.
 
-    A mesh comes first because code may be traced for a device that this machine does not have (ahead-of-time
-    compilation) and because under `shard_map` the mesh says where the code runs.
+    The mesh takes precedence, because code can be compiled ahead of time for a device that this machine does not have,
+    and because code inside `shard_map` runs on the mesh.
     """
     abstract = jax.sharding.get_abstract_mesh().abstract_device
     if abstract is not None:
@@ -52,9 +51,8 @@ def current_target() -> Target:
 
 
 def silence_triton_deprecation() -> None:
-    """Hides jax's notice that the Triton dialect will go, which the modules that use it say themselves.
+    """Hides jax's deprecation warning for the Triton dialect; the modules that use it document the deprecation.
 
-    jax warns when the surrounding function is lowered, long after a kernel is built, so the filter has to
-    outlive this call.
+    The filter stays installed, because jax warns when the surrounding function is lowered, after this call.
     """
     warnings.filterwarnings("ignore", message="The Pallas Triton backend is deprecated", category=DeprecationWarning)

@@ -1,4 +1,4 @@
-"""How long a jitted function takes on its device."""
+"""Measures the time of a jitted function on its device."""
 
 import statistics
 import time
@@ -10,27 +10,24 @@ import jax.numpy as jnp
 
 
 class Timing(NamedTuple):
-    """Time per call over several repeats, in microseconds."""
+    """The time per call in microseconds, over several repeats."""
 
     median_us: float
     spread_us: float
-    """Slowest repeat less fastest."""
+    """Slowest repeat minus fastest repeat."""
 
 
-def measure(function: Callable[..., Any], *args: Any, num_calls: int = 20, num_repeats: int = 7) -> Timing:
-    """Times `function(*args)` after a warm-up that compiles it.
+def time_calls(function: Callable[..., Any], *args: Any, num_calls: int = 20, num_repeats: int = 7) -> Timing:
+    """Times `function(*args)` after one call that compiles it.
 
-    The calls of a repeat are dispatched one after the other and waited for once, so that what is timed is the device
-    and not the dispatch, as long as a call takes longer than its dispatch.
+    The calls of a repeat are dispatched back to back, and only the last one is waited for. This times the device rather
+    than the dispatch if a call takes longer than its dispatch.
 
     Args:
         function: A jitted function of arrays.
         *args: Its arguments, on the device.
         num_calls: Calls per repeat.
-        num_repeats: Repeats.
-
-    Returns:
-        Median and spread of the time per call.
+        num_repeats: Number of repeats.
     """
     jax.block_until_ready(function(*args))
     repeats = []
@@ -44,14 +41,11 @@ def measure(function: Callable[..., Any], *args: Any, num_calls: int = 20, num_r
 
 
 def copy_bandwidth(num_bytes: int = 1 << 30) -> float:
-    """Bytes per second that the device reads and writes in a copy: the roof of a memory-bound kernel.
+    """Returns the bytes per second that a copy reads and writes: an upper bound for a memory-bound kernel.
 
     Args:
-        num_bytes: Size of the array; larger than the caches.
-
-    Returns:
-        Bytes read and written per second.
+        num_bytes: Size of the array; larger than the device's caches.
     """
     values = jnp.zeros((num_bytes // 4,), jnp.float32)
-    timing = measure(jax.jit(lambda x: x + 1.0), values)
+    timing = time_calls(jax.jit(lambda x: x + 1.0), values)
     return 2 * num_bytes / (timing.median_us * 1e-6)

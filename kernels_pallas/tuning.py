@@ -1,4 +1,4 @@
-"""Tile sizes per device and shape: a small table of checked entries, and a heuristic behind it."""
+"""Tile sizes per device and shape, from a heuristic and a table of measured exceptions."""
 
 import functools
 import json
@@ -10,54 +10,48 @@ from kernels_pallas.targets import Target
 _TABLE = pathlib.Path(__file__).parent / "tiles.json"
 _MAX_SPLITS = 32
 _MIN_BLOCKS_PER_SPLIT = 4
-# Merging writes and reads 8 bytes per query row and element of a split, the walk reads K and V once: merging is to
-# move at most this share of the walk's bytes.
+# Merging writes and reads 8 bytes per query row and element of a split; the walk reads K and V once. Merging may move
+# at most this share of the walk's bytes.
 _MERGE_SHARE = 1 / 4
 _PROGRAMS_PER_CORE = 2
 
 
 class AttentionTiles(NamedTuple):
-    """How one launch of ragged attention is cut."""
+    """Tile sizes of one launch of ragged attention."""
 
     block_m: int
-    """Query rows of a program: (token, query head) pairs of one kv head."""
+    """Query rows per program: (token, query head) pairs of one kv head."""
     block_k: int
     """Cache positions per step of the walk."""
     num_splits: int
-    """Programs that share one row's walk."""
+    """Number of programs that share one row's walk."""
     num_warps: int
-    """Warps of a program (Triton)."""
+    """Warps per program (Triton)."""
     num_stages: int
-    """Blocks of K and V in flight."""
+    """Blocks of K and V that are copied ahead."""
 
 
 class AcceptanceTiles(NamedTuple):
-    """How the launches of masked acceptance are cut."""
+    """Tile sizes of the launches of masked acceptance."""
 
     chunk: int
-    """Tokens of the vocabulary that a program holds at once (statistics and draw)."""
+    """Tokens of the vocabulary per program that reads one block (`row_statistics`, `sample_block`)."""
     block: int
-    """Tokens per step of a program that walks a whole row (thresholds)."""
+    """Tokens per step of a program that walks over a row (`row_threshold`)."""
     num_warps: int
-    """Warps of a program."""
+    """Warps per program."""
 
 
 def acceptance_tiles(target: Target, *, vocab_size: int, implementation: str) -> AcceptanceTiles:
-    """Tiles of masked acceptance: the table's entry for this device, else the heuristic.
+    """Returns the tiles of masked acceptance for a device and a vocabulary of `vocab_size`.
 
-    Args:
-        target: The device.
-        vocab_size: V.
-        implementation: `"triton"` or `"mosaic_gpu"`.
-
-    Returns:
-        The tiles. 4096 tokens over 8 warps are 16 registers' worth per thread, enough loads in flight to fill
-        the memory pipe, and 38 partial results per row at V = 152k. A Mosaic GPU program has 4 warps, for 2048.
+    4096 tokens in 8 warps take 16 registers per thread, which keeps enough loads in flight to saturate the memory, and
+    give 38 partial results per row at V = 152k. A Mosaic GPU program has 4 warps and reads 2048 tokens.
     """
     size = next_power_of_two(vocab_size)
     tiles = AcceptanceTiles(min(4096, size), min(2048, size), 8)
     if implementation == "mosaic_gpu":
-        # It reads no further than the vocabulary.
+        # Its blocks may not exceed the vocabulary.
         size = next_power_of_two(vocab_size + 1) // 2
         tiles = AcceptanceTiles(min(2048, size), min(1024, size), 4)
     for entry in _table().get(target.device_kind, {}).get("masked_acceptance", []):
@@ -67,7 +61,7 @@ def acceptance_tiles(target: Target, *, vocab_size: int, implementation: str) ->
 
 
 def next_power_of_two(value: int) -> int:
-    """The smallest power of two that is at least `value` (positive)."""
+    """Returns the smallest power of two that is at least `value`, a positive integer."""
     return 1 << max(0, (value - 1).bit_length())
 
 
@@ -83,11 +77,14 @@ def attention_tiles(
     cache_itemsize: int,
     implementation: str,
 ) -> AttentionTiles:
-    """Tiles of ragged attention: the table's entry for this device and shape, else the heuristic.
+    """Returns the tiles of ragged attention for a device and shape.
+
+    The number of splits gives every core `_PROGRAMS_PER_CORE` programs, but each split of a full cache has at least
+    `_MIN_BLOCKS_PER_SPLIT` blocks and costs at most `_MERGE_SHARE` of its bytes for merging.
 
     Args:
         target: The device.
-        batch: B, or 1 where every row is a launch of its own.
+        batch: B; 1 if every row is a launch of its own.
         num_rows: T * R query rows per kv head.
         num_kv_heads: K.
         head_dim: H.
@@ -95,14 +92,10 @@ def attention_tiles(
         dtype: Name of the queries' dtype.
         cache_itemsize: Bytes of an element of the cache.
         implementation: `"triton"` or `"mosaic_gpu"`.
-
-    Returns:
-        The tiles. Splits are as many as give every core `_PROGRAMS_PER_CORE` programs, as long as a split of a full
-        cache is worth its merging: at least `_MIN_BLOCKS_PER_SPLIT` blocks, and `_MERGE_SHARE`.
     """
     is_mosaic_gpu = implementation == "mosaic_gpu"
     is_wide = dtype == "float32"
-    # Float32 products run without tensor cores, on registers: smaller tiles.
+    # Float32 products run without tensor cores and need more registers, so their tiles are smaller.
     largest = 64 if not is_wide else 32 if head_dim <= 64 else 16
     # 16 is the smallest side of a tensor-core product.
     block_m = min(largest, max(16, next_power_of_two(num_rows)))

@@ -1,4 +1,4 @@
-"""Pairs and states of given shapes without a number in them: to be compiled, never run."""
+"""Pairs and states of shapes without values, which can be compiled but not run."""
 
 import dataclasses
 
@@ -12,12 +12,13 @@ from bass_jax.models import abstract_params
 from bass_jax.sampling import SamplingArrays
 
 
-def abstract_model(config: bass.ModelConfig) -> bass.Model:
+def abstract_model(config: bass.models.ModelConfig) -> bass.models.Model:
     params = jax.tree.map(lambda box: box.value, abstract_params(config), is_leaf=lambda node: hasattr(node, "names"))
-    return bass.Model(params, config)
+    return bass.models.Model(params, config)
 
 
-def abstract_pair(target: bass.ModelConfig, draft: bass.ModelConfig | None) -> bass.Pair:
+def abstract_pair(target: bass.models.ModelConfig, draft: bass.models.ModelConfig | None) -> bass.Pair:
+    """Returns a pair with a draft model, or with prompt lookup if `draft` is None."""
     drafter = NgramDrafter() if draft is None else ModelDrafter(abstract_model(draft), target.vocab_size)
     return bass.Pair(abstract_model(target), drafter)
 
@@ -27,17 +28,21 @@ def abstract_state(pair: bass.Pair, batch: int, capacity: int) -> SpecState:
         def per_row(dtype):
             return jnp.zeros(batch, dtype)
 
-        tokens, lengths = jnp.zeros((batch, capacity), jnp.int32), per_row(jnp.int32)
+        tokens, lengths, numbers = jnp.zeros((batch, capacity), jnp.int32), per_row(jnp.int32), per_row(jnp.float32)
         return SpecState(
-            tokens=tokens, lengths=lengths, prompt_lengths=lengths, limits=lengths, finish=lengths,
-            keys=jax.vmap(jax.random.key)(per_row(jnp.uint32)), num_steps=lengths, draft_lens=lengths,
-            sampling_arrays=SamplingArrays(
-                per_row(jnp.float32), per_row(jnp.int32), per_row(jnp.float32), per_row(jnp.float32)
-            ),
+            tokens=tokens,
+            lengths=lengths,
+            prompt_lengths=lengths,
+            limits=lengths,
+            finish=lengths,
+            keys=jax.vmap(jax.random.key)(per_row(jnp.uint32)),
+            num_steps=lengths,
+            draft_lens=lengths,
+            sampling_arrays=SamplingArrays(numbers, lengths, numbers, numbers),
             stop_tokens=jnp.zeros((batch, 2), jnp.int32),
             target_cache=pair.target.init_cache(batch, capacity),
             drafter=pair.drafter.init(tokens, lengths),
-        )  # fmt: skip
+        )
 
     return jax.eval_shape(build, pair)
 
@@ -46,5 +51,6 @@ def num_bytes(tree) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree) if leaf.dtype != "key<fry>")
 
 
-def of_depth(config: bass.ModelConfig, num_layers: int) -> bass.ModelConfig:
+def of_depth(config: bass.models.ModelConfig, num_layers: int) -> bass.models.ModelConfig:
+    """Returns the configuration with another number of layers, all equal to the first."""
     return dataclasses.replace(config, layers=config.layers[:1] * num_layers)

@@ -1,4 +1,4 @@
-"""Set-up of every test: the device, checked annotations, the `gpu` marker."""
+"""Set-up of every test: devices, compiler options, checked annotations, and the `gpu` marker."""
 
 import gc
 import os
@@ -8,22 +8,28 @@ from pathlib import Path
 import jaxtyping
 import pytest
 
-# Before anything imports jax. Four CPU devices, so that meshes can be tested anywhere.
+MAX_MAPS = 50_000
+"""Memory maps at which compiled code is dropped. A step takes about 600 of the 65,530 that Linux allows a process."""
+
+# These variables are set before anything imports jax. Processes that a test starts inherit them.
 if "--gpu" not in sys.argv:
     os.environ["JAX_PLATFORMS"] = "cpu"
-    # What is compiled is counted, and nothing is left in the user's cache.
-    os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
+    # Four CPU devices, so that meshes can be tested on any machine.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    # Most of the tests' time is compilation, so workers and later runs share compiled code.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "xla"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    # LLVM's optimizations take more than half of the compile time. Tests marked `optimized` compile with them.
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 
 jaxtyping.install_import_hook("bass_jax", "beartype.beartype")
-# Tracing makes objects by the million and hardly any garbage.
+# Tracing creates millions of objects and hardly any garbage.
 gc.set_threshold(100_000, 20, 20)
-
-MANY_MAPS = 30_000
 
 
 def pytest_addoption(parser):
-    parser.addoption("--gpu", action="store_true", help="run on the NVIDIA GPU, the tests marked gpu included")
+    parser.addoption("--gpu", action="store_true", help="run on the NVIDIA GPU, including the tests marked gpu")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -34,16 +40,24 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(skip)
 
 
-@pytest.fixture(autouse=True)
-def compiled_code_is_bounded():
-    """Forgets compiled functions when there are many.
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Chooses the compiler's optimizations, before fixtures compile anything."""
+    import jax
 
-    XLA's CPU code for one step takes 400 memory maps, and a process that reaches Linux's limit of 65,530 dies inside
-    the compiler.
+    if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "true":
+        jax.config.update("jax_disable_most_optimizations", "optimized" not in item.keywords)
+
+
+@pytest.fixture(autouse=True)
+def bound_memory_maps():
+    """Drops compiled functions if the process holds many memory maps.
+
+    XLA's compiler crashes in a process that reaches Linux's limit.
     """
     yield
     maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > MANY_MAPS:
+    if maps.exists() and maps.read_bytes().count(b"\n") > MAX_MAPS:
         import jax
 
         from bass_jax.runtime.jit_cache import JIT_CACHE

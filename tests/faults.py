@@ -1,4 +1,4 @@
-"""Faults that other decoders shipped, planted on purpose: the statistic that finds none in ours must find these."""
+"""Faults that other decoders had: negative controls for the test of the decoder's distribution."""
 
 import dataclasses
 
@@ -16,8 +16,8 @@ PENALIZE = _penalize
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class WrongLawDrafter(TableDrafter):
-    """Draws from its table, and says that it drew from a warmer one."""
+class WrongProbsDrafter(TableDrafter):
+    """Samples from its table, but returns the distributions of a higher temperature."""
 
     def propose(self, state, context, draft_len, *, is_sampled):
         proposal, state = super().propose(state, context, draft_len, is_sampled=is_sampled)
@@ -27,8 +27,8 @@ class WrongLawDrafter(TableDrafter):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ForgetfulCandidatesDrafter(TableDrafter):
-    """Draws first tokens without replacement, and reports the distribution of the first for all of them."""
+class WithReplacementDrafter(TableDrafter):
+    """Samples first tokens without replacement, but returns the first candidate's distribution for all of them."""
 
     def propose_many(self, state, context, draft_len, num_candidates, *, is_sampled):
         proposal, state = super().propose_many(state, context, draft_len, num_candidates, is_sampled=is_sampled)
@@ -37,7 +37,7 @@ class ForgetfulCandidatesDrafter(TableDrafter):
 
 
 def frozen_penalties(logits, penalties, tokens, prompt_lengths, lengths):
-    """Every position of the window meets the penalties of its first."""
+    """Applies the penalties of the step's first position to every position."""
     positions = [
         PENALIZE(logits[:, t : t + 1], penalties, tokens, prompt_lengths, lengths) for t in range(logits.shape[1])
     ]
@@ -45,7 +45,7 @@ def frozen_penalties(logits, penalties, tokens, prompt_lengths, lengths):
 
 
 def shared_stream(role: Role):
-    """Keys under which a step's first draft is drawn from the stream of `role`."""
+    """Returns a function of draft keys that are the keys of `role`."""
 
     def draft_keys(state, rule, num_drafts):
         return jnp.tile(draw_keys(state.keys, state.num_steps, role)[:, None], (1, num_drafts))
@@ -82,4 +82,4 @@ def _faulty(name: str, accept) -> AcceptanceRule:
 RESIDUAL_FROM_UNIFORM = _faulty("residual_from_uniform", _residual_from_uniform)
 FIRST_TOKEN_UNCHECKED = _faulty("first_token_unchecked", _first_token_unchecked)
 OFF_BY_ONE = _faulty("off_by_one", _off_by_one)
-"""The bonus token after a full acceptance comes from the distribution of the last draft's position."""
+"""Samples the bonus token from the distribution of the last draft's position."""

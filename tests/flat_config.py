@@ -1,4 +1,4 @@
-"""Model configurations from flat keyword arguments, so that a test can change one field of every layer."""
+"""Model configurations from flat keyword arguments, so that a test can change a field of all layers."""
 
 from bass_jax.models import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig, RopeConfig
 
@@ -27,22 +27,24 @@ def flat_config(
     has_final_norm: bool = True,
     **fields,
 ) -> ModelConfig:
-    """Equal layers, but for the windows; every other keyword is a field of one of the configuration's parts."""
+    """Returns a configuration whose layers are equal except for their windows.
+
+    Every other keyword is a field of `ModelConfig`, or of one of the parts of a layer as mapped above.
+    """
 
     def take(names):
-        return {ours: fields.pop(name) for name, ours in names.items() if name in fields}
+        return {field: fields.pop(name) for name, field in names.items() if name in fields}
 
     rope, norm = RopeConfig(**take(_ROPE)), NormConfig(**take(_NORM))
     mlp, attention, layer = DenseMLP(**take(_MLP)), take(_ATTENTION), take(_LAYER)
     qk_norm = norm if has_qk_norm else None
     local_rope = rope if window_rope_base is None else RopeConfig(window_rope_base, rope.rotary_dim)
 
-    def one(is_windowed):
-        own = None if fields.get("has_learned_positions") else local_rope if is_windowed else rope
-        own_window = window if is_windowed else None
-        return LayerConfig(
-            AttentionConfig(**attention, rope=own, window=own_window, qk_norm=qk_norm), mlp, norm, **layer
-        )
+    def layer_config(is_windowed):
+        layer_rope = None if fields.get("has_learned_positions") else local_rope if is_windowed else rope
+        layer_window = window if is_windowed else None
+        made = AttentionConfig(**attention, rope=layer_rope, window=layer_window, qk_norm=qk_norm)
+        return LayerConfig(made, mlp, norm, **layer)
 
-    layers = tuple(map(one, windowed_layers or (window is not None,) * num_layers))
+    layers = tuple(map(layer_config, windowed_layers or (window is not None,) * num_layers))
     return ModelConfig(layers=layers, final_norm=norm if has_final_norm else None, **fields)

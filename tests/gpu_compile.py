@@ -1,12 +1,11 @@
 """Compiles a function for an NVIDIA GPU on a machine that has none.
 
-XLA's CUDA plug-in compiles from a description of the device alone. What it proves: the code lowers, fits the
-card's registers and shared memory, and `memory_analysis()` bounds its temporaries. What it cannot: speed and
+XLA's CUDA plug-in only needs a description of the device. A test can check that the code lowers, that it fits the
+GPU's registers and shared memory, and how large the temporaries in `memory_analysis()` are. It cannot check speed or
 numerics.
 
-Needs jax's own CUDA plug-in and PJRT packages of jax's version, and a `ptxas` (`nvidia-cuda-nvcc` with
-`nvidia-nvvm`, or an installed CUDA toolkit). Spills are errors through a compiler option of the one
-compilation, not through `XLA_FLAGS`, so nothing else in the process is disturbed.
+It needs jax's CUDA plug-in and PJRT packages in jax's version, and `ptxas` (`nvidia-cuda-nvcc` with `nvidia-nvvm`, or
+an installed CUDA toolkit).
 """
 
 import functools
@@ -23,7 +22,7 @@ from kernels_pallas.graph_capture import Thunk, compile_with_thunks
 
 
 class Gpu(NamedTuple):
-    """The figures of a data sheet that XLA compiles for; sizes in bytes, bandwidth in bytes per second."""
+    """The properties of a GPU that XLA compiles for; sizes in bytes, bandwidth in bytes per second."""
 
     name: str
     compute_capability: tuple[int, int]
@@ -38,10 +37,9 @@ class Gpu(NamedTuple):
     device_memory_size: int
 
     def target_config(self) -> str:
-        """The text form of XLA's `GpuTargetConfigProto`.
+        """Returns the text form of XLA's `GpuTargetConfigProto`.
 
-        The driver, runtime and toolkit versions matter: without them XLA keeps loops and library calls out of
-        CUDA graphs.
+        Without the versions of driver, runtime and toolkit, XLA keeps loops and library calls out of CUDA graphs.
         """
         major, minor = self.compute_capability
         return f"""
@@ -99,17 +97,22 @@ B200 = H200._replace(
     l2_cache_size=132_644_864,
     device_memory_size=191_000_000_000,
 )
-SPILLS_ARE_ERRORS = {"xla_gpu_fail_ptx_compilation_on_register_spilling": True}
-"""Options of one compilation, so that no `XLA_FLAGS` reaches the rest of the process."""
+COMPILER_OPTIONS = {
+    "xla_gpu_fail_ptx_compilation_on_register_spilling": True,
+    # The tests for CPUs compile without most optimizations, see conftest.py.
+    "xla_backend_optimization_level": 3,
+    "xla_llvm_disable_expensive_passes": False,
+}
+"""XLA's options for a GPU: register spills are errors, and optimizations are on."""
 
 GPUS = {"H200": H200, "A100": A100, "B200": B200}
-"""The cards that the project compiles for, by the name that `compile_for` takes."""
+"""The GPUs that the project compiles for, by the name that `compile_for` takes."""
 
 
 def why_not() -> str | None:
-    """The reason why this installation cannot compile for a GPU, or None where it can."""
+    """Returns the reason why this installation cannot compile for a GPU, or None if it can."""
     if jax.config.jax_platforms != "cpu":  # pyright: ignore[reportAttributeAccessIssue]
-        # jax would start the plug-in as a device and fail for want of one.
+        # jax would start the plug-in as a device, and fail because there is none.
         return "JAX_PLATFORMS is not cpu"
     wanted = importlib.metadata.version("jax")
     for package in ("jax-cuda13-plugin", "jax-cuda13-pjrt"):
@@ -123,7 +126,7 @@ def why_not() -> str | None:
 
 
 needs_gpu_compiler = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
-"""Mark for tests that call `compile_for`."""
+"""Skips a test that calls `compile_for` if this installation cannot."""
 
 
 @functools.cache
@@ -144,23 +147,23 @@ def compile_for(
     """Compiles `function` for `device` to machine code; a register spill is an error.
 
     Args:
-        function: A pure function; not yet jitted.
-        *args: Its arguments: pytrees of arrays, of scalars or of `jax.ShapeDtypeStruct`s.
-        device: A key of `GPUS`.
-        compiler_options: More options for XLA, by flag name without the dashes.
-        **jit_options: Passed to `jax.jit`, such as `donate_argnums`.
+        function: a pure function, not jitted.
+        *args: its arguments: pytrees of arrays, scalars or `jax.ShapeDtypeStruct`s.
+        device: a key of `GPUS`.
+        compiler_options: further options of XLA, by flag name without the dashes.
+        **jit_options: passed to `jax.jit`, such as `donate_argnums`.
 
     Returns:
-        The compiled object: `memory_analysis()` has temporary and aliased (donated) bytes, `as_text()` the optimized
-        HLO.
+        The compiled function. Its `memory_analysis()` contains the temporary and the aliased (donated) bytes, and
+        `as_text()` the optimized HLO.
     """
     lowered = _lower(function, args, device, jit_options)
     with jax.set_mesh(_mesh(device)):
-        return lowered.compile(compiler_options={**SPILLS_ARE_ERRORS, **(compiler_options or {})})
+        return lowered.compile(compiler_options={**COMPILER_OPTIONS, **(compiler_options or {})})
 
 
 def thunks_for(function: Callable[..., Any], *args: Any, **options: Any) -> list[Thunk]:
-    """The launches of `compile_with_thunks_for`, in order."""
+    """Returns the thunks of `compile_with_thunks_for`."""
     return compile_with_thunks_for(function, *args, **options)[1]
 
 
@@ -173,48 +176,45 @@ def compile_with_thunks_for(
     place: Callable[[jax.sharding.Mesh], Any] | None = None,
     **jit_options: Any,
 ) -> tuple[jax.stages.Compiled, list[Thunk]]:
-    """Compiles as `compile_for` does and reads every launch of the result and the CUDA graph it sits in.
+    """Compiles as `compile_for` does, and reads all launches and the CUDA graph that contains each.
 
     Args:
-        function: A pure function; not yet jitted.
-        *args: Its arguments, as for `compile_for`.
-        device: A key of `GPUS`.
-        compiler_options: More options for XLA, by flag name without the dashes.
-        num_devices: Devices of the mesh, whose axis is called `"tp"`.
-        place: Returns the sharding of every array of `args` on a mesh; default whole on every device.
-        **jit_options: Passed to `jax.jit`.
+        function: a pure function, not jitted.
+        *args: its arguments, as for `compile_for`.
+        device: a key of `GPUS`.
+        compiler_options: further options of XLA, by flag name without the dashes.
+        num_devices: devices of the mesh, whose axis is called `"tp"`.
+        place: returns the sharding of every array of `args` on a mesh; default replicated.
+        **jit_options: passed to `jax.jit`.
 
     Returns:
-        The compiled object and its launches in order, those of one device.
+        The compiled function, and the thunks of one device in order.
     """
     lowered = _lower(function, args, device, jit_options, num_devices, place)
     with jax.set_mesh(_mesh(device, num_devices)):
-        return compile_with_thunks(lowered, compiler_options={**SPILLS_ARE_ERRORS, **(compiler_options or {})})
+        return compile_with_thunks(lowered, compiler_options={**COMPILER_OPTIONS, **(compiler_options or {})})
 
 
 def _lower(function, args, device, jit_options, num_devices=1, place=None) -> jax.stages.Lowered:
     mesh = _mesh(device, num_devices)
-    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
     def spec(leaf, sharding):
         leaf = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(jnp.asarray(leaf))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    specs = jax.tree.map(spec, args, jax.tree.map(lambda _: whole, args) if place is None else place(mesh))
+    specs = jax.tree.map(spec, args, jax.tree.map(lambda _: replicated, args) if place is None else place(mesh))
     with jax.set_mesh(mesh):
         return jax.jit(function, **jit_options).trace(*specs).lower(lowering_platforms=("cuda",))
 
 
 def lower_for(function: Callable[..., Any], *args: Any, device: str = "H200") -> jax.stages.Lowered:
-    """Lowers `function` for CUDA, which needs no plug-in: proves that every kernel of it has a lowering.
+    """Lowers `function` for CUDA, which needs no plug-in. It fails if a kernel has no lowering.
 
     Args:
-        function: A pure function; not yet jitted.
-        *args: Its arguments, as for `compile_for`.
-        device: A key of `GPUS`; kernels may choose tiles by it.
-
-    Returns:
-        The lowered object.
+        function: a pure function, not jitted.
+        *args: its arguments, as for `compile_for`.
+        device: a key of `GPUS`; kernels may choose tiles by it.
     """
     abstract_device = jax.sharding.AbstractDevice(
         device_kind=GPUS[device].name, num_cores=GPUS[device].num_cores, platform="gpu"

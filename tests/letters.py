@@ -1,4 +1,4 @@
-"""A tokenizer without files: token i is the i-th letter, or any bytes that a test names."""
+"""A tokenizer without files: token i is the i-th letter, or bytes that a test gives."""
 
 import codecs
 import dataclasses
@@ -9,7 +9,10 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Letters:
-    """Hashable by content, as a pair's tokenizer must be; `pieces` are the bytes of each token."""
+    """A tokenizer of single letters; `chunks` are the bytes of each token if they are not letters.
+
+    It is hashable by content, as the tokenizer of a pair has to be.
+    """
 
     size: int
     chunks: tuple[bytes, ...] = ()

@@ -1,4 +1,4 @@
-"""Parameters of which some take their minutes elsewhere."""
+"""Parameters of a test of which some are marked `slow`."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 
 def mostly_slow(values: Iterable[Any], is_quick: Callable[[Any], bool]) -> list:
-    """All values; those that are not quick are left to `make test-slow`. Tuples are several parameters."""
+    """Returns all values; those that are not quick are marked `slow`. A tuple holds several parameters."""
     return [
         value
         if is_quick(value)

@@ -78,7 +78,7 @@ def test_imports_go_down():
 
 
 def test_imports_form_no_circle():
-    """Packages stand for the names that they hand on; a package's own files import each other by name."""
+    """A package counts as one module with the names that it exports. Its files import each other by name."""
     known = modules()
     graph = {module: {name for name in imports(path, known) if name != module} for module, path in known.items()}
     done: set[str] = set()
@@ -99,7 +99,7 @@ def test_the_root_holds_three_files():
 
 
 def test_the_graph_of_packages_is_small():
-    """Families and tasks are counted apart."""
+    """Families and tasks are counted separately."""
     known = modules()
     nodes = {".".join(module.split(".")[:2]) for module in known if module.startswith("bass_jax")}
     nodes |= {"bass_jax.models.families", "bass_jax.experiments.tasks", "bass_jax.experiments.traffic"}
@@ -107,7 +107,7 @@ def test_the_graph_of_packages_is_small():
     assert len(nodes) <= 28
 
 
-def test_every_package_says_what_it_holds():
+def test_every_package_has_a_docstring():
     for module, path in modules().items():
         if path.name == "__init__.py" and module != "bass_jax":
             text = ast.get_docstring(ast.parse(path.read_text())) or ""
@@ -115,7 +115,7 @@ def test_every_package_says_what_it_holds():
 
 
 def test_importing_the_package_needs_four_libraries():
-    """What jax, flax, numpy and jaxtyping import themselves, and ours: heavier libraries wait until they are needed."""
+    """Apart from jax, flax, numpy, jaxtyping and what these import, libraries are imported when they are needed."""
     code = """
 import sys, jax, flax.linen, jaxtyping, numpy
 before = {name.split(".")[0] for name in sys.modules}

@@ -1,6 +1,6 @@
-"""A part of the user's that is wrong is refused when it is traced, or held to what can be.
+"""A user's drafter, rule or policy with a mistake is refused when it is traced, or its result is clipped.
 
-What breaking it means: a drafter or a rule with a mistake runs, and its figures look like a result.
+Otherwise it would run, and its numbers would look like results.
 """
 
 import dataclasses
@@ -21,14 +21,13 @@ from bass_jax.policies.template import OneMore
 from tests import tiny
 
 NUMBERS = itertools.count()
-TARGET = tiny.model(1, num_layers=1)
-DRAFT = tiny.model_drafter(tiny.perturbed(TARGET, 0.05))
+TARGET = tiny.model(1)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WrongDrafter(RepeatDrafter):
-    """Changes the proposal by a function that a test gives it."""
+    """Changes the proposal with a function."""
 
     change: Any = dataclasses.field(default=None, metadata={"static": True})
 
@@ -40,6 +39,8 @@ class WrongDrafter(RepeatDrafter):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WrongPolicy(OneMore):
+    """Changes the plan with a function."""
+
     change: Any = dataclasses.field(default=None, metadata={"static": True})
 
     def update(self, state, stats):
@@ -49,14 +50,14 @@ class WrongPolicy(OneMore):
 
 @pytest.fixture
 def rule():
-    """Registers the token rule with another function, for one test."""
+    """Registers a rule with a changed function for one test."""
     names = []
 
     def make(change, base=TOKEN, field="accept"):
         def accept(*arguments):
             return change(getattr(base, field)(*arguments))
 
-        # A step is compiled once per name.
+        # The name is new, because a step is compiled once per name.
         name = f"wrong{next(NUMBERS)}"
         names.append(register_rule(dataclasses.replace(base, name=name, **{field: accept})).name)
         return names[-1]
@@ -66,10 +67,10 @@ def rule():
         del _REGISTRY[name]
 
 
-def run(drafter=DRAFT, **options):
-    spec = bass.SpecConfig(4, **options)
-    return bass.generate(bass.Pair(TARGET, drafter), tiny.PROMPTS, spec, max_new_tokens=12,
-                         sampling=bass.SamplingParams(temperature=1.0))  # fmt: skip
+def run(drafter=None, **options):
+    pair, spec = bass.Pair(TARGET, drafter or RepeatDrafter()), bass.SpecConfig(4, **options)
+    sampling = bass.SamplingParams(temperature=1.0)
+    return bass.generate(pair, tiny.PROMPTS, spec, max_new_tokens=12, sampling=sampling)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def run(drafter=DRAFT, **options):
         (lambda p: p._replace(confidence=jnp.ones(4)), "propose: confidence has"),
     ],
 )
-def test_a_drafter_is_refused_when_it_is_traced(change, message):
+def test_an_invalid_proposal_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         run(WrongDrafter(change))
 
@@ -107,7 +108,7 @@ def test_a_drafter_is_refused_when_it_is_traced(change, message):
         (lambda v: v._replace(next_token=5), "next_token is of type int"),
     ],
 )
-def test_a_rule_is_refused_when_it_is_traced(rule, change, message):
+def test_an_invalid_result_of_a_rule_is_refused(rule, change, message):
     with pytest.raises(ValueError, match=message):
         run(acceptance=rule(change))
 
@@ -121,14 +122,15 @@ def test_a_rule_is_refused_when_it_is_traced(rule, change, message):
         (lambda plan: Plan(plan.draft_lens, plan.draft_lens), "update: min_confidence has dtype int32"),
     ],
 )
-def test_a_policy_is_refused_when_it_is_traced(change, message):
+def test_an_invalid_plan_is_refused(change, message):
+    pair = bass.Pair(TARGET, RepeatDrafter())
     with pytest.raises(ValueError, match=message):
-        bass.generate(bass.Pair(TARGET, DRAFT), tiny.PROMPTS, policy=WrongPolicy(change=change), max_new_tokens=12)
+        bass.generate(pair, tiny.PROMPTS, policy=WrongPolicy(change=change), max_new_tokens=12)
 
 
 @pytest.mark.parametrize("count, expected", [(99, "all"), (-7, "none")])
-def test_counts_are_held_to_the_drafts(rule, count, expected):
-    """A rule that accepts 99 of 4 drafts came out at a block efficiency of 5.33."""
+def test_the_number_of_accepted_drafts_is_clipped(rule, count, expected):
+    """A rule that accepted 99 of 4 drafts once had a block efficiency of 5.33."""
     result = run(acceptance=rule(lambda v: v._replace(num_accepted=jnp.full_like(v.num_accepted, count))))
     for info in result.infos:
         all_or_none = info.num_drafted if expected == "all" else np.zeros_like(info.num_drafted)
@@ -137,12 +139,12 @@ def test_counts_are_held_to_the_drafts(rule, count, expected):
     assert [len(row) for row in result.tokens] == [12, 12, 12]
 
 
-def test_tokens_are_held_to_the_vocabulary(rule):
+def test_tokens_are_clipped_to_the_vocabulary(rule):
     result = run(acceptance=rule(lambda v: v._replace(next_token=jnp.full_like(v.next_token, 10**6))))
     assert all(0 <= token < tiny.VOCAB for row in result.tokens for token in row)
 
 
-def test_several_chains_are_held_to_their_drafts(rule):
+def test_the_result_of_a_multi_draft_rule_is_clipped(rule):
     def change(result: MultiDraftAcceptanceResult) -> AcceptanceResult | MultiDraftAcceptanceResult:
         return result._replace(candidate=result.candidate + 50, num_accepted=jnp.full_like(result.num_accepted, 99))
 

@@ -370,10 +370,12 @@ ENTRIES = [
     ),
     Entry(
         "random_pair",
-        lambda **changes: bass.random_pair(**({"target": tiny.config(num_layers=1), "dtype": "float32"} | changes)),
+        lambda **changes: bass.decoding.random_pair(
+            **({"target": tiny.config(num_layers=1), "dtype": "float32"} | changes)
+        ),
         {
-            "target": is_a(bass.ModelConfig),
-            "draft": is_a(bass.ModelConfig, type(None)),
+            "target": is_a(bass.models.ModelConfig),
+            "draft": is_a(bass.models.ModelConfig, type(None)),
             "key": is_key,
             "dtype": one_of(None, "float32", "bfloat16"),
             "quantize": one_of(None, "int8", "int8_activations"),
@@ -382,14 +384,16 @@ ENTRIES = [
     ),
     Entry(
         "quantize_model",
-        lambda **changes: bass.quantize_model(**({"model": TARGET} | changes)),
+        lambda **changes: bass.models.quantize_model(**({"model": TARGET} | changes)),
         {
             "model": lambda value: False,
             "quantize": one_of("int8", "int8_activations"),
             "cache_dtype": one_of(None, "int8"),
         },
     ),
-    Entry("init_model", lambda config: bass.init_model(config, jax.random.key(0)), {"config": lambda value: False}),
+    Entry(
+        "init_model", lambda config: bass.models.init_model(config, jax.random.key(0)), {"config": lambda value: False}
+    ),
     Entry(
         "verify_lossless",
         lambda **changes: bass.verify_lossless(**({"drafter": NgramDrafter(), "num_samples": 0} | changes)),
@@ -404,7 +408,7 @@ ENTRIES = [
     Entry("summarize", bass.summarize, {"infos": lambda value: False}),
     Entry(
         "per_token_latency",
-        lambda **changes: bass.per_token_latency(**({"infos": INFOS, "step_seconds": [1.0]} | changes)),
+        lambda **changes: bass.decoding.per_token_latency(**({"infos": INFOS, "step_seconds": [1.0]} | changes)),
         {
             "infos": lambda value: False,
             "step_seconds": lambda value: is_number(0)([0, 0, value[0]]) and len(value) == 1,

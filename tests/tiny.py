@@ -1,4 +1,4 @@
-"""Tiny models whose distributions are worth testing: random weights, scaled up until the logits spread."""
+"""Tiny models and drafters for tests: random weights, large enough that the distributions are uneven."""
 
 import dataclasses
 from typing import Any
@@ -26,18 +26,22 @@ from tests.flat_config import flat_config
 
 VOCAB = 11
 PROMPTS = ([7], [3, 1, 4, 1, 5, 9, 2, 6, 5], [5, 6, 7, 5, 6, 7, 5, 6])
-"""Ragged, one of length 1, one that repeats itself; three rows, so that a batch of four has a filler."""
+"""Prompts of different lengths: one token, no repetition, and one that repeats itself.
+
+Three prompts fill a batch of four rows except for one padding row.
+"""
 
 
-def config(vocab_size: int = VOCAB, **changes) -> bass.ModelConfig:
-    shape = {"width": 16, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "mlp_width": 24}
+def config(vocab_size: int = VOCAB, **changes) -> bass.models.ModelConfig:
+    shape = {"width": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "mlp_width": 24}
     return flat_config(vocab_size=vocab_size, context=256, **(shape | {"is_tied": False} | changes))
 
 
-def model(seed: int, scale: float = 16.0, vocab_size: int = VOCAB, **changes) -> bass.Model:
-    """Random weights; a scale of 16 gives distributions of about one nat that depend on the whole prefix.
+def model(seed: int, scale: float = 16.0, vocab_size: int = VOCAB, **changes) -> bass.models.Model:
+    """Returns a model with random weights.
 
-    Drawn by numpy: compiling the initializers takes longer than most tests.
+    With a scale of 16, distributions have an entropy of about 1 nat and depend on the whole prefix. NumPy draws the
+    weights because compiling the initializers takes longer than most tests.
     """
     made, random = config(vocab_size, **changes), np.random.default_rng(seed)
 
@@ -46,24 +50,24 @@ def model(seed: int, scale: float = 16.0, vocab_size: int = VOCAB, **changes) ->
         return jnp.asarray(size, leaf.dtype)
 
     output_ids = None if made.output_vocab_size is None else jnp.arange(made.output_vocab_size, dtype=jnp.int32)
-    return bass.Model(jax.tree.map(fill, nn.meta.unbox(abstract_params(made))), made, output_ids)
+    return bass.models.Model(jax.tree.map(fill, nn.meta.unbox(abstract_params(made))), made, output_ids)
 
 
-def perturbed(original: bass.Model, amount: float, seed: int = 3) -> bass.Model:
-    """The same model with noise on every weight: a draft that is often right."""
+def perturbed(original: bass.models.Model, amount: float, seed: int = 3) -> bass.models.Model:
+    """Returns the model with noise added to every weight: a draft model whose drafts are often accepted."""
     random = np.random.default_rng(seed)
     noise = jax.tree.map(lambda leaf: amount * random.normal(size=leaf.shape).astype(np.float32), original.params)
     return dataclasses.replace(original, params=jax.tree.map(jnp.add, original.params, noise))
 
 
-def shared_embedding(target: bass.Model) -> bass.Model:
-    """A narrower draft that reads the target's embedding through a projection and has its own head."""
-    draft = model(5, width=8, num_layers=1, embedding_width=target.config.width)
+def shared_embedding(target: bass.models.Model) -> bass.models.Model:
+    """Returns a narrower draft model that projects the target's embedding and has its own head."""
+    draft = model(5, width=8, embedding_width=target.config.width)
     return dataclasses.replace(draft, params=draft.params | {"embedding": target.params["embedding"]})
 
 
-def repadded(original: bass.Model, vocab_size: int) -> bass.Model:
-    """The same model with a vocabulary padded to another size; added tokens score high, so as to be proposed."""
+def padded_vocabulary(original: bass.models.Model, vocab_size: int) -> bass.models.Model:
+    """Returns the model with a larger or smaller vocabulary. Added tokens get large logits, so they are proposed."""
     config, random = dataclasses.replace(original.config, vocab_size=vocab_size), np.random.default_rng(4)
     size = original.config.vocab_size
 
@@ -73,21 +77,21 @@ def repadded(original: bass.Model, vocab_size: int) -> bass.Model:
 
     names = ("embedding",) if config.is_tied else ("embedding", "head")
     changes = {name: resize(original.params[name]) for name in names}
-    return bass.Model(original.params | changes, config)
+    return bass.models.Model(original.params | changes, config)
 
 
-def trimmed(output_ids: tuple[int, ...]) -> bass.Model:
-    """A draft that can propose `output_ids` alone."""
-    draft = model(6, num_layers=1, output_vocab_size=len(output_ids))
+def reduced_vocabulary(output_ids: tuple[int, ...]) -> bass.models.Model:
+    """Returns a draft model that can only propose `output_ids`."""
+    draft = model(6, output_vocab_size=len(output_ids))
     return dataclasses.replace(draft, output_ids=jnp.asarray(output_ids, jnp.int32))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TableDrafter:
-    """A user's stochastic drafter: the next token's distribution is a table over the last token, ``[V, V]``.
+    """A user's stochastic drafter: a table of next-token distributions by the last token, ``[V, V]``.
 
-    A row drafts no more than its last token's parity allows, so that rows of a batch draft different numbers.
+    Rows whose last token is odd draft at most 2 tokens, so rows of a batch draft different numbers.
     """
 
     table: jax.Array
@@ -104,22 +108,17 @@ class TableDrafter:
         num_drafted = jnp.where(last % 2 == 0, context.num_wanted, jnp.minimum(context.num_wanted, 2))
         rows, left, candidates = jnp.arange(last.shape[0]), self.table[last], []
         for candidate in range(num_candidates):
-            tokens, distributions = [], []
+            tokens, probs = [], []
             for step in range(draft_len):
-                distribution = self.table[tokens[-1]] if step else left / left.sum(axis=-1, keepdims=True)
-                keys = context.keys[:, step]  # Chain 0 draws with the noise that a single chain would.
+                step_probs = self.table[tokens[-1]] if step else left / left.sum(axis=-1, keepdims=True)
+                keys = context.keys[:, step]  # Candidate 0 uses the random numbers of a single draft.
                 keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, candidate) if candidate else keys
-                noise = gumbel(keys, distribution.shape[-1])
-                tokens.append(
-                    sample_tokens(distribution, noise)
-                    if is_sampled
-                    else jnp.argmax(distribution, axis=-1).astype(jnp.int32)
-                )
-                distributions.append(distribution)
+                noise = gumbel(keys, step_probs.shape[-1])
+                sampled = sample_tokens(step_probs, noise) if is_sampled else jnp.argmax(step_probs, axis=-1)
+                tokens.append(sampled.astype(jnp.int32))
+                probs.append(step_probs)
             left = left.at[rows, tokens[0]].set(0.0)
-            candidates.append(
-                Proposal(jnp.stack(tokens, 1), num_drafted, jnp.stack(distributions, 1) if is_sampled else None)
-            )
+            candidates.append(Proposal(jnp.stack(tokens, 1), num_drafted, jnp.stack(probs, 1) if is_sampled else None))
         return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *candidates), state
 
     def commit(self, state, lengths):
@@ -127,24 +126,24 @@ class TableDrafter:
 
 
 def table_drafter(vocab_size: int = VOCAB) -> TableDrafter:
-    """Distributions far from any target's, one with a zero in it."""
+    """Returns a drafter with distributions unlike any target's; one probability is 0."""
     table = jax.nn.softmax(1.5 * jax.random.normal(jax.random.key(8), (vocab_size, vocab_size)))
     table = table.at[0, 0].set(0.0)
     return TableDrafter(table / table.sum(axis=1, keepdims=True))
 
 
-def model_drafter(draft: bass.Model, vocab_size: int = VOCAB) -> ModelDrafter:
+def model_drafter(draft: bass.models.Model, vocab_size: int = VOCAB) -> ModelDrafter:
     return ModelDrafter(draft, vocab_size)
 
 
-def hidden_drafter(target: bass.Model, vocab_size: int = VOCAB, scale: float = 16.0) -> EagleDrafter:
-    """A random draft that reads the hidden states of `target`."""
-    draft = model(7, scale, vocab_size, num_layers=1, hidden_width=target.config.width)
+def eagle_drafter(target: bass.models.Model, vocab_size: int = VOCAB, scale: float = 16.0) -> EagleDrafter:
+    """Returns a random draft that reads the hidden states of `target`."""
+    draft = model(7, scale, vocab_size, hidden_width=target.config.width)
     return EagleDrafter(draft, vocab_size)
 
 
 def retrieval_drafter(vocab_size: int = VOCAB, min_confidence: float = 0.0) -> RetrievalDrafter:
-    """Knows about half of the contexts of one and two tokens, each with an arbitrary token behind it."""
+    """Returns a drafter with about half of the contexts of one and two tokens, each with a random next token."""
     random = np.random.default_rng(9)
     pairs = np.stack(np.meshgrid(np.arange(vocab_size), np.arange(vocab_size), indexing="ij"), -1).reshape(-1, 2)
     hashes = suffix_hashes(pairs.astype(np.int32))
@@ -156,5 +155,5 @@ def retrieval_drafter(vocab_size: int = VOCAB, min_confidence: float = 0.0) -> R
 
 
 def ensemble_drafter(network: ModelDrafter | EagleDrafter, vocab_size: int = VOCAB) -> EnsembleDrafter:
-    """Lookup, a store that is not always sure, and a network."""
+    """Returns an ensemble of prompt lookup, a retrieval datastore with a confidence threshold, and a network."""
     return EnsembleDrafter((NgramDrafter(3, 2), retrieval_drafter(vocab_size, min_confidence=0.4), network))

@@ -1,4 +1,4 @@
-"""From a trace to what a simulator asks: how many drafts would be accepted at any position of any row."""
+"""Turns recorded runs into what a simulator needs: the number of drafts that would be accepted at every position."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,26 +9,25 @@ from bass_jax.decoding.traces import TracedRun
 
 
 class Replay(NamedTuple):
-    """Rows of a trace, whoever they were decoded with; positions count emitted tokens."""
+    """The rows of a trace, independent of the batches in which they were decoded. Positions count emitted tokens."""
 
-    acceptable: np.ndarray  # [R, N] int32, drafts that would be accepted if drafting began there
-    confidence: np.ndarray  # [R, N, G] float32, of the drafts begun there; 1 where it is not known
-    num_tokens: np.ndarray  # [R] int32, emitted in all
-    limits: np.ndarray  # [R] int32, most that might have been
+    acceptable: np.ndarray  # [R, N] int32, drafts that would be accepted if drafting started at this position
+    confidence: np.ndarray  # [R, N, G] float32, of the drafts that start at this position; 1 if unknown
+    num_tokens: np.ndarray  # [R] int32, emitted tokens
+    limits: np.ndarray  # [R] int32, largest number of emitted tokens
     prompt_lengths: np.ndarray  # [R] int32
-    share_unknown: float  # of the positions whose acceptance was not observed, and is drawn
+    share_unknown: float  # share of the positions whose acceptance was not observed and is sampled
 
 
 def make_replay(runs: Sequence[TracedRun], seed: int = 0) -> Replay:
-    """Reads off where drafts would be accepted.
+    """Computes the number of acceptable drafts at every position.
 
-    A draft is evaluated given the row's own text. If the text stays what it is, whether the draft at a position is
-    accepted does not depend on where drafting began; so a run of accepted drafts ends where one is refused. That is
-    exact for greedy decoding with a model as drafter, and exact in distribution for the token rule. Exhaustive
-    drafting (`bass_jax.decoding.baselines.exhaustive_step`) sees every position. Steps of a speculating run do not see
-    the position of their bonus token: it is drawn with the mean acceptance of the others, from `seed`.
-
-    In a greedy exhaustive run the counts themselves are taken: exact for every drafter.
+    The draft at a position is accepted or rejected given the row's own text, independent of the position at which
+    drafting started. Consecutive accepted drafts are therefore joined until one is rejected. This is exact for greedy
+    decoding with a draft model, and exact in distribution for the token rule. An exhaustive run
+    (`bass_jax.decoding.baselines.exhaustive_step`) observes every position; if it is greedy, its counts are used
+    directly, which is exact for every drafter. A speculative run does not observe the positions of its bonus tokens:
+    their acceptance is sampled with the mean of the others, from `seed`.
 
     Raises:
         ValueError: if no draft was recorded.
@@ -45,10 +44,10 @@ def make_replay(runs: Sequence[TracedRun], seed: int = 0) -> Replay:
     num_unknown = 0
     for index, row in enumerate(rows):
         num, is_unknown = len(row.runs), row.runs < 0
-        num_unknown += int(is_unknown[:-1].sum())  # after the last token nothing is drafted
-        is_lucky = random.random(num) < (seen > 0).mean()
-        counts = np.where(is_unknown, is_lucky, row.runs)
-        acceptable[index, :num] = _joined(counts, np.where(is_unknown, is_lucky, row.is_open))
+        num_unknown += int(is_unknown[:-1].sum())  # nothing is drafted after the last token
+        sampled = random.random(num) < (seen > 0).mean()
+        counts = np.where(is_unknown, sampled, row.runs)
+        acceptable[index, :num] = _join(counts, np.where(is_unknown, sampled, row.is_open))
         confidence[index, :num, : row.confidence.shape[1]] = row.confidence
     num_tokens = np.array([len(row.runs) for row in rows], np.int32)
     limits, prompts = (np.concatenate([run.about[name] for run in runs]) for name in ("limits", "prompt_lengths"))
@@ -56,24 +55,19 @@ def make_replay(runs: Sequence[TracedRun], seed: int = 0) -> Replay:
     return Replay(acceptable, confidence, num_tokens, limits.astype(np.int32), prompts.astype(np.int32), share)
 
 
-def acceptance_by_position(replay: Replay, num_positions: int = 8) -> tuple[float, ...]:
-    """Share of the positions from which draft i is accepted, given that those before it are.
-
-    Args:
-        replay: any.
-        num_positions: drafts.
-    """
+def replay_acceptance(replay: Replay) -> tuple[float, ...]:
+    """Returns the acceptance rates of the first 8 drafts, each given that the drafts before it were accepted."""
     is_text = np.arange(replay.acceptable.shape[1]) < replay.num_tokens[:, None] - 1
     runs = replay.acceptable[is_text]
-    reached = [max(int((runs >= position).sum()), 1) for position in range(num_positions)]
+    reached = [max(int((runs >= position).sum()), 1) for position in range(8)]
     return tuple(float((runs > position).sum() / num) for position, num in enumerate(reached))
 
 
 class _Row(NamedTuple):
-    """What one row's steps say of its positions."""
+    """The observations of one row."""
 
-    runs: np.ndarray  # [n] int, drafts accepted from each position on; -1 where it was not seen
-    is_open: np.ndarray  # [n] bool, the run goes on as that of the position after it does
+    runs: np.ndarray  # [n] int, accepted drafts from this position on; -1 if not observed
+    is_open: np.ndarray  # [n] bool, the run continues with that of the position after it
     confidence: np.ndarray  # [n, G] float32
 
 
@@ -100,7 +94,7 @@ def _rows_of(run: TracedRun) -> list[_Row]:
             if is_exact:
                 row.runs[start], row.is_open[start] = accepted, 0 < accepted == drafted
                 continue
-            # Position by position: accepted drafts, then one that was refused, unless all stood.
+            # The accepted drafts, then the rejected one. In a speculative run there is none if all were accepted.
             num_run = min(accepted, num)
             row.runs[start : start + num_run], row.is_open[start : start + num_run] = 1, True
             if num_run < num and (accepted < drafted or is_exhaustive):
@@ -108,8 +102,8 @@ def _rows_of(run: TracedRun) -> list[_Row]:
     return rows
 
 
-def _joined(runs: np.ndarray, is_open: np.ndarray) -> np.ndarray:
-    """Follows runs that go on into those of later positions."""
+def _join(runs: np.ndarray, is_open: np.ndarray) -> np.ndarray:
+    """Returns the lengths of the runs ``[n]``, with each open run continued by the run at its end."""
     num = len(runs)
     joined = np.zeros(num + 1, np.int32)
     for position in range(num - 1, -1, -1):

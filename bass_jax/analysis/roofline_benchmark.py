@@ -1,52 +1,52 @@
-"""What steps take beside what their bytes and FLOPs allow on this device."""
+"""Times the steps of a pair and compares them with the time that their bytes and FLOPs take on this device."""
 
 import contextlib
 import dataclasses
-import statistics
+import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from bass_jax.analysis.profiler import step_seconds, timed_state
+from bass_jax.analysis.profiler import compiled_step, step_specs, time_steps, timed_state
 from bass_jax.config import SpecConfig
-from bass_jax.cost_model import Device, PassShape, RooflineModel, expected_emitted, pass_shape
-from bass_jax.decoding.compiled_steps import bucket_spec
+from bass_jax.cost_model import Device, PassShape, RooflineModel, draft_pass_shape, expected_emitted, pass_shape
 from bass_jax.decoding.pair import Pair
+from bass_jax.decoding.state import SpecState
 from bass_jax.decoding.step import decode_step, speculate_step
-from bass_jax.drafters import EagleDrafter, ModelDrafter
 from bass_jax.models.mesh import mesh_of
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import SamplingParams
 from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS, compile_with_thunks, is_one_graph
 
-MAX_IN_FLIGHT = 8
-"""Steps that are dispatched one behind the other where host gaps are measured."""
+NUM_IN_FLIGHT = 8
+"""Steps that are dispatched one after the other to measure a step without the host."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One batch, draft length and context.
+    """The measurement of one batch size, draft length and context.
 
     Attributes:
-        batch: rows.
+        batch: number of rows.
         draft_len: drafts per step; 0 is regular decoding.
         context: committed tokens per row when the steps begin.
-        seconds: median of a step, its counts read by the host.
-        in_flight_seconds: of a step when the host reads nothing between steps.
-        tokens: emitted per step in expectation, all rows together.
-        num_bytes: that a step must read: weights once per pass, and the rows' caches.
-        roofline_seconds: the longer of reading and computing, per stage, on the measured device.
-        bandwidth_share: of the measured bandwidth, that reading `num_bytes` in `seconds` takes.
-        num_launches: kernels, library calls and copies of a step; None but on a GPU.
-        is_one_graph: whether one CUDA graph holds them all; None but on a GPU.
-        compile_seconds: of this cell's executables.
-        num_compiled: of them.
-        planned_bytes: of device memory, as compiled: weights, state and temporaries.
-        temporary_bytes: of them, temporaries.
-        peak_bytes: of device memory, as measured so far; None where the device does not say.
+        seconds: median time of a step, including the transfer of its counts to the host.
+        in_flight_seconds: time of a step when the host reads nothing between steps.
+        tokens: expected number of emitted tokens per step, of all rows.
+        num_bytes: bytes that a step has to read: the weights once per pass, and the caches of the rows.
+        roofline_seconds: the longer of read and compute time of each stage, with the measured peaks of the device.
+        bandwidth_share: share of the measured bandwidth that reading `num_bytes` in `seconds` takes.
+        num_launches: kernels, library calls and copies of a step; None except on a GPU.
+        is_one_graph: whether one CUDA graph holds all of them; None except on a GPU.
+        compile_seconds: compile time of the cell.
+        num_compiled: functions that were compiled for the cell.
+        planned_bytes: device memory of the compiled step: weights, state and temporaries.
+        peak_bytes: largest device memory in use so far; None if the device does not report it.
     """
 
     batch: int
@@ -63,21 +63,20 @@ class Cell:
     compile_seconds: float
     num_compiled: int
     planned_bytes: int
-    temporary_bytes: int
     peak_bytes: int | None
 
     @property
     def host_gap_seconds(self) -> float:
-        """What the host adds to a step by reading its counts before it dispatches the next."""
+        """The time that the host adds to a step by reading its counts before it dispatches the next one."""
         return max(self.seconds - self.in_flight_seconds, 0.0)
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all rows."""
+        """Emitted tokens per second of all rows."""
         return self.tokens / self.seconds
 
     def as_record(self) -> dict:
-        """Everything, for JSON."""
+        """Returns all fields and properties for JSON."""
         derived = {"host_gap_seconds": self.host_gap_seconds, "tokens_per_second": self.tokens_per_second}
         return dataclasses.asdict(self) | derived
 
@@ -94,89 +93,75 @@ def run_bench(
     sampling: SamplingParams | None = None,
     trace: Path | None = None,
 ) -> Iterator[Cell]:
-    """Times steps of a pair, cell by cell.
+    """Times the steps of a pair and yields one cell after the other.
 
-    What a step takes does not depend on what it accepts: steps of the real rule on arbitrary tokens are timed, and how
-    many tokens they would emit is worked out from `rates`.
+    The time of a step does not depend on the number of accepted drafts. Steps of the real rule are therefore timed on
+    arbitrary tokens, and the number of emitted tokens is computed from `rates`.
 
     Args:
         pair: target and drafter.
-        spec: the rule; its draft length does not matter.
+        spec: acceptance rule and other options; its draft length is not used.
         device: with measured peaks; see `bass_jax.cost_model.measure_device`.
-        rates: acceptance by position, measured or assumed; positions past the last have its rate.
-        batches: buckets of rows.
-        draft_lens: buckets; 0 is regular decoding.
+        rates: acceptance rate by position, measured or assumed; the last one is used for later positions.
+        batches: numbers of rows, which are batch buckets.
+        draft_lens: draft-length buckets; 0 is regular decoding.
         contexts: committed tokens per row.
         sampling: default greedy.
-        trace: directory for a trace of some steps of every cell, for a viewer of profiles.
+        trace: directory for a JAX profiler trace of some steps of every cell.
 
     Raises:
         ValueError: if there is no rate.
     """
     if not rates:
         raise ValueError("rates: expected the acceptance of at least one position")
-    sampling = sampling or SamplingParams()
-    if spec.acceptance == "token" and sampling.is_greedy:
-        spec = dataclasses.replace(spec, acceptance="greedy")
-    specs = {draft_len: bucket_spec(spec, draft_len) for draft_len in draft_lens}
     mesh = mesh_of(pair)
-    if mesh is not None:  # Its devices read together.
+    if mesh is not None:  # The devices of a mesh read and compute at the same time.
         device = dataclasses.replace(
             device, bandwidth=mesh.size * device.bandwidth, peak_flops=mesh.size * device.peak_flops
         )
-    for batch in batches:
-        for context in contexts:
-            yield from _cells(pair, specs, sampling, device, rates, batch, context, trace)
-
-
-def _cells(pair, specs, sampling, device, rates, batch, context, trace) -> Iterator[Cell]:
-    some = next(iter(specs.values()))
-    compiled = {}
-    for draft_len, spec in specs.items():
-        before = JIT_CACHE.num_compiled, JIT_CACHE.compile_seconds
-        state = timed_state(pair, spec, sampling, batch, context)
-        executable = JIT_CACHE.get(_step(draft_len), pair, state, spec, donate_argnums=(1,))
-        made = JIT_CACHE.num_compiled - before[0], JIT_CACHE.compile_seconds - before[1]
-        compiled[draft_len] = (executable, *made)
-    seconds = step_seconds(pair, specs, timed_state(pair, some, sampling, batch, context))
-    for draft_len, spec in specs.items():
-        executable, num_compiled, compile_seconds = compiled[draft_len]
-        make = lambda spec=spec: timed_state(pair, spec, sampling, batch, context)  # noqa: E731
-        in_flight = _in_flight_seconds(executable, pair, make, spec, draft_len)
-        if trace is not None:
-            _record(executable, pair, make(), spec, trace / f"batch{batch}_drafts{draft_len}_context{context}")
-        num_bytes, roofline = _limits(pair, device, batch, draft_len, context)
-        memory = executable.memory_analysis()
-        planned = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-        planned += memory.output_size_in_bytes - memory.alias_size_in_bytes
-        launches = _launches(pair, make, spec, draft_len)
-        yield Cell(
-            batch=batch, draft_len=draft_len, context=context, seconds=seconds[draft_len], in_flight_seconds=in_flight,
-            tokens=batch * float(_emitted(rates, draft_len)), num_bytes=num_bytes, roofline_seconds=roofline,
-            bandwidth_share=num_bytes / seconds[draft_len] / device.bandwidth,
-            num_launches=None if launches is None else len(launches),
-            is_one_graph=None if launches is None else is_one_graph(launches),
-            compile_seconds=compile_seconds, num_compiled=num_compiled,
-            planned_bytes=planned, temporary_bytes=memory.temp_size_in_bytes,
-            peak_bytes=(jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
-        )  # fmt: skip
-
-
-def _step(draft_len: int) -> Callable:
-    return speculate_step if draft_len else decode_step
-
-
-def _emitted(rates: Sequence[float], draft_len: int) -> jax.Array:
-    padded = [*rates, *[rates[-1]] * draft_len][: max(draft_len, 1)]
-    return expected_emitted(jnp.asarray(padded), jnp.asarray(draft_len))
+    specs = step_specs(spec, sampling, draft_lens)
+    for batch, context in itertools.product(batches, contexts):
+        make_state = functools.partial(timed_state, pair, sampling=sampling, batch=batch, context=context)
+        compiled = {}
+        for draft_len, spec in specs.items():
+            before = JIT_CACHE.num_compiled, JIT_CACHE.compile_seconds
+            step = compiled_step(pair, make_state(spec=spec), spec, draft_len)
+            compiled[draft_len] = step, JIT_CACHE.num_compiled - before[0], JIT_CACHE.compile_seconds - before[1]
+        seconds = time_steps(pair, specs, make_state(spec=specs[draft_lens[0]]))
+        for draft_len, spec in specs.items():
+            step, num_compiled, compile_seconds = compiled[draft_len]
+            in_flight = [_in_flight_seconds(step, pair, make_state(spec=spec), spec) for _ in range(4)]
+            if trace is not None:
+                with jax.profiler.trace(str(trace / f"batch{batch}_drafts{draft_len}_context{context}")):
+                    _run_steps(step, pair, make_state(spec=spec), spec, num_steps=4)
+            padded = [*rates, *[rates[-1]] * draft_len][: max(draft_len, 1)]
+            num_bytes, roofline_seconds = _limits(pair, device, batch, draft_len, context)
+            memory = step.memory_analysis()
+            planned = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+            planned += memory.output_size_in_bytes - memory.alias_size_in_bytes
+            launches = _launches(pair, make_state(spec=spec), spec, draft_len)
+            yield Cell(
+                batch=batch,
+                draft_len=draft_len,
+                context=context,
+                seconds=seconds[draft_len],
+                in_flight_seconds=float(np.median(in_flight[1:])),
+                tokens=batch * float(expected_emitted(jnp.asarray(padded), jnp.asarray(draft_len))),
+                num_bytes=num_bytes,
+                roofline_seconds=roofline_seconds,
+                bandwidth_share=num_bytes / seconds[draft_len] / device.bandwidth,
+                num_launches=None if launches is None else len(launches),
+                is_one_graph=None if launches is None else is_one_graph(launches),
+                compile_seconds=compile_seconds,
+                num_compiled=num_compiled,
+                planned_bytes=planned,
+                peak_bytes=(jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
+            )
 
 
 def _limits(pair: Pair, device: Device, batch: int, draft_len: int, context: int) -> tuple[float, float]:
-    """Bytes that a step must read, and the seconds that it takes at least."""
-    nothing = PassShape(0.0, 0.0, 0.0, 0.0, 0.0)
-    target, draft = pass_shape(pair.target.config), nothing
-    if isinstance(pair.drafter, ModelDrafter | EagleDrafter):
-        draft = pass_shape(pair.drafter.model.config)
+    """Returns the bytes that a step has to read, and its shortest time in seconds."""
+    target, draft = pass_shape(pair.target.config), draft_pass_shape(pair.drafter) or PassShape()
     model = RooflineModel(target, draft, device.peak_flops, device.bandwidth, 0.0, overlap=1.0)
     seconds = model.target_seconds(batch, draft_len + 1, context) + model.draft_seconds(batch, draft_len, context, 0)
     num_bytes = target.weight_bytes + batch * context * target.cache_bytes
@@ -184,34 +169,25 @@ def _limits(pair: Pair, device: Device, batch: int, draft_len: int, context: int
     return num_bytes, float(seconds)
 
 
-def _in_flight_seconds(executable: Callable, pair: Pair, make: Callable, spec: SpecConfig, draft_len: int) -> float:
-    """Per step, of steps that follow one another without the host; rows that reach their limit go on being computed."""
-    found = []
-    for _ in range(4):
-        state = make()
-        jax.block_until_ready(state)
-        start = time.perf_counter()
-        for _ in range(MAX_IN_FLIGHT):
-            state, info = executable(pair, state, spec)
-        jax.block_until_ready(info)
-        found.append((time.perf_counter() - start) / MAX_IN_FLIGHT)
-    return statistics.median(found[1:])
-
-
-def _record(executable: Callable, pair: Pair, state, spec: SpecConfig, directory: Path) -> None:
-    """Writes a trace of four steps."""
+def _in_flight_seconds(step: Callable, pair: Pair, state: SpecState, spec: SpecConfig) -> float:
+    """Returns the time per step without the host. Rows that reach their limit are still computed."""
     jax.block_until_ready(state)
-    with jax.profiler.trace(str(directory)):
-        for _ in range(4):
-            state, info = executable(pair, state, spec)
-        jax.block_until_ready(info)
+    start = time.perf_counter()
+    _run_steps(step, pair, state, spec, NUM_IN_FLIGHT)
+    return (time.perf_counter() - start) / NUM_IN_FLIGHT
 
 
-def _launches(pair: Pair, make: Callable, spec: SpecConfig, draft_len: int):
-    """What a step launches, from a compilation of its own that dumps it; None but on a GPU."""
+def _run_steps(step: Callable, pair: Pair, state: SpecState, spec: SpecConfig, num_steps: int) -> None:
+    for _ in range(num_steps):
+        state, info = step(pair, state, spec)
+    jax.block_until_ready(info)
+
+
+def _launches(pair: Pair, state: SpecState, spec: SpecConfig, draft_len: int) -> list | None:
+    """Compiles the step once more with a dump of its launches and returns them; None except on a GPU."""
     if jax.devices()[0].platform != "gpu":
         return None
     with contextlib.suppress(ValueError):
-        lowered = jax.jit(_step(draft_len), donate_argnums=1).lower(pair, make(), spec)
+        lowered = jax.jit(speculate_step if draft_len else decode_step, donate_argnums=1).lower(pair, state, spec)
         return compile_with_thunks(lowered, compiler_options=ONE_GRAPH_OPTIONS)[1]
     return None

@@ -1,8 +1,7 @@
-"""Replays a policy on a trace: the decoder's counts and a cost model's seconds, without a model."""
+"""Runs a policy on a recorded trace: the step counts of the decoder and the times of a cost model, without a model."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +17,15 @@ from bass_jax.typing import Array
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """What a policy would have come to, over some batches.
+    """The result of a policy over M batches.
 
     Attributes:
-        seconds: ``[M]``, of each batch.
-        num_steps: ``[M]``, of each batch.
-        num_row_steps: target passes, counted per running row.
+        seconds: ``[M]`` float64, of each batch.
+        num_steps: ``[M]`` int32, of each batch.
+        num_row_steps: the number of running rows, summed over the steps.
         num_drafted: draft tokens.
-        num_accepted: of them.
-        num_emitted: tokens.
+        num_accepted: accepted drafts.
+        num_emitted: emitted tokens.
     """
 
     seconds: np.ndarray
@@ -37,24 +36,24 @@ class Simulation:
     num_emitted: int
 
     @property
-    def block_efficiency(self) -> float:
-        """Mean tokens per target pass and row."""
+    def tokens_per_pass(self) -> float:
+        """Emitted tokens per row and target pass."""
         return self.num_emitted / self.num_row_steps
 
     @property
     def tokens_per_second(self) -> float:
-        """Over all batches, one after the other."""
+        """Emitted tokens per second, with one batch after the other."""
         return self.num_emitted / float(self.seconds.sum())
 
 
 def compose(num_rows: int, batch: int, num_batches: int | None = None, seed: int = 0) -> np.ndarray:
-    """Returns which rows of a trace make up each batch, ``[M, batch]``; -1 is no row.
+    """Returns the rows of a trace that form each batch, ``[M, batch]`` int; -1 is a padding row.
 
     Args:
-        num_rows: in the trace.
+        num_rows: number of rows in the trace.
         batch: rows per batch.
-        num_batches: M, rows drawn at random; by default every row once, in order.
-        seed: of the draw.
+        num_batches: M, the number of batches of random rows. By default each row is used once, in order.
+        seed: of the random rows.
 
     Raises:
         ValueError: if a number is not positive.
@@ -62,48 +61,43 @@ def compose(num_rows: int, batch: int, num_batches: int | None = None, seed: int
     if min(num_rows, batch, 1 if num_batches is None else num_batches) < 1:
         raise ValueError(f"num_rows={num_rows}, batch={batch}, num_batches={num_batches}: expected at least 1")
     if num_batches is None:
-        filled = np.full(-(-num_rows // batch) * batch, -1)
-        filled[:num_rows] = np.arange(num_rows)
-        return filled.reshape(-1, batch)
-    random = np.random.default_rng(seed)
-    return random.integers(0, num_rows, (num_batches, batch))
+        return np.pad(np.arange(num_rows), (0, -num_rows % batch), constant_values=-1).reshape(-1, batch)
+    return np.random.default_rng(seed).integers(0, num_rows, (num_batches, batch))
 
 
 def simulate(replay: Replay, policy: Policy, cost: CostModel, batches: np.ndarray) -> Simulation:
-    """Runs `policy` over every batch.
+    """Runs `policy` on every batch.
 
-    The policy is the decoder's own code under the decoder's own rules: buckets, token limits, rows that finish at
-    different times in a batch that is computed whole.
+    The policy's own code runs under the rules of the decoder: draft-length buckets, token limits, and batches in which
+    finished rows are still computed.
 
     Args:
         replay: of a trace.
-        policy: any; `bass_jax.policies.oracle` too.
-        cost: prices the steps.
-        batches: ``[M, B]`` rows of the replay, from `compose`; -1 is no row.
+        policy: any policy, including `bass_jax.policies.oracle`.
+        cost: gives the time of each step.
+        batches: ``[M, B]`` int, rows of the replay, from `compose`; -1 is a padding row.
     """
-    batches = np.asarray(batches, np.int32)
     padding = batch_bucket(batches.shape[1]) - batches.shape[1]
-    batches = np.pad(batches, ((0, 0), (0, padding)), constant_values=-1)
+    batches = np.pad(batches.astype(np.int32), ((0, 0), (0, padding)), constant_values=-1)
     arrays = tuple(jnp.asarray(field) for field in replay[:5])
-    totals = jax.device_get(_simulate(policy, cost, arrays, jnp.asarray(batches)))
-    seconds, num_steps, *counts = totals
+    seconds, num_steps, *counts = jax.device_get(_simulate(policy, cost, arrays, jnp.asarray(batches)))
     return Simulation(np.asarray(seconds, np.float64), num_steps, *(int(count.sum()) for count in counts))
 
 
 def regret(
     replay: Replay, policies: Mapping[str, Policy], cost: CostModel, batches: np.ndarray, lengths: Sequence[int]
 ) -> dict[str, tuple[Simulation, float]]:
-    """Runs every policy and the oracle.
+    """Compares policies with the oracle.
 
     Args:
         replay: of a trace.
         policies: by name.
-        cost: prices the steps.
-        batches: from `compose`.
-        lengths: that the oracle may choose from.
+        cost: gives the time of each step.
+        batches: ``[M, B]`` int, from `compose`.
+        lengths: draft lengths that the oracle can choose from.
 
     Returns:
-        By name, ``"oracle"`` included: the simulation, and by what share it takes longer than the oracle's.
+        For each name, and ``"oracle"``: the simulation, and the relative time that it takes longer than the oracle.
     """
     named = {"oracle": oracle(cost, tuple(lengths)), **policies}
     found = {name: simulate(replay, policy, cost, batches) for name, policy in named.items()}
@@ -118,14 +112,12 @@ def _simulate(policy: Policy, cost: CostModel, replay: tuple[Array, ...], batche
 
 def _one_batch(policy: Policy, cost: CostModel, replay: tuple[Array, ...], rows: Array) -> tuple[Array, ...]:
     acceptable, confidence, num_tokens, limits, prompt_lengths = (jnp.take(field, rows, axis=0) for field in replay)
-    is_row = rows >= 0
-    num_tokens = jnp.where(is_row, num_tokens, 0)
+    num_tokens = jnp.where(rows >= 0, num_tokens, 0)
     num_rows, longest = acceptable.shape
     buckets = jnp.asarray(policy_buckets(policy))
-    slots = jnp.arange(confidence.shape[2])
 
-    def at(field, position):
-        return jnp.take_along_axis(field, jnp.minimum(position, longest - 1)[:, None], axis=1)[:, 0]
+    def at_position(field, position):
+        return field[jnp.arange(num_rows), jnp.minimum(position, longest - 1)]
 
     of_length = jnp.asarray([draft_len_bucket(length) for length in policy.lengths])
 
@@ -146,7 +138,7 @@ def _one_batch(policy: Policy, cost: CostModel, replay: tuple[Array, ...], rows:
             room=room,
             step_seconds=step_seconds(cost, num_rows, of_length, context),
             resume_seconds=resumed - usual,
-            num_acceptable=at(acceptable, position),
+            num_acceptable=at_position(acceptable, position),
         )
 
     def update(state, position, plan, counts, num_behind):
@@ -159,12 +151,11 @@ def _one_batch(policy: Policy, cost: CostModel, replay: tuple[Array, ...], rows:
         wanted = jnp.where(is_active, jnp.clip(jnp.minimum(plan.draft_lens, limits - position - 1), 0), 0)
         drafted, num_passes = wanted, wanted
         if plan.min_confidence is not None:
-            here = confidence[jnp.arange(num_rows), jnp.minimum(position, longest - 1)]
-            is_unsure = here < plan.min_confidence[:, None]
-            sure = jnp.where(is_unsure.any(axis=1), jnp.argmax(is_unsure, axis=1), slots.size)
-            drafted = jnp.minimum(wanted, sure)
-            num_passes = jnp.minimum(wanted, drafted + 1)  # the pass that found it out was run
-        accepted = jnp.minimum(at(acceptable, position), drafted)
+            is_below = at_position(confidence, position) < plan.min_confidence[:, None]
+            num_confident = jnp.where(is_below.any(axis=1), jnp.argmax(is_below, axis=1), confidence.shape[2])
+            drafted = jnp.minimum(wanted, num_confident)
+            num_passes = jnp.minimum(wanted, drafted + 1)  # includes the pass whose confidence was too low
+        accepted = jnp.minimum(at_position(acceptable, position), drafted)
         emitted = jnp.where(is_active, jnp.minimum(accepted + 1, num_tokens - position), 0)
         width = buckets[jnp.minimum(jnp.searchsorted(buckets, wanted.max()), buckets.size - 1)] + 1
         context = jnp.where(is_active, prompt_lengths + position, 0).sum() / jnp.maximum(is_active.sum(), 1)
@@ -183,6 +174,5 @@ def _one_batch(policy: Policy, cost: CostModel, replay: tuple[Array, ...], rows:
     nothing = (zeros.astype(bool), zeros, zeros, zeros)
     state, plan = update(policy.init(num_rows), zeros, Plan(zeros), nothing, zeros)
     totals = (jnp.float32(0.0), *(jnp.int32(0) for _ in range(5)))
-    carry: Any = (zeros, zeros, state, plan, totals)
-    *_, totals = jax.lax.while_loop(lambda carry: (carry[0] < num_tokens).any(), advance, carry)
-    return totals
+    carry = (zeros, zeros, state, plan, totals)
+    return jax.lax.while_loop(lambda carry: (carry[0] < num_tokens).any(), advance, carry)[-1]

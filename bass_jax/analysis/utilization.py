@@ -1,4 +1,4 @@
-"""Waste: what a run computed and read for the tokens it emitted, and what share of the device that used."""
+"""The FLOPs and bytes per emitted token of a run, and the share of the device's peak that it used."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from bass_jax.decoding.state import StepInfo
 
 @dataclasses.dataclass(frozen=True)
 class Utilization:
-    """FLOPs and bytes of a run, from shapes and counts; what a kernel skips or repeats is not seen.
+    """FLOPs and bytes of a run, computed from shapes and counts. Work that a kernel skips or repeats is not known.
 
     Attributes:
-        flops_per_token: computed per emitted token, everything counted: padding and drafts too.
-        bytes_per_token: read per emitted token: the weights once per pass, the rows' caches.
-        useful: share of the device's peak, counting the target's work on emitted tokens alone.
-        verified: counting all positions that the target scored for running rows.
-        verified_and_draft: counting the draft's work too.
+        flops_per_token: all computed FLOPs per emitted token, including padding and drafting.
+        bytes_per_token: bytes read per emitted token: the weights once per pass, and the caches of all rows.
+        useful: model FLOPs utilization (MFU): the target's FLOPs for emitted tokens, divided by the peak.
+        verified: the target's FLOPs for all positions that it scored for running rows, divided by the peak.
+        verified_and_draft: as `verified`, plus the FLOPs of the draft model.
 
-    Source: Qian et al. 2024 (BASS, arXiv 2404.15778), section 4; which of the three it reports is not known.
+    Source: Qian et al. 2024 (BASS, arXiv 2404.15778), section 4, reports a utilization without defining it.
     """
 
     flops_per_token: float
@@ -39,15 +39,15 @@ def measure_utilization(
     target: PassShape,
     draft: PassShape | None = None,
 ) -> Utilization:
-    """Adds up the work of a run.
+    """Sums the work of a run.
 
     Args:
-        infos: of one batch.
-        seconds: of decoding.
-        prompt_lengths: ``[rows]``; rows past them are fillers.
-        device: its peak.
-        target: shape of the target's passes.
-        draft: shape of the draft's; None for a drafter that is no model.
+        infos: of one fixed batch.
+        seconds: decode time.
+        prompt_lengths: ``[rows]``; further rows of the batch are padding rows.
+        device: its peak is used.
+        target: work of a target pass.
+        draft: work of a pass of the draft model; None for a drafter without a model.
 
     Raises:
         ValueError: if `seconds` is not positive, or there are more prompts than rows.
@@ -69,16 +69,16 @@ def measure_utilization(
         computed += step.width * per_position.sum()
         read += target.weight_bytes + (lengths * target.cache_bytes).sum()
         if draft is not None and (num_passes := int(step.num_drafted.max(initial=0))):
-            of_draft = draft.flops + lengths * draft.attention_flops
-            drafted += (step.num_drafted * of_draft).sum()
-            computed += (num_passes + 1) * of_draft.sum()  # the first pass reads two tokens
+            per_draft = draft.flops + lengths * draft.attention_flops
+            drafted += (step.num_drafted * per_draft).sum()
+            computed += (num_passes + 1) * per_draft.sum()  # the first pass reads two tokens
             read += num_passes * (draft.weight_bytes + (lengths * draft.cache_bytes).sum())
         lengths = lengths + step.num_emitted
-    num_emitted = sum(int(step.num_emitted.sum()) for step in steps)
+    num_emitted = max(sum(int(step.num_emitted.sum()) for step in steps), 1)
     available = seconds * device.peak_flops
     return Utilization(
-        flops_per_token=float(computed / max(num_emitted, 1)),
-        bytes_per_token=float(read / max(num_emitted, 1)),
+        flops_per_token=float(computed / num_emitted),
+        bytes_per_token=float(read / num_emitted),
         useful=float(useful / available),
         verified=float(verified / available),
         verified_and_draft=float((verified + drafted) / available),

@@ -1,4 +1,4 @@
-"""Builds parameters from a checkpoint's tensors, one tensor at a time."""
+"""Builds parameters from the tensors of a checkpoint, one tensor at a time."""
 
 import dataclasses
 import functools
@@ -7,75 +7,56 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
-from bass_jax.checkpoint.quantize_on_load import quantizing, stored_dtype
-from bass_jax.models import abstract_params
+from bass_jax.checkpoint.quantize_on_load import Builders, quantizing, stored_dtype
+from bass_jax.models import param_shapes
 from bass_jax.models.families import FAMILIES, Rule, tensor_layout
 from bass_jax.models.model_config import ModelConfig
-from bass_jax.runtime.trees import flatten, unflatten
 from bass_jax.typing import Params
 
 _HEADS = {"lm_head.weight", "embed_out.weight"}
-"""What a tied head is stored under, where a checkpoint repeats it."""
+"""Names under which a checkpoint may store a copy of a tied head."""
 
 Progress = Callable[[int, int], None]
-"""Called with (tensors done, tensors in all)."""
+"""Called with the number of tensors done and the number of all tensors."""
 
 
 @runtime_checkable
 class TensorSource(Protocol):
-    """A checkpoint under Hugging Face's tensor names."""
+    """A checkpoint whose tensors have Hugging Face's names."""
 
     path: Any
     config: dict[str, Any]
+    """The Hugging Face configuration."""
+    dtype: str
+    """The dtype of our parameters that holds every tensor without loss, or float32 if none does."""
 
     def names(self) -> Iterable[str]:
-        """All tensor names."""
+        """Returns the names of all tensors."""
         ...
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor; it may be a view of memory that `release` lets go of."""
+        """Returns a tensor; it may be a view of memory that `release` frees."""
         ...
 
     def release(self, names: Iterable[str]) -> None:
-        """Lets go of what reading `names` took."""
+        """Frees the memory that was used to read `names`."""
         ...
 
     def num_elements(self) -> int:
-        """Elements of all tensors."""
+        """Returns the number of elements of all tensors."""
         ...
 
 
-def assemble(
-    source: TensorSource,
-    config: ModelConfig,
-    shardings: Params = None,
-    progress: Progress | None = None,
+def place_arrays(
+    builders: Builders, shardings: Mapping[str, Any] | None = None, progress: Progress | None = None
 ) -> Params:
-    """Reads every tensor of `config`'s family from `source` into our layout.
+    """Builds arrays one at a time and places each on its devices.
 
     Args:
-        source: the checkpoint.
-        config: of the model; its `dtype` is what the parameters are cast to, but for those that it quantizes.
-        shardings: a sharding per parameter; default the default device.
-        progress: told after every tensor.
-
-    Raises:
-        ValueError: naming file and tensor, if one is missing, extra or misshapen.
-    """
-    return place(plan(source, config), None if shardings is None else flatten(shardings), progress)
-
-
-def place(
-    builders: Mapping[str, Callable[[], np.ndarray]],
-    shardings: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
-) -> Params:
-    """Builds arrays one at a time and puts each on its devices.
-
-    Args:
-        builders: our path of every array → a function that makes it.
-        shardings: by path; default the default device.
+        builders: a function per path of our arrays that returns the array.
+        shardings: shardings by path; the default device by default.
         progress: called after every array.
     """
     params = {}
@@ -83,17 +64,18 @@ def place(
         params[path] = jax.device_put(build(), None if shardings is None else shardings[path])
         if progress is not None:
             progress(done + 1, len(builders))
-    return unflatten(params)
+    return unflatten_dict(params, sep="/")
 
 
-def plan(source: TensorSource, config: ModelConfig) -> dict[str, Callable[[], np.ndarray]]:
-    """Checks names and sizes, and says how each parameter of ours is made; reads no tensor but a tied head.
+def plan(source: TensorSource, config: ModelConfig) -> Builders:
+    """Checks the names and sizes of a checkpoint's tensors, and returns a function per parameter that builds it.
 
-    Returns:
-        Our path of every parameter → a function that makes it, in row-major order and in memory of its own.
+    No tensor is read, except for a copy of a tied head. The functions return arrays in row-major order that own their
+    memory, in the dtype of `config` or quantized.
 
     Raises:
-        ValueError: naming file and tensor, if one is missing or extra. The functions raise it if one is misshapen.
+        ValueError: naming file and tensor, if a tensor is missing or unexpected. The functions raise it for a tensor of
+            another shape.
     """
     _check_size(source, config)
     family = FAMILIES[config.family]
@@ -112,18 +94,16 @@ def plan(source: TensorSource, config: ModelConfig) -> dict[str, Callable[[], np
         raise ValueError(f"{source.path}: unexpected tensor {extra[0]!r} ({len(extra)} unexpected)")
     for copy in copies:
         _check_copy(source, stored[copy], stored[rules["embedding"].sources[0]])
-    whole = abstract_params(dataclasses.replace(config, quantize=None))
-    builders: dict[str, Callable[[], np.ndarray]] = {
-        path: functools.partial(
-            _build, source, stored, path, rules[path], boxed.value.shape, stored_dtype(config, path)
-        )
-        for path, boxed in flatten(whole).items()
+    unquantized = param_shapes(dataclasses.replace(config, quantize=None))
+    builders: Builders = {
+        path: functools.partial(_build, source, stored, path, rules[path], leaf.shape, stored_dtype(config, path))
+        for path, leaf in unquantized.items()
     }
     return quantizing(builders, config)
 
 
 def _check_copy(source: TensorSource, head: str, embedding: str) -> None:
-    """Refuses a head of its own in a checkpoint whose configuration ties it to the embedding."""
+    """Checks that the head equals the embedding, because the configuration ties them."""
     is_equal = np.array_equal(source.read(head), source.read(embedding))
     source.release((head, embedding))
     if not is_equal:
@@ -134,7 +114,7 @@ def _check_copy(source: TensorSource, head: str, embedding: str) -> None:
 
 
 def _check_size(source: TensorSource, config: ModelConfig) -> None:
-    """Refuses a configuration far off the tensors before anything of its size is made."""
+    """Checks that the tensors have about as many elements as the configuration, before anything is allocated."""
     E = config.embedding_width or config.width
     wanted = config.vocab_size * E
     for layer in config.layers:
@@ -150,9 +130,9 @@ def _check_size(source: TensorSource, config: ModelConfig) -> None:
 def _build(
     source: TensorSource, stored: dict[str, str], path: str, rule: Rule, shape: tuple[int, ...], dtype: np.dtype
 ) -> np.ndarray:
-    """Makes one array of ours, in memory of its own and in row-major order."""
+    """Builds one array."""
     tensors = [source.read(stored[name]) for name in rule.sources]
-    # Cast first: a tensor that is cast as it is read is read once, and what is built has its size at most.
+    # Cast before building, so that each tensor is read once and the temporaries have the size of the result.
     parts = [tensor.astype(dtype, copy=False) for tensor in tensors]
     try:
         array = rule.build(*parts)
@@ -162,6 +142,6 @@ def _build(
         found = ", ".join(f"{name!r} {list(t.shape)}" for name, t in zip(rule.sources, tensors, strict=True))
         raise ValueError(f"{source.path}: misshapen tensor {found}: does not make {path!r} {list(shape)}")
     is_view = any(np.may_share_memory(array, tensor) for tensor in tensors)
-    made = tensor_layout.contiguous(array) if is_view or not array.flags.c_contiguous else array
+    built = tensor_layout.contiguous(array) if is_view or not array.flags.c_contiguous else array
     source.release(stored[name] for name in rule.sources)
-    return made
+    return built

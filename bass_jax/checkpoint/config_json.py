@@ -14,11 +14,11 @@ from bass_jax.runtime.files import read_json
 
 NAME = "config.json"
 RUN_SETTINGS = ("attention_implementation", "cache_dtype", "product_dtype", "tensor_axis")
-"""Fields that a run chooses and a checkpoint does not keep."""
+"""Fields that are chosen for a run and not stored."""
 
 
-def write_config(directory: Path, config: ModelConfig) -> None:
-    """Writes ``config.json`` into `directory`; equal layers that follow each other are written once, with a count."""
+def write_config_json(directory: Path, config: ModelConfig) -> None:
+    """Writes ``config.json`` to `directory`; consecutive equal layers are written once, with their count."""
     content = {key: value for key, value in dataclasses.asdict(config).items() if key not in RUN_SETTINGS}
     groups = [(layer, len(list(equal))) for layer, equal in itertools.groupby(config.layers)]
     content["layers"] = [{"count": count, **dataclasses.asdict(layer)} for layer, count in groups]
@@ -26,16 +26,16 @@ def write_config(directory: Path, config: ModelConfig) -> None:
 
 
 def without_run_settings(config: ModelConfig) -> ModelConfig:
-    """Returns `config` as it is read back."""
+    """Returns `config` with the defaults of the fields that are not stored."""
     defaults = {field.name: field.default for field in dataclasses.fields(config) if field.name in RUN_SETTINGS}
     return dataclasses.replace(config, **defaults)
 
 
-def read_config(directory: Path) -> ModelConfig:
+def read_config_json(directory: Path) -> ModelConfig:
     """Reads ``config.json``.
 
     Raises:
-        ValueError: naming the file and the key, if one is missing, unknown or of another type.
+        ValueError: naming the file and the key, if a key is missing, unknown or of another type.
     """
     path = directory / NAME
     content = read_json(path)
@@ -53,10 +53,10 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def _parse(hint: Any, value: Any, name: str) -> Any:
-    """Returns a value of a JSON file as the type `hint`.
+    """Converts a value of a JSON file to the type `hint`.
 
     Raises:
-        ValueError: naming the key, if one is unknown or of another type.
+        ValueError: naming the key, if a key is unknown or of another type.
     """
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, UnionType):

@@ -1,4 +1,4 @@
-"""Converts any checkpoint into one of ours, a tensor at a time."""
+"""Converts any checkpoint to one of ours, one tensor at a time."""
 
 import dataclasses
 import re
@@ -6,15 +6,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from bass_jax.checkpoint import manifest as manifest_file
 from bass_jax.checkpoint.assemble import Progress, plan
 from bass_jax.checkpoint.load import load_model, load_tokenizer, open_source, read_model_config, resolve
-from bass_jax.checkpoint.manifest import Manifest
+from bass_jax.checkpoint.manifest import Manifest, has_manifest
 from bass_jax.checkpoint.save import check_replaceable, save_model, write_checkpoint
 from bass_jax.checkpoint.tokenizer import Tokenizer, has_tokenizer_files
-from bass_jax.models import abstract_params
+from bass_jax.models import param_shapes
 from bass_jax.runtime.files import sha256
-from bass_jax.runtime.trees import flatten
 
 _BLOB = re.compile(r"[0-9a-f]{64}")
 
@@ -30,38 +28,38 @@ def convert(
     replace: bool = True,
     progress: Progress | None = None,
 ) -> None:
-    """Converts any checkpoint that `load_model` takes into one of ours, with its tokenizer if it has one.
+    """Converts any checkpoint that `load_model` accepts to one of ours, with its tokenizer if it has one.
 
-    The new checkpoint is written into a directory beside `destination`, read back, compared with what was made of the
-    source, and renamed. Only one tensor is in memory at a time, except where the source is one of our own checkpoints.
+    The new checkpoint is written to a temporary directory next to `destination`, read back, compared with the source,
+    and renamed. Only one tensor is in memory at a time, unless the source is one of our own checkpoints.
 
     Args:
         source: see `load_model`.
-        destination: directory to write.
-        dtype: of the stored parameters; default the source's.
+        destination: the directory to write.
+        dtype: of the stored parameters; by default the source's.
         quantize: ``"int8"`` stores matrices as INT8; see `load_model`.
-        license: of the weights, for the manifest.
-        source_name: of the source, for the manifest; default `source` itself.
-        replace: False keeps a checkpoint that another process has put at `destination` in the meantime.
+        license: license of the weights, for the manifest.
+        source_name: name of the source, for the manifest; `source` by default.
+        replace: False keeps a checkpoint that another process wrote to `destination` in the meantime.
         progress: called after every tensor.
 
     Raises:
-        ValueError: as `load_model` and `save_model`; nothing is left at `destination` or beside it then.
+        ValueError: as in `load_model` and `save_model`; nothing is then left at or next to `destination`.
     """
     path, directory = resolve(source), Path(destination)
     check_replaceable(directory)
     name = source_name or str(source)
-    if path.is_dir() and (path / manifest_file.NAME).exists():
+    if has_manifest(path):
         model = load_model(path, dtype=dtype, quantize=quantize, progress=progress)
         tokenizer = load_tokenizer(path) if has_tokenizer_files(path) else None
         save_model(directory, model, tokenizer=tokenizer, source=name, license=license)
         return
     _check_hub_files(path)
-    opened = open_source(path)  # Only once: reading the metadata of a GGUF file takes seconds.
+    opened = open_source(path)  # once, because reading the metadata of a GGUF file takes seconds
     config = read_model_config(opened)
     config = dataclasses.replace(config, dtype=dtype or config.dtype, quantize=quantize)
     builders, tokenizer = plan(opened, config), _tokenizer_of(path, opened)
-    shapes = {name: boxed.value for name, boxed in flatten(abstract_params(config)).items()}
+    shapes = param_shapes(config)
     manifest = Manifest(
         source=name,
         license=license,
@@ -82,10 +80,10 @@ def _tokenizer_of(path: Path, source: Any) -> Tokenizer | None:
 
 
 def _check_hub_files(path: Path) -> None:
-    """Checks files of the Hub's cache, which links to files that are named by their hash.
+    """Checks files of the Hub's cache, which are links to files that are named by their hash.
 
     Raises:
-        ValueError: naming a file whose hash is not its name.
+        ValueError: naming a file whose hash differs from its name.
     """
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         blob = file.resolve().name

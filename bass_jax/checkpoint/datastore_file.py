@@ -1,4 +1,4 @@
-"""An retrieval datastore on disk: one safetensors file, mapped into memory when it is read."""
+"""A retrieval datastore on disk: one safetensors file, mapped into memory when it is read."""
 
 import json
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bass_jax.checkpoint.tokenizer import Tokenizer
-from bass_jax.runtime.files import one_line
+from bass_jax.checkpoint.tokenizer import Tokenizer, fingerprint_mismatch
+from bass_jax.runtime.files import one_line, write_atomically
 
 FORMAT = "bass_jax retrieval datastore"
 VERSION = 1
@@ -26,46 +26,45 @@ def write_datastore(
     tokenizer: Tokenizer | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes the arrays of a `bass_jax.drafters.RetrievalDrafter`, at once or not at all.
+    """Writes the arrays of a `bass_jax.drafters.RetrievalDrafter` atomically.
 
     Args:
-        path: of the file.
+        path: the file.
         arrays: ``keys``, ``tokens`` and ``confidence``.
-        max_ngram: longest context.
-        min_ngram: shortest context.
+        max_ngram: length of the longest context.
+        min_ngram: length of the shortest context.
         vocab_size: V of the target.
         tokenizer: the target's; its fingerprint is stored.
-        about: what the store was made from, for people.
+        about: a description of what the datastore was built from.
     """
     from safetensors.numpy import save
 
     path = Path(path)
-    fingerprint = None if tokenizer is None else tokenizer.fingerprint
     metadata = {
-        "format": FORMAT, "version": VERSION, "max_ngram": max_ngram, "min_ngram": min_ngram,
-        "vocab_size": vocab_size, "tokenizer_fingerprint": fingerprint, "about": dict(about or {}),
-    }  # fmt: skip
-    partial = path.with_name(f".{path.name}.partial")
+        "format": FORMAT,
+        "version": VERSION,
+        "max_ngram": max_ngram,
+        "min_ngram": min_ngram,
+        "vocab_size": vocab_size,
+        "tokenizer_fingerprint": None if tokenizer is None else tokenizer.fingerprint,
+        "about": dict(about or {}),
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial.write_bytes(save(dict(arrays), metadata={"datastore": json.dumps(metadata)}))
-    partial.replace(path)
+    write_atomically(path, save(dict(arrays), metadata={"datastore": json.dumps(metadata)}))
 
 
 def read_datastore(
     path: str | PathLike[str], *, vocab_size: int | None = None, tokenizer: Tokenizer | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Reads what `write_datastore` wrote.
+    """Reads a file of `write_datastore` and returns ``(arrays, metadata)``.
 
     Args:
-        path: of the file.
-        vocab_size: V of the target that it is to draft for; None does not ask.
-        tokenizer: of that target; None does not ask.
-
-    Returns:
-        ``(arrays, metadata)``.
+        path: the file.
+        vocab_size: V of the target that it will draft for; None for no check.
+        tokenizer: tokenizer of that target; None for no check.
 
     Raises:
-        ValueError: naming the file, if it is no store, damaged, or of another tokenizer or vocabulary.
+        ValueError: naming the file, if it is no datastore, damaged, or of another tokenizer or vocabulary.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -87,12 +86,9 @@ def read_datastore(
             raise ValueError(f"{path}: {name} is {arrays[name].dtype.name}: expected {' or '.join(allowed)}")
     if not 1 <= metadata["min_ngram"] <= metadata["max_ngram"]:
         raise ValueError(f"{path}: contexts of {metadata['min_ngram']} to {metadata['max_ngram']} tokens")
-    fingerprint = metadata.get("tokenizer_fingerprint")
-    if tokenizer is not None and fingerprint not in (None, tokenizer.fingerprint):
-        raise ValueError(
-            f"{path}: the store's tokenizer ({fingerprint[:8]}) is not the target's "
-            f"({tokenizer.fingerprint[:8]}): their token ids mean different text"
-        )
+    expected = None if tokenizer is None else tokenizer.fingerprint
+    if reason := fingerprint_mismatch("datastore", metadata.get("tokenizer_fingerprint"), expected):
+        raise ValueError(f"{path}: {reason}")
     if vocab_size is not None and metadata["vocab_size"] > vocab_size:
-        raise ValueError(f"{path}: a store of {metadata['vocab_size']} tokens, the target has {vocab_size}")
+        raise ValueError(f"{path}: a datastore of {metadata['vocab_size']} tokens, the target has {vocab_size}")
     return arrays, metadata

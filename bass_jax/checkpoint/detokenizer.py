@@ -1,4 +1,4 @@
-"""Turns the tokens of a row into text while they arrive a few at a time."""
+"""Decodes the tokens of a row incrementally."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,15 +19,15 @@ def check_ids(ids: Sequence[int] | np.ndarray) -> list[int]:
 
 
 class IncrementalDecoder:
-    """A stream of text that never splits a character.
+    """Decodes a stream of tokens without splitting characters.
 
-    A character of several bytes may be spread over several tokens; its bytes are held back until it is complete. The
-    texts of all `push` calls and of `flush`, joined, are `Tokenizer.decode` of all ids. The exception is a tokenizer
-    that falls back to bytes, for a run of byte tokens that becomes invalid after a part of it was returned.
+    The bytes of one character may be in several tokens; they are held back until the character is complete. The texts
+    of all `push` calls and of `flush`, joined, equal `Tokenizer.decode` of all ids. The exception is a tokenizer with
+    byte fallback, if a run of byte tokens becomes invalid after a part of it was returned.
     """
 
     def __init__(self, backend: Any, skip_special: bool = True):
-        """Starts a row.
+        """Starts without tokens.
 
         Args:
             backend: a ``tokenizers.Tokenizer``.
@@ -41,7 +41,7 @@ class IncrementalDecoder:
         self._num_returned = 0  # characters
 
     def push(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Takes the next tokens and returns the text that they complete.
+        """Adds tokens and returns the text that they complete.
 
         Raises:
             ValueError: if an id is negative.
@@ -51,7 +51,7 @@ class IncrementalDecoder:
         return text
 
     def flush(self) -> str:
-        """Ends the row: returns the text that was held back, with U+FFFD for an unfinished character."""
+        """Returns the text that was held back, with U+FFFD for an incomplete character."""
         rest = self._backend.decode(self._ids, skip_special_tokens=self._skip_special)[self._num_returned :]
         self._num_returned += len(rest)
         return rest
@@ -60,5 +60,5 @@ class IncrementalDecoder:
         self._ids.append(id)
         try:
             return self._stream.step(self._backend, id) or ""
-        except Exception:  # The library raises Exception itself, for byte tokens that are not UTF-8.
+        except Exception:  # the library raises Exception itself for byte tokens that are not UTF-8
             return ""

@@ -12,28 +12,28 @@ from bass_jax.checkpoint.gguf_architectures import ARCHITECTURES, Architecture, 
 from bass_jax.runtime.files import one_line
 
 _FREQUENCIES = "rope_freqs.weight"
-"""Divisors of the rotary frequencies, one per pair of lanes: how llama.cpp stores Llama 3's scaling."""
+"""llama.cpp stores Llama 3's rotary scaling as divisors of the frequencies, one per pair of lanes."""
 
 
 class GgufFile:
-    """A GGUF file under Hugging Face's tensor names.
+    """A GGUF file with Hugging Face's tensor names; a `bass_jax.checkpoint.assemble.TensorSource`.
 
     Attributes:
         path: of the file.
-        config: the Hugging Face configuration that its metadata amounts to.
-        dtype: that holds every tensor without loss, if one of ours does; else float32.
+        config: the equivalent Hugging Face configuration.
+        dtype: ``"bfloat16"`` if every tensor has this dtype, otherwise ``"float32"``.
     """
 
     def __init__(self, path: Path):
         """Opens a file.
 
         Raises:
-            ValueError: naming file and key, if it is damaged or of another architecture.
+            ValueError: naming file and key, if the file is damaged or of an unknown architecture.
         """
         self.path = path
         try:
             self._reader = _Reader(path)
-        except Exception as error:  # Damage shows as whatever NumPy or the reader trips over.
+        except Exception as error:  # damage causes errors of many types
             raise ValueError(f"{path}: not readable as GGUF: {one_line(error)}") from None
         name = self.field("general.architecture")
         if name not in ARCHITECTURES:
@@ -49,7 +49,7 @@ class GgufFile:
             self.config["rope_scaling"] = _scaling_of(divisors, self.config, f"{path}: tensor {_FREQUENCIES!r}")
 
     def field(self, name: str, default: Any = None) -> Any:
-        """Returns a metadata value as Python's own type; `default` when it is absent.
+        """Returns a metadata value as a Python object; `default` if it is absent.
 
         Raises:
             ValueError: if it cannot be read.
@@ -63,18 +63,18 @@ class GgufFile:
             raise ValueError(f"{self.path}: {name}: not readable: {one_line(error)}") from None
 
     def names(self) -> Iterable[str]:
-        """Hugging Face names of all tensors."""
+        """Returns the Hugging Face names of all tensors."""
         return list(self._tensors)
 
     def num_elements(self) -> int:
-        """Elements of all tensors."""
+        """Returns the number of elements of all tensors."""
         return sum(int(tensor.n_elements) for tensor in self._tensors.values())
 
     def read(self, name: str) -> np.ndarray:
-        """Reads one tensor as float32, by its Hugging Face name.
+        """Returns a tensor as float32, by its Hugging Face name.
 
         Raises:
-            ValueError: naming file and tensor, if its quantization is unknown or its shape cannot be.
+            ValueError: naming file and tensor, if its quantization is unknown or its shape is impossible.
         """
         tensor = self._tensors[name]
         array = self._dequantized(tensor)
@@ -84,7 +84,7 @@ class GgufFile:
             raise ValueError(f"{self.path}: misshapen tensor {tensor.name!r} {error}") from None
 
     def release(self, names: Iterable[str]) -> None:
-        """Nothing: the reader maps the whole file, and what was dequantized is in memory of its own."""
+        """Does nothing: the reader maps the whole file, and dequantized tensors own their memory."""
 
     def _dequantized(self, tensor: Any) -> np.ndarray:
         shape = tuple(int(size) for size in reversed(tensor.shape))
@@ -118,18 +118,18 @@ class GgufFile:
         value = self._value(name, default)
         if not isinstance(value, int | float):
             raise ValueError(f"{self._name}.{name}={value!r}: expected a number")
-        # Stored as float32: 9.999999747378752e-06 was written as 1e-5.
+        # Stored as float32, in which 1e-5 is 9.999999747378752e-06.
         return float(str(np.float32(value)))
 
 
 class _Reader(GGUFReader):
-    """The library's reader, which says of which tensor it does not know the type or finds no data."""
+    """The library's reader, with errors that name the tensor of an unknown type or without data."""
 
     def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
         try:
             super()._build_tensors(start_offs, fields)
         except Exception:
-            for field in fields:  # One by one: which is it?
+            for field in fields:
                 try:
                     super()._build_tensors(start_offs, [field])
                 except Exception as error:
@@ -138,18 +138,18 @@ class _Reader(GGUFReader):
 
 
 def _reason(field: ReaderField, error: Exception) -> str:
-    kind = int(field.parts[-2][0])  # Before the offset.
+    kind = int(field.parts[-2][0])  # the last part is the offset
     is_known = kind in {known.value for known in GGMLQuantizationType}
     return one_line(error) if is_known else f"unknown quantization {kind}"
 
 
 def _scaling_of(divisors: np.ndarray, config: dict[str, Any], where: str) -> dict[str, Any]:
-    """Finds Llama 3's scaling that has these divisors.
+    """Returns Llama 3's scaling that gives these divisors.
 
     Raises:
-        ValueError: if there is none with the low and high frequency factors 1 and 4 of all its releases.
+        ValueError: if there is none with low and high frequency factors of 1 and 4, as in all releases.
     """
-    factor, half = round(float(np.max(divisors, initial=1)), 4), divisors.size  # Stored as float32.
+    factor, half = round(float(np.max(divisors, initial=1)), 4), divisors.size
     if divisors.shape != (half,) or 2 * half != config["head_dim"] or not 1 < config["rope_theta"] < math.inf:
         raise ValueError(f"{where}: expected a divisor per pair of lanes, with a rotary base above 1")
     turns_per_token = config["rope_theta"] ** -(np.arange(half) / half) / (2 * math.pi)

@@ -1,4 +1,4 @@
-"""What the architectures of GGUF files mean in Hugging Face's terms: names, configuration, order of lanes."""
+"""The architectures of GGUF files in Hugging Face's terms: tensor names, configuration keys, layout of tensors."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -6,32 +6,35 @@ from typing import Any
 
 import numpy as np
 
-_LLAMA_NAMES = {
-    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head",
-    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-}  # fmt: skip
-_SANDWICH_NAMES = _LLAMA_NAMES | {
-    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}  # fmt: skip
-_GPT2_NAMES = {
-    "token_embd": "transformer.wte", "position_embd": "transformer.wpe", "output_norm": "transformer.ln_f",
-    "output": "lm_head", "attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj",
-    "ffn_norm": "ln_2", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj",
-}  # fmt: skip
 
-_LLAMA_KEYS = {
-    "hidden_size": "embedding_length", "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count", "intermediate_size": "feed_forward_length",
-    "max_position_embeddings": "context_length",
-}  # fmt: skip
-_GPT2_KEYS = {
-    "n_embd": "embedding_length", "n_layer": "block_count", "n_head": "attention.head_count",
-    "n_inner": "feed_forward_length", "n_positions": "context_length",
-}  # fmt: skip
+def _table(text: str) -> dict[str, str]:
+    """Returns a dict of pairs that are written as ``key=value``."""
+    return dict(pair.split("=") for pair in text.split())
+
+
+_LLAMA_NAMES = _table("""
+    token_embd=model.embed_tokens output_norm=model.norm output=lm_head attn_norm=input_layernorm
+    ffn_norm=post_attention_layernorm attn_q=self_attn.q_proj attn_k=self_attn.k_proj attn_v=self_attn.v_proj
+    attn_q_norm=self_attn.q_norm attn_k_norm=self_attn.k_norm attn_output=self_attn.o_proj ffn_gate=mlp.gate_proj
+    ffn_up=mlp.up_proj ffn_down=mlp.down_proj
+""")
+_SANDWICH_NAMES = _LLAMA_NAMES | _table("""
+    ffn_norm=pre_feedforward_layernorm post_attention_norm=post_attention_layernorm
+    post_ffw_norm=post_feedforward_layernorm
+""")
+_GPT2_NAMES = _table("""
+    token_embd=transformer.wte position_embd=transformer.wpe output_norm=transformer.ln_f output=lm_head
+    attn_norm=ln_1 attn_qkv=attn.c_attn attn_output=attn.c_proj ffn_norm=ln_2 ffn_up=mlp.c_fc ffn_down=mlp.c_proj
+""")
+
+_LLAMA_KEYS = _table("""
+    hidden_size=embedding_length num_hidden_layers=block_count num_attention_heads=attention.head_count
+    intermediate_size=feed_forward_length max_position_embeddings=context_length
+""")
+_GPT2_KEYS = _table("""
+    n_embd=embedding_length n_layer=block_count n_head=attention.head_count n_inner=feed_forward_length
+    n_positions=context_length
+""")
 
 Config = dict[str, Any]
 
@@ -41,12 +44,13 @@ class Architecture:
     """One value of ``general.architecture``.
 
     Attributes:
-        family: the ``model_type`` that it is.
-        layers: what Hugging Face puts before the number of a layer.
-        names: parts of tensor names, ours to theirs.
-        keys: Hugging Face's key → that of a positive integer in the metadata.
-        finish: the rest of the configuration, from the metadata's other values and what was read by `keys`.
-        restore: a stored tensor by its Hugging Face name, as Hugging Face stores it.
+        family: the corresponding ``model_type``.
+        layers: what Hugging Face writes before the number of a layer.
+        names: part of a tensor name in GGUF → part of its Hugging Face name.
+        keys: Hugging Face key → key of a positive integer in the metadata.
+        finish: function of the metadata and of the values read by `keys`; returns the whole configuration.
+        restore: function of a Hugging Face name, a stored tensor and the configuration; returns the tensor in Hugging
+            Face's layout.
     """
 
     family: str
@@ -57,7 +61,7 @@ class Architecture:
     restore: Callable[[str, np.ndarray, Config], np.ndarray]
 
     def name_of(self, stored: str) -> str:
-        """The Hugging Face name of a stored tensor; an unknown one keeps its own."""
+        """Returns the Hugging Face name of a stored tensor; an unknown name is returned as it is."""
         stem, _, suffix = stored.rpartition(".")
         layer, part = "", stem
         if stem.startswith("blk."):
@@ -68,11 +72,11 @@ class Architecture:
 
 @dataclasses.dataclass(frozen=True)
 class Metadata:
-    """Values under an architecture's own prefix.
+    """Values of the metadata whose keys have the architecture's prefix.
 
     Attributes:
-        value: name, default → value.
-        number: as `value`, of a number; stored as float32, so that 1e-5 comes back as 1e-5.
+        value: function of a name and a default; returns the value.
+        number: as `value`, for a number that is stored as float32, rounded so that 1e-5 is read as 1e-5.
         tensors: Hugging Face names of all tensors.
     """
 
@@ -112,7 +116,7 @@ def _llama(meta: Metadata, config: Config) -> Config:
 
 def _gemma2(meta: Metadata, config: Config) -> Config:
     config = _llama(meta, config)
-    # Not in the metadata: the 27B alone scales by the width.
+    # The metadata do not say it: only the 27B model scales by the width.
     is_27b = config["num_hidden_layers"] == 46
     return config | {
         "query_pre_attn_scalar": _width_per_head(config) if is_27b else config["head_dim"],
@@ -147,8 +151,8 @@ def _as_stored(name: str, array: np.ndarray, config: Config) -> np.ndarray:
     return array
 
 
-def _half_split(name: str, array: np.ndarray, config: Config) -> np.ndarray:
-    """Llama's queries and keys are stored with interleaved rotary lanes: ``[out, in]`` with half-split ones."""
+def _half_split_rotary(name: str, array: np.ndarray, config: Config) -> np.ndarray:
+    """Reorders Llama's queries and keys, ``[out, in]``, from interleaved rotary pairs to half-split ones."""
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
     if heads is None:
         return array
@@ -159,13 +163,13 @@ def _half_split(name: str, array: np.ndarray, config: Config) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(array.shape)
 
 
-def _without_one(name: str, array: np.ndarray, config: Config) -> np.ndarray:
-    """Gemma's norms are stored with their offset added."""
+def _without_offset(name: str, array: np.ndarray, config: Config) -> np.ndarray:
+    """Subtracts the offset of 1 that is added to Gemma's norms."""
     return array - np.float32(1) if name.endswith("norm.weight") else array
 
 
-def _in_first(name: str, array: np.ndarray, config: Config) -> np.ndarray:
-    """GPT-2's matrices are ``[in, out]`` at Hugging Face's."""
+def _input_first(name: str, array: np.ndarray, config: Config) -> np.ndarray:
+    """Transposes GPT-2's matrices, which Hugging Face stores as ``[in, out]``."""
     is_matrix = array.ndim == 2 and name.split(".")[-2] in ("c_attn", "c_proj", "c_fc")
     return array.T if is_matrix else array
 
@@ -175,12 +179,12 @@ def _llama_like(family: str, restore, names=_LLAMA_NAMES, finish=_llama) -> Arch
 
 
 ARCHITECTURES = {
-    "llama": _llama_like("llama", _half_split),
+    "llama": _llama_like("llama", _half_split_rotary),
     "qwen2": _llama_like("qwen2", _as_stored),
     "qwen3": _llama_like("qwen3", _as_stored),
-    "gemma": _llama_like("gemma", _without_one),
-    "gemma2": _llama_like("gemma2", _without_one, _SANDWICH_NAMES, _gemma2),
-    "gemma3": _llama_like("gemma3_text", _without_one, _SANDWICH_NAMES, _gemma3),
-    "gpt2": Architecture("gpt2", "transformer.h", _GPT2_NAMES, _GPT2_KEYS, _gpt2, _in_first),
+    "gemma": _llama_like("gemma", _without_offset),
+    "gemma2": _llama_like("gemma2", _without_offset, _SANDWICH_NAMES, _gemma2),
+    "gemma3": _llama_like("gemma3_text", _without_offset, _SANDWICH_NAMES, _gemma3),
+    "gpt2": Architecture("gpt2", "transformer.h", _GPT2_NAMES, _GPT2_KEYS, _gpt2, _input_first),
 }
 """By ``general.architecture``."""

@@ -1,4 +1,4 @@
-"""Builds the tokenizer that a GGUF file's metadata describes."""
+"""Builds a tokenizer from the metadata of a GGUF file."""
 
 from typing import Any
 
@@ -10,14 +10,10 @@ _USER_DEFINED = 4
 
 
 def read_gguf_tokenizer(source: Any) -> Tokenizer:
-    """Builds the byte-level BPE tokenizer of a GGUF file.
+    """Builds the byte-level BPE tokenizer of a `bass_jax.checkpoint.gguf.GgufFile`.
 
-    Built from the vocabulary and the merges, because the converter that `transformers` has for GGUF files
-    leaves out the splitting of digits, and so tokenizes one text in fourteen otherwise than the model was
-    trained on.
-
-    Args:
-        source: a `bass_jax.checkpoint.gguf.GgufFile`.
+    It does not use the converter of `transformers`, which does not split digits and therefore tokenizes one text in
+    fourteen differently from the model's training.
 
     Raises:
         ValueError: if the file has no tokenizer, or one of another kind.
@@ -32,13 +28,13 @@ def read_gguf_tokenizer(source: Any) -> Tokenizer:
     if (kind, split) != ("gpt2", "smollm"):
         raise ValueError(
             f"{source.path}: tokenizer.ggml.model={kind!r}, tokenizer.ggml.pre={split!r}: expected 'gpt2' "
-            "with 'smollm'; put the model's tokenizer.json beside the file"
+            "with 'smollm'; put the model's tokenizer.json next to the file"
         )
     tokens, merges, types = (_read_list(source, name) for name in ("tokens", "merges", "token_type"))
     try:
         pairs = [tuple(merge.split(" ", 1)) for merge in merges]
         backend = Backend(BPE({token: id for id, token in enumerate(tokens)}, pairs))
-    except Exception as error:  # The library raises Exception itself.
+    except Exception as error:  # the library raises Exception itself
         raise ValueError(f"{source.path}: not a readable tokenizer: {one_line(error)}") from None
     if len(types) != len(tokens):
         raise ValueError(f"{source.path}: tokenizer.ggml.token_type: {len(types)} for {len(tokens)} tokens")

@@ -1,4 +1,4 @@
-"""Reads Hugging Face directories: ``config.json`` and weights, one file or an index with shards."""
+"""Reads Hugging Face directories: ``config.json`` and weights in one file or in shards with an index."""
 
 import math
 from collections.abc import Iterable
@@ -15,16 +15,16 @@ _LAYOUTS = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
-"""A single file, or an index of shards; safetensors first."""
+"""The single file and the index of shards of each format, in the order of preference."""
 
 
 class HuggingFaceDirectory:
-    """A directory of weights, memory-mapped.
+    """A directory with memory-mapped weights; a `bass_jax.checkpoint.assemble.TensorSource`.
 
     Attributes:
         path: of the directory.
         config: its ``config.json``.
-        dtype: ``"bfloat16"`` when every tensor is; else ``"float32"``.
+        dtype: ``"bfloat16"`` if every tensor has this dtype, otherwise ``"float32"``.
     """
 
     def __init__(self, path: Path):
@@ -42,18 +42,18 @@ class HuggingFaceDirectory:
         self.dtype = "bfloat16" if kinds & FLOATS.keys() == {"BF16"} else "float32"
 
     def names(self) -> Iterable[str]:
-        """Names of all tensors."""
+        """Returns the names of all tensors."""
         return list(self._tensors)
 
     def num_elements(self) -> int:
-        """Elements of all tensors."""
+        """Returns the number of elements of all tensors."""
         return sum(math.prod(file.shapes[name]) for name, file in self._tensors.items())
 
     def read(self, name: str) -> np.ndarray:
-        """Reads one tensor in its stored dtype, mapped.
+        """Returns a mapped tensor in its stored dtype.
 
         Raises:
-            ValueError: naming file and tensor, if it is not of floating point.
+            ValueError: naming file and tensor, if it is not floating point.
         """
         file = self._tensors[name]
         if file.kinds[name] not in FLOATS:
@@ -62,7 +62,7 @@ class HuggingFaceDirectory:
         return file.read(name)
 
     def release(self, names: Iterable[str]) -> None:
-        """Lets go of the memory that reading `names` took; no array of them may be used after."""
+        """Frees the memory that was used to read `names`; their arrays must not be used any more."""
         for file in {self._tensors[name] for name in names}:
             file.release()
 

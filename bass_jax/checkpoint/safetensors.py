@@ -1,7 +1,7 @@
-"""Reads and writes one file of safetensors, a tensor at a time.
+"""Reads and writes a safetensors file, one tensor at a time.
 
-The library's own reader and writer hold a whole checkpoint in memory. Here a file is mapped, and a tensor is a view of
-the page cache until it is copied into place.
+The reader and the writer of the library keep a whole checkpoint in memory. Here a file is mapped, and a tensor is a
+view of the page cache until it is copied.
 """
 
 import functools
@@ -26,7 +26,7 @@ FLOATS = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-"""Stored dtypes of weights of other libraries that are read."""
+"""Stored dtypes of other libraries' weights that can be read."""
 
 DTYPES = FLOATS | {"I8": np.dtype(np.int8), "I32": np.dtype(np.int32)}
 """Stored dtypes of our own checkpoints."""
@@ -49,7 +49,7 @@ class SafetensorsFile:
         """
         self.path = path
         try:
-            # The library checks the header against the file: every range is inside the file and none overlap.
+            # The library checks that every range of the header is inside the file and that none overlap.
             with safe_open(str(path), framework="np"):
                 pass
             with path.open("rb") as file:
@@ -64,24 +64,24 @@ class SafetensorsFile:
         self.shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
 
     def read(self, name: str) -> np.ndarray:
-        """Returns a mapped tensor; copy it before the file may change."""
+        """Returns a mapped tensor, which is valid while the file does not change."""
         dtype, shape = DTYPES[self.kinds[name]], self.shapes[name]
         return np.frombuffer(self._memory, dtype, math.prod(shape), self._starts[name]).reshape(shape)
 
     def release(self) -> None:
-        """Releases the pages that were read; they stay in the system's page cache."""
+        """Unmaps the pages that were read; they stay in the system's page cache."""
         self._memory.madvise(mmap.MADV_DONTNEED)
 
 
 def tensor_builders(path: Path, expected: Mapping[str, Any]) -> dict[str, Callable[[], np.ndarray]]:
-    """Checks the names, shapes and kinds of a file's tensors, and returns a function per tensor that reads it.
+    """Checks the names, shapes and dtypes of a file's tensors, and returns a function per tensor that reads it.
 
     Args:
         path: the file.
-        expected: the shape and dtype of every tensor; a tensor is cast to that dtype as it is read.
+        expected: the shape and dtype of every tensor; tensors are cast to that dtype.
 
     Raises:
-        ValueError: naming the file and the tensor, if one is missing, unexpected or of another shape or kind.
+        ValueError: naming the file and the tensor, if one is missing, unexpected, or of another shape or kind of dtype.
     """
     file = SafetensorsFile(path)
     if missing := sorted(expected.keys() - file.kinds.keys()):
@@ -105,12 +105,12 @@ def tensor_builders(path: Path, expected: Mapping[str, Any]) -> dict[str, Callab
 
 
 def write_safetensors(path: Path, shapes: Mapping[str, Any], build: Callable[[str], np.ndarray]) -> None:
-    """Writes a file; only one tensor is in memory at a time.
+    """Writes a file with one tensor in memory at a time.
 
     Args:
         path: the file.
         shapes: the shape and dtype of every tensor.
-        build: returns a tensor by its name; called in the order of `shapes`.
+        build: returns the tensor of a name; called in the order of `shapes`.
     """
     kinds = {dtype: kind for kind, dtype in DTYPES.items()}
     header, start = {}, 0

@@ -14,17 +14,16 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 
-from bass_jax.checkpoint import config_json
-from bass_jax.checkpoint import manifest as manifest_file
 from bass_jax.checkpoint.assemble import Progress
-from bass_jax.checkpoint.manifest import WEIGHTS, Manifest
+from bass_jax.checkpoint.config_json import read_config_json, without_run_settings, write_config_json
+from bass_jax.checkpoint.manifest import WEIGHTS, Manifest, has_manifest
 from bass_jax.checkpoint.safetensors import SafetensorsFile, write_safetensors
 from bass_jax.checkpoint.tokenizer import Tokenizer, read_tokenizer
 from bass_jax.models import Model, quantize_model
 from bass_jax.models.families import FAMILIES
 from bass_jax.models.model_config import ModelConfig
-from bass_jax.runtime.trees import flatten
 
 
 def save_model(
@@ -38,24 +37,24 @@ def save_model(
     shares_embedding: bool = False,
     is_packed: bool = False,
 ) -> None:
-    """Writes a checkpoint into a directory beside its place, reads it back and renames it.
+    """Writes a checkpoint to a temporary directory next to `directory`, verifies it and renames it.
 
     Args:
-        directory: replaced if it is a checkpoint already.
+        directory: replaced if it is a checkpoint.
         model: stored in its own dtype.
-        tokenizer: stored with the model; of a draft that shares its target's embedding, only the fingerprint.
+        tokenizer: stored with the model. If `shares_embedding`, only its fingerprint is stored.
         source: where the weights came from.
         license: of the weights.
         source_sha256: hash of the file that the weights came from.
-        shares_embedding: leave out the array ``embedding``, which is the target's.
-        is_packed: store matrices in INT8 and widen them on loading. The file is half as large as in bfloat16; the
-            model that is loaded has the dtype of `model`.
+        shares_embedding: whether to leave out the array ``embedding``, because it is the target's.
+        is_packed: whether to store matrices in INT8 and convert them on loading. The file has half the size of one in
+            bfloat16. The loaded model has the dtype of `model`.
 
     Raises:
-        ValueError: if `directory` exists and is not a checkpoint; if what was read back is not `model`; if `is_packed`
-            and the model has INT8 weights already.
+        ValueError: if `directory` exists and is not a checkpoint, if the written files differ when they are read
+            back, or if `is_packed` and the model has INT8 weights.
     """
-    arrays = flatten(quantize_model(model).params if is_packed else model.params)
+    arrays: dict[str, Any] = flatten_dict(quantize_model(model).params if is_packed else model.params, sep="/")
     if shares_embedding:
         del arrays["embedding"]
         arrays.pop("embedding_scale", None)
@@ -86,20 +85,20 @@ def write_checkpoint(
     replace: bool = True,
     progress: Progress | None = None,
 ) -> None:
-    """Writes a checkpoint, one tensor at a time, and reads it back before it takes its place; see `save_model`.
+    """Writes a checkpoint one tensor at a time and verifies it before it is moved to `directory`; see `save_model`.
 
     Args:
         directory: where the checkpoint is moved to.
-        shapes: shape and dtype of every tensor by its path.
-        builders: a function per tensor that makes it.
+        shapes: shape and dtype of every tensor, by its path.
+        builders: a function per tensor that returns it.
         config: of the model.
         manifest: without the hashes of the files.
-        tokenizer: stored if there is one.
+        tokenizer: stored if it is not None.
         replace: see `replaced`.
         progress: called after every tensor.
 
     Raises:
-        ValueError: naming the tensor or file, if what was read back is not what was made.
+        ValueError: naming the tensor or file, if it differs when it is read back.
     """
     hashes: dict[str, str] = {}
 
@@ -112,7 +111,7 @@ def write_checkpoint(
 
     with replaced(directory, replace) as partial:
         write_safetensors(partial / WEIGHTS, shapes, build)
-        config_json.write_config(partial, config)
+        write_config_json(partial, config)
         if tokenizer is not None:
             tokenizer.save(partial)
         manifest.write(partial)
@@ -126,19 +125,19 @@ def _hash(array: np.ndarray) -> str:
 
 
 def _verify(partial: Path, hashes: Mapping[str, str], config: ModelConfig, tokenizer: Tokenizer | None) -> None:
-    """Compares what is on disk with what was to be written."""
+    """Compares the written files with what was to be written."""
     file = SafetensorsFile(partial / WEIGHTS)
     for name in sorted(hashes.keys() | file.kinds.keys()):
         if name not in hashes or name not in file.kinds or _hash(file.read(name)) != hashes[name]:
-            raise ValueError(f"{partial}: tensor {name!r} was written wrongly: it differs when it is read back")
-    if config_json.read_config(partial) != config_json.without_run_settings(config):
-        raise ValueError(f"{partial}: the configuration was written wrongly: it differs when it is read back")
+            raise ValueError(f"{partial}: tensor {name!r} differs when it is read back")
+    if read_config_json(partial) != without_run_settings(config):
+        raise ValueError(f"{partial}: the configuration differs when it is read back")
     if tokenizer is not None and read_tokenizer(partial) != tokenizer:
-        raise ValueError(f"{partial}: the tokenizer was written wrongly: it differs when it is read back")
+        raise ValueError(f"{partial}: the tokenizer differs when it is read back")
 
 
 def save_hugging_face(directory: str | PathLike[str], model: Model, *, tokenizer: Tokenizer | None = None) -> None:
-    """Writes ``config.json``, ``model.safetensors`` and the tokenizer as Hugging Face libraries read them.
+    """Writes a checkpoint in the Hugging Face format: ``config.json``, ``model.safetensors`` and the tokenizer.
 
     Args:
         directory: must not exist, or be empty.
@@ -146,7 +145,7 @@ def save_hugging_face(directory: str | PathLike[str], model: Model, *, tokenizer
         tokenizer: stored with the model.
 
     Raises:
-        ValueError: if the model is one that only we have (a projected embedding, a trimmed head, INT8 weights).
+        ValueError: if the format cannot express the model: a projected embedding, a trimmed head or INT8 weights.
     """
     from safetensors.numpy import save_file
 
@@ -157,7 +156,7 @@ def save_hugging_face(directory: str | PathLike[str], model: Model, *, tokenizer
     if is_projected or config.output_vocab_size is not None:
         raise ValueError(f"{directory}: Hugging Face has no projected embeddings and no trimmed heads")
     family = FAMILIES[config.family]
-    params, tensors = flatten(model.params), {}
+    params, tensors = flatten_dict(model.params, sep="/"), {}
     for path, rule in family.rules(config).items():
         parts = rule.split(np.asarray(params[path]))
         tensors |= {name: np.ascontiguousarray(part) for name, part in zip(rule.sources, parts, strict=True)}
@@ -170,27 +169,27 @@ def save_hugging_face(directory: str | PathLike[str], model: Model, *, tokenizer
 
 
 def check_replaceable(directory: Path) -> None:
-    """Refuses to overwrite what is not a checkpoint.
+    """Checks that `directory` may be overwritten.
 
     Raises:
         ValueError: if `directory` exists, is not empty and has no manifest.
     """
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
-    if not directory.is_dir() or not (directory / manifest_file.NAME).is_file():
+    if not has_manifest(directory):
         raise ValueError(f"{directory}: exists and is not a checkpoint; not overwritten")
 
 
 @contextmanager
 def replaced(directory: Path, replace: bool = True) -> Iterator[Path]:
-    """Yields an empty directory beside `directory`, and moves it there if the block succeeds.
+    """Yields an empty temporary directory and renames it to `directory` if the block succeeds.
 
     Args:
-        directory: where the new directory is moved to; a checkpoint that is there is replaced.
-        replace: False keeps a checkpoint that another process has put there in the meantime.
+        directory: an existing checkpoint there is replaced.
+        replace: False keeps a checkpoint that another process has written there in the meantime.
     """
     if directory.parent.is_dir():
-        _clear_away(directory)
+        _clean_up(directory)
     check_replaceable(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     partial = directory.with_name(f".{directory.name}.partial-{os.getpid()}")
@@ -199,7 +198,7 @@ def replaced(directory: Path, replace: bool = True) -> Iterator[Path]:
     with ExitStack() as locks:
         partial.mkdir()
         while not _hold(partial, locks):
-            partial.mkdir(exist_ok=True)  # Another process has just cleared it away.
+            partial.mkdir(exist_ok=True)  # Another process has deleted it.
         try:
             yield partial
             if replace and directory.exists():
@@ -218,23 +217,23 @@ def replaced(directory: Path, replace: bool = True) -> Iterator[Path]:
 
 
 def _hold(directory: Path, locks: ExitStack) -> bool:
-    """Marks a directory as a living process's, wherever it is moved; returns whether it is still there."""
+    """Locks a directory, also if it is renamed later, until `locks` is closed; returns whether it still exists."""
     try:
         locks.callback(os.close, lock := os.open(directory, os.O_RDONLY))
-        with suppress(OSError):  # A file system without locks: nothing is cleared away there.
+        with suppress(OSError):  # On a file system without locks, nothing is deleted later.
             fcntl.flock(lock, fcntl.LOCK_SH)
         return os.path.samestat(os.fstat(lock), directory.stat())
     except FileNotFoundError:
         return False
 
 
-def _clear_away(directory: Path) -> None:
-    """Deletes what killed processes left beside `directory`, and puts back what they had moved away from it."""
+def _clean_up(directory: Path) -> None:
+    """Deletes temporary directories of killed processes, and renames checkpoints that they had moved back."""
     left = re.compile(rf"\.{re.escape(directory.name)}\.(partial|old)-\d+")
     for path in list(directory.parent.iterdir()):
         if not (match := left.fullmatch(path.name)):
             continue
-        # It may be in use, or gone meanwhile, or a file, or where there are no locks.
+        # An OSError means that it is locked, deleted or a file, or that the file system has no locks.
         with suppress(OSError), ExitStack() as locks:
             locks.callback(os.close, lock := os.open(path, os.O_RDONLY | os.O_DIRECTORY))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""A tokenizer: text to token ids and back, hashable by what it does."""
+"""The tokenizer: text to token ids and back."""
 
 import functools
 import hashlib
@@ -17,10 +17,10 @@ from bass_jax.runtime.files import one_line, sha256
 Message = Mapping[str, str]
 """One turn of a chat: ``{"role": "system" | "user" | "assistant", "content": text}``."""
 
-_EXPLORATION = "Hello, world!  def f(x):\n\treturn x**2 + 1234567890  # naïve café, 東京 🙂\r\n'll IT'S"
+_PROBE = "Hello, world!  def f(x):\n\treturn x**2 + 1234567890  # naïve café, 東京 🙂\r\n'll IT'S"
 
 _MARK = "<<the message>>"
-"""A message that no template says by itself."""
+"""A message that no chat template contains."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 """A directory with one of these has a tokenizer."""
@@ -29,29 +29,29 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 class Tokenizer:
     """Wraps a fast tokenizer of `transformers`.
 
-    Text that spells an added token (``"<|im_end|>"`` typed by a user) becomes that token, as everywhere in
-    the Hugging Face world; a caller who serves untrusted text has to remove such spellings first.
+    Text that spells an added token, such as ``"<|im_end|>"``, becomes that token, as in `transformers`. A caller who
+    serves untrusted text has to remove such text first.
 
-    Two tokenizers are equal, and hash alike, when their `fingerprint` is the same: one can be static
-    metadata of a pytree.
+    Two tokenizers are equal, and have the same hash, if their `fingerprint` is the same. A tokenizer can therefore be
+    static metadata of a pytree.
     """
 
     def __init__(self, fast: Any, fingerprint: str | None = None):
-        """Takes a ``transformers.PreTrainedTokenizerFast``, and its `fingerprint` where that is known already."""
+        """Wraps a ``transformers.PreTrainedTokenizerFast``; `fingerprint` is computed if it is not given."""
         self._fast = fast
         if fingerprint is not None:
             self.__dict__["fingerprint"] = fingerprint
         self._backend = fast.backend_tokenizer
-        # A saved tokenizer may truncate or pad by itself; a prompt must arrive whole and alone.
+        # A saved tokenizer may truncate or pad. Prompts must not be changed.
         self._backend.no_truncation()
         self._backend.no_padding()
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the token ids of `text`, ``[n]`` int32, with those that the model expects around it."""
+        """Returns the token ids of `text`, ``[n]`` int32, with the special tokens that the model expects."""
         return np.asarray(self._backend.encode(text).ids, np.int32)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Encodes every text; nothing is padded.
+        """Encodes every text, without padding.
 
         Raises:
             ValueError: if `texts` is one string, not a sequence of them.
@@ -61,11 +61,11 @@ class Tokenizer:
         return [np.asarray(encoding.ids, np.int32) for encoding in self._backend.encode_batch(list(texts))]
 
     def encode_chat(self, message: str | Message | Sequence[Message], *, answer_start: str = "") -> np.ndarray:
-        """Encodes a chat up to where the assistant's answer begins.
+        """Encodes a chat up to the start of the assistant's answer.
 
         Args:
-            message: what the user says, or one message, or the whole conversation.
-            answer_start: what the answer is made to begin with.
+            message: text of the user, or one message, or the whole conversation.
+            answer_start: text that the answer begins with.
 
         Returns:
             ``[n]`` int32.
@@ -80,7 +80,7 @@ class Tokenizer:
         return self._encode_rendered(self.render_chat(message) + answer_start)
 
     def encode_question_start(self) -> np.ndarray:
-        """Encodes a chat up to where the user's first message begins, ``[n]`` int32.
+        """Encodes a chat up to the start of the user's first message, ``[n]`` int32.
 
         Raises:
             ValueError: as `encode_chat`, and if the template has nothing before the message.
@@ -91,15 +91,15 @@ class Tokenizer:
         return self._encode_rendered(start)
 
     def _encode_rendered(self, text: str) -> np.ndarray:
-        """Encodes what a chat template wrote, which has its own special tokens."""
+        """Encodes the output of a chat template, which contains its special tokens."""
         return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
 
     def encode_prompt(self, text: str) -> np.ndarray:
-        """Encodes what a user asks: as a chat if there is a chat template, else as the text itself."""
+        """Encodes a prompt: as a chat if there is a chat template, otherwise as plain text."""
         return self.encode_chat(text) if self.has_chat_template else self.encode(text)
 
     def render_chat(self, messages: Sequence[Message]) -> str:
-        """Writes a conversation out as the model was trained to read it, up to the assistant's answer.
+        """Applies the chat template to a conversation, up to the start of the assistant's answer.
 
         Raises:
             ValueError: as `encode_chat`.
@@ -119,8 +119,8 @@ class Tokenizer:
         """Returns the text of `ids`; bytes that are not UTF-8 become U+FFFD.
 
         Args:
-            ids: ``[n]`` token ids. Ids that a padded vocabulary has and the tokenizer does not are skipped.
-            skip_special: leave out tokens such as ``<|im_end|>``.
+            ids: ``[n]`` token ids. Ids of a padded vocabulary that the tokenizer does not know are skipped.
+            skip_special: leave out special tokens such as ``<|im_end|>``.
 
         Raises:
             ValueError: if an id is negative.
@@ -128,12 +128,12 @@ class Tokenizer:
         return self._backend.decode(check_ids(ids), skip_special_tokens=skip_special)
 
     def incremental_decoder(self, skip_special: bool = True) -> IncrementalDecoder:
-        """Starts decoding a row whose tokens come a few at a time."""
+        """Returns a decoder for a row whose tokens arrive a few at a time."""
         return IncrementalDecoder(self._backend, skip_special)
 
     @functools.cached_property
     def stop_ids(self) -> tuple[int, ...]:
-        """Tokens that end a text."""
+        """Ids of the tokens that end a text."""
         return () if self._fast.eos_token_id is None else (int(self._fast.eos_token_id),)
 
     @property
@@ -148,17 +148,17 @@ class Tokenizer:
 
     @functools.cached_property
     def vocabulary(self) -> dict[str, int]:
-        """Every token, added ones too, and its id."""
+        """The id of every token, including added tokens."""
         return self._backend.get_vocab(with_added_tokens=True)
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:
-        """Tokens that `decode` leaves out."""
+        """Ids of the special tokens, which `decode` leaves out."""
         return frozenset(id for id, token in self._backend.get_added_tokens_decoder().items() if token.special)
 
     @functools.cached_property
     def byte_ids(self) -> frozenset[int]:
-        """The tokens of a single byte of a byte-level tokenizer; none for another kind."""
+        """Ids of the single-byte tokens of a byte-level tokenizer; empty for other tokenizers."""
         from tokenizers import decoders, pre_tokenizers
 
         if not isinstance(self._backend.decoder, decoders.ByteLevel):
@@ -169,10 +169,10 @@ class Tokenizer:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of the vocabulary, the merges and the ids of a probe text; not of the chat template."""
+        """A hash of the vocabulary, the merges and the ids of a probe text. The chat template is not included."""
         model = json.loads(self._backend.to_str())["model"]
         merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges") or ()]
-        content = [sorted(self.vocabulary.items()), merges, self._backend.encode(_EXPLORATION).ids]
+        content = [sorted(self.vocabulary.items()), merges, self._backend.encode(_PROBE).ids]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
     def save(self, directory: Path) -> None:
@@ -190,7 +190,7 @@ class Tokenizer:
 
 
 def has_tokenizer_files(directory: Path) -> bool:
-    """Whether `read_tokenizer` would find something to read."""
+    """Returns whether `directory` has a file that `read_tokenizer` reads."""
     return any((directory / name).is_file() for name in TOKENIZER_FILES)
 
 
@@ -199,10 +199,10 @@ def read_tokenizer(directory: Path, manifest: Manifest | None = None) -> Tokeniz
 
     Args:
         directory: with one of `TOKENIZER_FILES`.
-        manifest: says the fingerprint, if the file is the one that it lists; computing it takes a quarter of a second.
+        manifest: has the fingerprint if it lists this file; computing it takes 0.25 s.
 
     Raises:
-        ValueError: if there are none, or they cannot be read.
+        ValueError: if there is no tokenizer file, or it cannot be read.
     """
     transformers = import_transformers()
     path = directory / "tokenizer.json"
@@ -215,12 +215,28 @@ def read_tokenizer(directory: Path, manifest: Manifest | None = None) -> Tokeniz
                 return Tokenizer(fast, manifest.tokenizer_fingerprint)
             return Tokenizer(fast)
         return Tokenizer(transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True))
-    except Exception as error:  # The libraries raise whatever they meet, bare Exception included.
+    except Exception as error:  # The libraries raise exceptions of many types, also plain Exception.
         raise ValueError(f"{path}: not a readable tokenizer: {one_line(error)}") from None
 
 
+def fingerprint_mismatch(what: str, fingerprint: str | None, expected: str | None) -> str | None:
+    """Returns why a draft or a datastore was made with another tokenizer, or None if it was not.
+
+    Args:
+        what: ``"draft"`` or ``"datastore"``, for the message.
+        fingerprint: of its tokenizer, if known.
+        expected: the fingerprint of the target's tokenizer, if known.
+    """
+    if fingerprint is None or expected is None or fingerprint == expected:
+        return None
+    return (
+        f"the {what}'s tokenizer ({fingerprint[:8]}) is not the target's ({expected[:8]}): "
+        "their token ids mean different text"
+    )
+
+
 def import_transformers() -> Any:
-    """Imports `transformers` without its notice that torch, which nothing here needs, is absent."""
+    """Imports `transformers` without its notice that torch is not installed, because torch is not needed here."""
     logging.getLogger("transformers").addFilter(_is_not_about_torch)
     import transformers
 

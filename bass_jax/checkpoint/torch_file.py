@@ -1,4 +1,4 @@
-"""Reads weights that torch has pickled, with torch and without running anything that the pickle names."""
+"""Reads weights that torch has pickled, without running code of the pickle."""
 
 import pickle
 from pathlib import Path
@@ -16,7 +16,7 @@ class TorchFile:
 
     Attributes:
         path: the file.
-        kinds: the stored dtype of every tensor, named as in safetensors if it is of floating point.
+        kinds: the stored dtype of every tensor; floating-point ones have their names in safetensors.
         shapes: the shape of every tensor.
     """
 
@@ -24,11 +24,11 @@ class TorchFile:
         """Maps the file.
 
         Raises:
-            ValueError: naming the file, if torch is not installed or refuses the file, or if the file holds anything
-                but tensors by name.
+            ValueError: naming the file, if torch is not installed or rejects the file, or if the file contains anything
+                but named tensors.
         """
         try:
-            import torch
+            import torch  # pyright: ignore[reportMissingImports]
         except ModuleNotFoundError:
             raise ValueError(f"{path}: reading weights of torch needs torch: pip install 'bass-jax[torch]'") from None
         self.path = path
@@ -38,7 +38,7 @@ class TorchFile:
             raise ValueError(
                 f"{path}: its pickle names more than weights need; it may run code and is not read"
             ) from None
-        except Exception as error:  # Torch raises exceptions of many kinds for damaged files.
+        except Exception as error:  # torch raises exceptions of many types for damaged files
             raise ValueError(f"{path}: not readable as weights of torch: {one_line(error)}") from None
         is_named = isinstance(found, dict) and all(isinstance(name, str) for name in found)
         if not is_named or not all(isinstance(tensor, torch.Tensor) for tensor in found.values()):
@@ -49,11 +49,11 @@ class TorchFile:
         self.shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
 
     def read(self, name: str) -> np.ndarray:
-        """Returns a mapped tensor; copy it before the file may change."""
+        """Returns a mapped tensor, which is valid while the file does not change."""
         tensor = self._tensors[name].detach()
-        if self.kinds[name] == "BF16":  # NumPy has no bfloat16 that torch knows.
+        if self.kinds[name] == "BF16":  # torch does not convert bfloat16 to NumPy
             return tensor.view(self._bits).numpy().view(ml_dtypes.bfloat16)
         return tensor.numpy()
 
     def release(self) -> None:
-        """Does nothing, because the system drops pages of a mapped file when it needs the memory."""
+        """Does nothing: the system drops pages of a mapped file when it needs the memory."""

@@ -1,4 +1,4 @@
-"""The command ``bass-jax``: one file per subcommand.
+"""The command ``bass-jax``, one file per subcommand.
 
-Imports every other package; nothing imports it. Start with `main.py`.
+Imports every other package; nothing imports it. Start with `main.py`, then `arguments.py`, which the commands share.
 """

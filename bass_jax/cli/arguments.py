@@ -1,51 +1,185 @@
-"""The pair of a command line: from a checkpoint, or of random weights in a published shape."""
+"""The arguments that commands share: their declaration, configuration overrides, pairs and tables.
+
+The modules of commands are imported at every start. They import jax and other large libraries inside functions.
+"""
 
 import argparse
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-QUANTIZE = ("int8", "int8_activations")
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from bass_jax.decoding.pair import Pair
+
+FILE_WIDTH = 160
+"""Columns of a table that is written to a file or a pipe."""
+
+
+class Argument(NamedTuple):
+    """An argument of a command; see `argument`."""
+
+    name: str
+    options: dict[str, Any]
+
+
+def argument(name: str, help: str, default: Any = None, **options: Any) -> Argument:
+    """Declares an argument.
+
+    Args:
+        name: ``"--option"``, or a positional argument.
+        help: what it means. The default value is added.
+        default: it determines the type. False declares a flag, a list an option that may be repeated.
+        options: of `argparse.ArgumentParser.add_argument`.
+    """
+    if default is False:
+        options["action"] = "store_true"
+    elif isinstance(default, list):
+        options |= {"action": "append", "default": default}
+        help += "; may be repeated"
+    elif default is not None:
+        options = {"type": type(default), "default": default} | options
+        help += "" if default == "" else " (default: %(default)s)"
+    return Argument(name, options | {"help": help})
+
+
+def add_all(parser: argparse._ActionsContainer, *arguments: Argument) -> None:
+    """Adds arguments to a parser or a group."""
+    for name, options in arguments:
+        parser.add_argument(name, **options)
+
+
+def numbers(text: str) -> list[int]:
+    """Reads ``"1,2,4"``; the type of an argument.
+
+    Raises:
+        ArgumentTypeError: if it is not an ascending list of whole numbers.
+    """
+    try:
+        found = [int(number) for number in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: expected whole numbers, as in 1,2,4") from None
+    if found != sorted(set(found)) or found[0] < 0:
+        raise argparse.ArgumentTypeError(f"{text}: expected ascending numbers of at least 0")
+    return found
+
+
+PAIR = argument("pair", "target and draft", "checkpoints/quickstart", nargs="?")
+DRAFT = argument("--draft", "a drafter's name or path, as in generate (default: the pair's draft)")
+DRAFT_LEN = argument("--draft-len", "draft tokens per step", 4)
+ACCEPTANCE = argument("--acceptance", "acceptance rule", "token")
+TEMPERATURE = argument("--temperature", "0 is greedy", 0.0)
+QUIET = argument("--quiet", "no progress display", False)
+SET = argument("--set", "override a key of the configuration", [], metavar="PATH=VALUE")
+_QUANTIZE = ("int8", "int8_activations")
+
+
+def max_new_tokens(default: int) -> Argument:
+    """Declares the limit of an output."""
+    return argument("--max-new-tokens", "limit per output", default)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares how the models of a pair are kept."""
-    models = parser.add_argument_group("models")
-    models.add_argument("--dtype", choices=("float32", "bfloat16"), help="of both (default: as stored)")
-    models.add_argument("--quantize", choices=QUANTIZE, help="the target's matrices in INT8, or its products")
-    models.add_argument("--quantize-draft", choices=QUANTIZE, help="likewise the draft")
-    models.add_argument("--cache-dtype", choices=("int8",), help="of the target's cache (default: as --dtype)")
-    models.add_argument("--tp", type=int, metavar="N", help="spread both models over the first N devices")
-    models.add_argument("--whole-draft", action="store_true", help="with --tp: the whole draft on every device")
+    """Declares how the weights of a pair are stored and placed; see `load_models`."""
+    add_all(
+        parser.add_argument_group("models"),
+        argument("--dtype", "of both models (default: as stored)", choices=("float32", "bfloat16")),
+        argument("--quantize", "INT8 for the target's weights, or also for its activations", choices=_QUANTIZE),
+        argument("--quantize-draft", "INT8 for the draft model, as --quantize", choices=_QUANTIZE),
+        argument("--cache-dtype", "of the target's cache (default: as --dtype)", choices=("int8",)),
+        argument("--tp", "spread both models over the first N devices", type=int, metavar="N"),
+        argument("--whole-draft", "with --tp: the whole draft on every device", False),
+    )
 
 
 def is_preset(pair: str) -> bool:
-    """Whether `pair` names a preset, and no path."""
+    """Returns whether `pair` is the name of a preset and not a path."""
     from bass_jax.models import PRESETS
 
     return pair in PRESETS and not Path(pair).exists()
 
 
-def load_models(options: argparse.Namespace, pair: str, draft: str | None):
-    """Loads a checkpoint, or makes random weights where `pair` is a preset that is no path.
+def load_models(options: argparse.Namespace, **changes: Any) -> "Pair":
+    """Loads the pair ``options.pair`` with the drafter ``options.draft``; a preset gives random weights.
 
     Args:
         options: with the arguments of `add_model_arguments`.
-        pair: path or preset.
-        draft: see `bass_jax.load_pair`.
-
-    Returns:
-        ``(pair, tokenizer)``; random weights have no tokenizer.
+        changes: fields of `bass_jax.ModelOptions` that replace those arguments.
 
     Raises:
-        ValueError: as `bass_jax.load_pair` and `bass_jax.random_pair`.
+        ValueError: as `bass_jax.load_pair` and `bass_jax.decoding.random_pair`.
     """
-    import bass_jax as bass
+    from bass_jax.decoding.load_pair import ModelOptions, load_pair, random_pair
+    from bass_jax.models.mesh import tensor_parallel_mesh
 
-    placement = {
-        "quantize": options.quantize, "quantize_draft": options.quantize_draft, "cache_dtype": options.cache_dtype,
-        "mesh": None if options.tp is None else bass.tensor_parallel_mesh(options.tp),
-        "draft_rules": {} if options.whole_draft else None,
-    }  # fmt: skip
-    if not is_preset(pair):
-        return bass.load_pair(pair, drafter=draft, dtype=options.dtype, **placement)
-    named = None if draft == "ngram" else draft
-    return bass.random_pair(pair, named, dtype=options.dtype or "bfloat16", **placement), None
+    fields = {name: getattr(options, name) for name in ("dtype", "quantize", "quantize_draft", "cache_dtype")} | changes
+    placement = ModelOptions(
+        mesh=None if options.tp is None else tensor_parallel_mesh(options.tp),
+        draft_rules={} if options.whole_draft else None,
+        **fields,
+    )
+    if not is_preset(options.pair):
+        return load_pair(options.pair, drafter=options.draft, options=placement)
+    return random_pair(options.pair, None if options.draft == "ngram" else options.draft, options=placement)
+
+
+def read_overrides(texts: Sequence[str], option: str = "") -> dict[str, Any]:
+    """Reads overrides of a configuration; the values are YAML.
+
+    Args:
+        texts: ``"training.num_steps=10"``.
+        option: precedes each text in error messages.
+
+    Raises:
+        ValueError: if a text is not ``PATH=VALUE``.
+    """
+    import yaml
+
+    found = {}
+    for text in texts:
+        path, separator, value = text.partition("=")
+        if not separator or not path:
+            raise ValueError(f"{option}{text!r}: expected PATH=VALUE")
+        try:
+            found[path] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ValueError(f"{option}{text!r}: the value is not YAML") from None
+    return found
+
+
+def write_output(path: Path, text: str) -> None:
+    """Writes the file of ``--output``.
+
+    Raises:
+        ValueError: if it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"--output {path}: cannot be written: {error.strerror}") from None
+    print(f"written: {path}")
+
+
+def output_console() -> "Console":
+    """Returns a console on standard output. COLUMNS overrides the width of a file or a pipe."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        return Console(width=FILE_WIDTH)
+    return console
+
+
+def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", num_left: int = 1) -> "Table":
+    """Makes a table whose first `num_left` columns are left-aligned."""
+    from rich.table import Table
+
+    table = Table(title=title or None)
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="left" if index < num_left else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table

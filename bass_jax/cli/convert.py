@@ -1,7 +1,9 @@
-"""``bass-jax convert``: any checkpoint that loads, as an Orbax checkpoint of ours."""
+"""``bass-jax convert``: converts a checkpoint of any supported format to our own."""
 
 import argparse
 from pathlib import Path
+
+from bass_jax.cli.arguments import QUIET, add_all, argument
 
 EXAMPLES = """examples:
   bass-jax convert ~/models/SmolLM2-135M-Instruct checkpoints/smollm2
@@ -11,30 +13,31 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
-    parser.add_argument("source", help="Hugging Face directory or Hub id, .gguf file, or Orbax directory")
-    parser.add_argument("destination", type=Path, help="directory to make; only a checkpoint of ours is replaced")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the stored parameters (default: as read)")
-    parser.add_argument("--quantize", choices=("int8",), help="store matrices as INT8, with a scale per output channel")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    """Declares the arguments."""
+    add_all(
+        parser,
+        argument("source", "Hugging Face directory or Hub id, .gguf file, or a checkpoint of bass_jax"),
+        argument("destination", "directory to write; only a checkpoint of ours is replaced", type=Path),
+        argument("--dtype", "of the stored parameters (default: as read)", choices=("float32", "bfloat16")),
+        argument("--quantize", "store matrices as INT8, with a scale per output channel", choices=("int8",)),
+        QUIET,
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Converts and says where the checkpoint lies; returns the exit code."""
-    from rich.console import Console
-    from rich.progress import Progress
+    """Converts and prints the path of the checkpoint; returns the exit code."""
+    import sys
 
     from bass_jax import checkpoint
+    from bass_jax.runtime.progress import ProgressBars
 
-    console = Console(stderr=True)
-    with Progress(console=console, disable=options.quiet or not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("tensors", total=None)
-
-        def report(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
+    with ProgressBars(is_shown=not options.quiet and sys.stderr.isatty()) as bars:
         checkpoint.convert(
-            options.source, options.destination, dtype=options.dtype, quantize=options.quantize, progress=report
+            options.source,
+            options.destination,
+            dtype=options.dtype,
+            quantize=options.quantize,
+            progress=lambda num_done, total: bars.update("tensors", num_done, total),
         )
     print(options.destination)
     return 0

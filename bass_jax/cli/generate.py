@@ -1,21 +1,21 @@
-"""``bass-jax generate``: a batch of prompts, with speculation, and with regular decoding beside it."""
+"""``bass-jax generate``: decodes prompts with speculation, and optionally with regular decoding for comparison."""
 
 import argparse
 import contextlib
-import functools
 import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from bass_jax.cli.arguments import add_model_arguments, load_models
-from bass_jax.cli.prompt_arguments import add_prompt_arguments, prompts_of
+from bass_jax.cli import arguments as args
+from bass_jax.cli.prompt_arguments import prompt_arguments, prompts_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from bass_jax.config import SpecConfig
     from bass_jax.decoding.outputs import Generation
+    from bass_jax.decoding.pair import Pair
     from bass_jax.engine import RequestOutput
 
 EXAMPLES = r"""examples:
@@ -30,59 +30,71 @@ EXAMPLES = r"""examples:
   bass-jax generate --file prompts.txt --draft-len 8 --synthetic-acceptance 0.8 --no-text --baseline
   echo "Name three rivers." | bass-jax generate --draft-len 2 --quiet"""
 
+_DRAFT_HELP = (
+    "'draft_model' or 'eagle' (of the pair), 'ngram', 'retrieval', 'ensemble' or 'ensemble_eagle' (one of the pair's "
+    "drafts with ngram and retrieval), a path, or 'module:name' (default: the pair's draft)"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
-    parser.add_argument("prompts", nargs="*", help="prompts; '-' reads standard input, one per line")
-    parser.add_argument("--pair", default="checkpoints/quickstart", help="target and draft (default: %(default)s)")
-    add_model_arguments(parser)
-    source = parser.add_argument_group("prompts")
-    source.add_argument("--file", type=Path, help="text with one prompt per line, or a .jsonl(.gz) data set")
-    add_prompt_arguments(source)
-    source.add_argument("--raw", action="store_true", help="continue the text itself: no chat template")
-    batch = parser.add_argument_group("batch")
-    batch.add_argument("--batch", type=int, help="prompts decoded together (default: all, at most 64 rows)")
-    batch.add_argument("--samples", type=int, default=1, help="answers per prompt (default: %(default)s)")
-    batch.add_argument("--max-new-tokens", type=int, default=128, help="limit per answer (default: %(default)s)")
-    spec = parser.add_argument_group("speculation")
-    drafts = (
-        "'model' or 'hidden' (the pair's own), 'ngram', 'store', 'combined' or 'combined_hidden' (either of them with "
-        "lookup and store), or a path (default: the pair's draft)"
+    """Declares the arguments."""
+    args.add_all(
+        parser,
+        args.argument("prompts", "prompts; '-' reads standard input, one per line", nargs="*"),
+        args.argument("--pair", "target and draft", "checkpoints/quickstart"),
     )
-    spec.add_argument("--draft", help=drafts)
-    spec.add_argument("--draft-len", type=int, default=4, help="draft tokens per step (default: %(default)s)")
-    spec.add_argument("--acceptance", default="token", help="acceptance rule (default: %(default)s)")
-    spec.add_argument(
-        "--candidates", type=int, default=1, help="alternative drafts per row, with --acceptance multi_draft"
+    args.add_model_arguments(parser)
+    args.add_all(
+        parser.add_argument_group("prompts"),
+        args.argument("--file", "text with one prompt per line, or a .jsonl(.gz) data set", type=Path),
+        *prompt_arguments(),
+        args.argument("--raw", "continue the text itself, without the chat template", False),
     )
-    spec.add_argument("--policy", help="draft lengths step by step: goodput, 'bass_heuristic(limit=8)', module:name …")
-    spec.add_argument("--profile", type=Path, help="of bass-jax profile, for policies that need one")
-    forced = "force acceptance, 0.8 or by position 0.9,0.8: for speed studies, the texts mean nothing"
-    spec.add_argument("--synthetic-acceptance", metavar="RATES", help=forced)
-    spec.add_argument("--baseline", action="store_true", help="also decode regularly, compare, print the speed-up")
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
-    sampling.add_argument("--top-k", type=int, default=0, help="0 is off (default: %(default)s)")
-    sampling.add_argument("--top-p", type=float, default=1.0, help="1 is off (default: %(default)s)")
-    sampling.add_argument("--min-p", type=float, default=0.0, help="0 is off (default: %(default)s)")
-    sampling.add_argument("--repetition-penalty", type=float, default=1.0, help="of prompt and output; 1 is off")
-    sampling.add_argument("--frequency-penalty", type=float, default=0.0, help="per occurrence in the output; 0 is off")
-    sampling.add_argument("--presence-penalty", type=float, default=0.0, help="of tokens in the output; 0 is off")
-    sampling.add_argument("--min-new-tokens", type=int, default=0, help="no stop token comes before")
-    sampling.add_argument("--ban", type=int, action="append", default=[], metavar="ID", help="token id never emitted")
-    sampling.add_argument("--logits-processor", action="append", default=[], metavar="MODULE:NAME",
-                          help="function (logits, tokens, position) -> logits; may be repeated")  # fmt: skip
-    sampling.add_argument("--seed", type=int, default=0, help="row i of the run draws from seed + i")
-    sampling.add_argument("--stop", action="append", default=[], help="stop string; may be repeated")
-    output = parser.add_argument_group("output")
-    output.add_argument("--output", type=Path, help="JSONL: a line per answer, written as soon as it is finished")
-    output.add_argument(
-        "--logprobs", type=int, metavar="N", help="write every token's N most probable alternatives too"
+    args.add_all(
+        parser.add_argument_group("batch"),
+        args.argument("--batch", "prompts decoded together (default: all, at most 64 rows)", type=int),
+        args.argument("--samples", "outputs per prompt", 1),
+        args.max_new_tokens(128),
     )
-    output.add_argument("--trace", type=Path, help="JSONL: what decided over each draft; a killed recording goes on")
-    output.add_argument("--exhaustive", action="store_true", help="draft at every position: slow, for an exact --trace")
-    output.add_argument("--quiet", action="store_true", help="no progress, no live text, no table: the texts alone")
-    output.add_argument("--no-text", action="store_true", help="the table alone")
+    args.add_all(
+        parser.add_argument_group("speculation"),
+        args.argument("--draft", _DRAFT_HELP),
+        args.DRAFT_LEN,
+        args.ACCEPTANCE,
+        args.argument("--candidates", "candidate drafts per row, with --acceptance multi_draft", 1),
+        args.argument("--policy", "chooses the draft length: goodput, 'bass_heuristic(limit=8)', module:name …"),
+        args.argument("--profile", "written by bass-jax profile, for policies that need one", type=Path),
+        args.argument(
+            "--synthetic-acceptance",
+            "force acceptance, for all positions (0.8) or by position (0.9,0.8): for studies of speed",
+            metavar="RATES",
+        ),
+        args.argument("--baseline", "also decode regularly, compare the outputs, print the speed-up", False),
+    )
+    args.add_all(
+        parser.add_argument_group("sampling"),
+        args.TEMPERATURE,
+        args.argument("--top-k", "0 is off", 0),
+        args.argument("--top-p", "1 is off", 1.0),
+        args.argument("--min-p", "0 is off", 0.0),
+        args.argument("--repetition-penalty", "on tokens of prompt and output; 1 is off", 1.0),
+        args.argument("--frequency-penalty", "per occurrence in the output; 0 is off", 0.0),
+        args.argument("--presence-penalty", "on tokens of the output; 0 is off", 0.0),
+        args.argument("--min-new-tokens", "no stop token is emitted before", 0),
+        args.argument("--ban", "token id that is never emitted", [], type=int, metavar="ID"),
+        args.argument("--logits-processor", "function (logits, tokens, position) -> logits", [], metavar="MODULE:NAME"),
+        args.argument("--seed", "row i of the run has the seed SEED + i", 0),
+        args.argument("--stop", "stop string", []),
+    )
+    args.add_all(
+        parser.add_argument_group("output"),
+        args.argument("--output", "JSONL with a line per output, written when it has finished", type=Path),
+        args.argument("--logprobs", "also write the N most probable tokens at each position", type=int, metavar="N"),
+        args.argument("--trace", "JSONL with a record of every draft; resumes an interrupted recording", type=Path),
+        args.argument("--exhaustive", "draft at every position: slow, for an exact --trace", False),
+        args.argument("--quiet", "print only the texts: no progress display, no table", False),
+        args.argument("--no-text", "print only the table", False),
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -92,97 +104,95 @@ def run(options: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    import bass_jax as bass
     from bass_jax.acceptance import find_rule
-    from bass_jax.cli.output import output_console
+    from bass_jax.config import SpecConfig
     from bass_jax.policies import find_policy
     from bass_jax.runtime.xla_flags import use_compilation_cache
+    from bass_jax.sampling import SamplingParams
 
     if options.synthetic_acceptance is not None:
         options.acceptance = f"synthetic({options.synthetic_acceptance})"
-    spec = bass.SpecConfig(
-        draft_len=options.draft_len, acceptance=options.acceptance, num_candidates=options.candidates,
-        logits_processors=options.logits_processor, num_logprobs=options.logprobs,
+    spec = SpecConfig(
+        draft_len=options.draft_len,
+        acceptance=options.acceptance,
+        num_candidates=options.candidates,
+        logits_processors=options.logits_processor,
+        num_logprobs=options.logprobs,
         record_drafts=options.trace is not None,
-    )  # fmt: skip
-    rule = find_rule(spec.acceptance)
-    policy = None
-    if options.policy is not None:
-        policy = find_policy(options.policy, **({} if options.profile is None else {"profile": options.profile}))
-    sampling = bass.SamplingParams(
-        options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty,
-        options.frequency_penalty, options.presence_penalty, banned_tokens=options.ban or None,
-        min_new_tokens=options.min_new_tokens,
-    )  # fmt: skip
+    )
+    is_lossless = find_rule(spec.acceptance).lossless
+    profile = {} if options.profile is None else {"profile": options.profile}
+    policy = None if options.policy is None else find_policy(options.policy, **profile)
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+    sampling = SamplingParams(
+        **{name: getattr(options, name) for name in (*names, "min_new_tokens")}, banned_tokens=options.ban or None
+    )
     use_compilation_cache()
-    first = "exhaustive" if options.exhaustive else "speculate"
-
-    pair, tokenizer = load_models(options, options.pair, options.draft)
-    if tokenizer is None:
+    pair = args.load_models(options)
+    if pair.tokenizer is None:
         raise ValueError(f"--pair {options.pair}: random weights have no texts; see bass-jax bench")
-    encoded = _encode(options, tokenizer, prompts)
+    encode = pair.tokenizer.encode if options.raw else pair.tokenizer.encode_prompt
+    encoded = [encode(prompt) for prompt in prompts]
+    settings = {"sampling": sampling, "max_new_tokens": options.max_new_tokens, "stop_strings": options.stop}
 
     notes = Console(stderr=True)
-    with _opened(options.output) as sink:
-        names = (first, "decode") if options.baseline else (first,)
-        decode = functools.partial(_decode_all, options, pair, prompts, encoded, spec, sampling)
-        runs = [(name, decode(name, sink, notes, policy if name == "speculate" else None)) for name in names]
-    if not runs[0][1]:
+    runs: dict[str, list[Generation]] = {}
+    with contextlib.nullcontext() if options.output is None else _open(options.output) as sink:
+        for step in ("exhaustive" if options.exhaustive else "speculate", *(("decode",) if options.baseline else ())):
+            settings |= {"step": step, "policy": policy if step == "speculate" else None}
+            runs[step] = _decode(options, pair, prompts, encoded, spec, settings, sink, notes)
+    if not next(iter(runs.values())):
         notes.print(f"{options.trace} holds all batches already: nothing was decoded.")
         return 0
-    _report(options, output_console(), prompts, runs, is_lossless=rule.lossless, is_greedy=sampling.is_greedy)
+    _report(options, prompts, runs, is_lossless=is_lossless, is_greedy=sampling.is_greedy)
     return 0
 
 
-def _encode(options, tokenizer, prompts: Sequence[str]) -> list:
-    encode = tokenizer.encode if options.raw else tokenizer.encode_prompt
-    return [encode(prompt) for prompt in prompts]
-
-
-def _batch_size(options, num_prompts: int) -> int:
-    """Prompts that are decoded together."""
+def _decode(
+    options: argparse.Namespace,
+    pair: "Pair",
+    prompts: Sequence[str],
+    encoded: Sequence,
+    spec: "SpecConfig",
+    settings: dict[str, Any],
+    sink: IO[str] | None,
+    notes: "Console",
+) -> "list[Generation]":
+    """Decodes batch by batch, draws the rows, and writes each output when it has finished."""
+    from bass_jax.cli.generate_display import GenerateDisplay
     from bass_jax.config import BATCH_BUCKETS
-
-    return options.batch or max(1, min(num_prompts, BATCH_BUCKETS[-1] // options.samples))
-
-
-def _run_settings(options, sampling, policy, step: str, first_row: int, num_rows: int) -> dict[str, Any]:
-    """What a batch is decoded with, and compiled for."""
-    return {
-        "sampling": sampling, "max_new_tokens": options.max_new_tokens, "num_samples": options.samples,
-        "seeds": range(options.seed + first_row, options.seed + first_row + num_rows), "step": step, "policy": policy, "fixed_batch": True,
-    }  # fmt: skip
-
-
-def _decode_all(options, pair, prompts, encoded, spec, sampling, step, sink, notes, policy) -> "list[Generation]":
-    """Decodes batch by batch, showing rows as they grow and writing each as soon as it is finished."""
-    from bass_jax.cli.generate_display import Display
     from bass_jax.decoding.traces import TraceWriter
     from bass_jax.engine.generate import GenerateLoop, begin_trace
 
+    step, num_samples = settings["step"], options.samples
     trace = None if options.trace is None or step == "decode" else TraceWriter(options.trace)
-    size = _batch_size(options, len(encoded))
-    batches, total = [], len(encoded) * options.samples
-    with Display(notes, step, total, is_shown=notes.is_terminal and not options.quiet) as display:
-        starts = range(0, len(encoded), size)[0 if trace is None else trace.num_complete :]
-        for start in starts:
-            first_row = start * options.samples
-            batch = encoded[start : start + size]
-            num_rows = len(batch) * options.samples
-            settings = _run_settings(options, sampling, policy, step, first_row, num_rows)
-            decoding = GenerateLoop(pair, batch, spec, stop_strings=options.stop, **settings)
+    size = options.batch or max(1, min(len(encoded), BATCH_BUCKETS[-1] // num_samples))
+    batches = []
+    is_shown = notes.is_terminal and not options.quiet
+    with GenerateDisplay(notes, step, len(encoded) * num_samples, is_shown=is_shown) as display:
+        for start in range(0, len(encoded), size)[0 if trace is None else trace.num_complete :]:
+            batch, first_row = encoded[start : start + size], start * num_samples
+            num_rows = len(batch) * num_samples
+            first_seed = options.seed + first_row
+            seeds = range(first_seed, first_seed + num_rows)
+            loop = GenerateLoop(pair, batch, spec, num_samples=num_samples, seeds=seeds, fixed_batch=True, **settings)
             display.begin(num_rows)
             if trace is not None:
-                begin_trace(trace, decoding, first_row=first_row, pair=str(options.pair))
-            for info in decoding:
+                begin_trace(trace, loop, first_row=first_row, pair=str(options.pair))
+            for info in loop:
                 if trace is not None:
-                    trace.step(info, decoding.step_seconds[-1], num_rows)
-                display.count(decoding.infos[-1], decoding.step_seconds[-1])
-                for event in decoding.events:
+                    trace.step(info, loop.step_seconds[-1], num_rows)
+                display.count(info, loop.step_seconds[-1])
+                for event in loop.events:
                     display.push(event)
                     if event.finish_reason is not None and sink is not None:
-                        _write(sink, step, options, prompts, first_row, event.row, decoding)
-            batches.append(decoding.result())
+                        index, sample = divmod(first_row + event.row, num_samples)
+                        record = {"prompt_index": index, "sample": sample, "step": step}
+                        record |= {"seed": first_seed + event.row, "prompt": prompts[index]}
+                        record |= _output_record(loop.row(event.row)) | {"seconds": round(sum(loop.step_seconds), 4)}
+                        sink.write(json.dumps(record, ensure_ascii=False) + "\n")
+                        sink.flush()
+            batches.append(loop.result())
             if trace is not None:
                 trace.end()
     if trace is not None:
@@ -190,78 +200,62 @@ def _decode_all(options, pair, prompts, encoded, spec, sampling, step, sink, not
     return batches
 
 
-def _write(sink: IO[str], step: str, options, prompts: Sequence[str], first_row: int, row: int, decoding) -> None:
-    """Writes one finished row; flushed, so that a killed run leaves whole lines."""
-    index = (first_row + row) // options.samples
-    answer = decoding.row(row)
-    record: dict[str, Any] = {
-        "prompt_index": index,
-        "sample": (first_row + row) % options.samples,
-        "step": step,
-        "seed": options.seed + first_row + row,
-        "prompt": prompts[index],
-        "text": answer.text,
-        "tokens": answer.tokens.tolist(),
-        "finish_reason": answer.finish_reason,
-        "logprobs": None if answer.token_logprobs is None else _logprobs(answer),
-        "mean_logprob": float(answer.logprobs.mean()) if len(answer.logprobs) else None,
-        "seconds": round(sum(decoding.step_seconds), 4),
+def _output_record(output: "RequestOutput") -> dict[str, Any]:
+    from bass_jax.runtime.files import finite
+
+    logprobs = None
+    if output.token_logprobs is not None:
+        # Log-probabilities under the raw and the warped distribution, and the most probable tokens of both.
+        fields = {"raw": output.logprobs, "warped": output.token_logprobs.warped_logprobs}
+        fields |= output.token_logprobs._asdict()
+        del fields["warped_logprobs"]
+        logprobs = {name: finite(values.tolist()) for name, values in fields.items()}
+    return {
+        "text": output.text,
+        "tokens": output.tokens.tolist(),
+        "finish_reason": output.finish_reason,
+        "logprobs": logprobs,
+        "mean_logprob": float(output.logprobs.mean()) if len(output.logprobs) else None,
     }
-    sink.write(json.dumps(record, ensure_ascii=False) + "\n")
-    sink.flush()
 
 
-def _logprobs(answer: "RequestOutput") -> dict[str, list]:
-    """Per token: its log-probability under the raw and the warped distribution, and the most probable tokens of both."""
-    distributions = answer.token_logprobs
-    assert distributions is not None
-    # JSON has no infinity; a token of probability 0 has no log-probability.
-    fields = {"raw": answer.logprobs, "warped": distributions.warped_logprobs} | distributions._asdict()
-    del fields["warped_logprobs"]
-    return {name: _finite(values.tolist()) for name, values in fields.items()}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return value if math.isfinite(value) else None
-
-
-def _report(options, out: "Console", prompts, runs, *, is_lossless: bool, is_greedy: bool) -> None:
-    """Prints texts, table and whether greedy outputs agree."""
+def _report(
+    options: argparse.Namespace,
+    prompts: Sequence[str],
+    runs: "dict[str, list[Generation]]",
+    *,
+    is_lossless: bool,
+    is_greedy: bool,
+) -> None:
+    """Prints the texts, the table, and whether the greedy outputs agree."""
     from bass_jax.cli.generate_display import print_texts, results_table
 
+    out, speculated = args.output_console(), next(iter(runs.values()))
     if not options.no_text:
-        texts = [text for batch in runs[0][1] for text in batch.texts]
+        texts = [text for batch in speculated for text in batch.texts or ()]
         print_texts(out, prompts, texts, options.samples, is_plain=options.quiet)
     if options.quiet:
         return
     out.print(results_table(runs))
     if options.synthetic_acceptance is not None:
-        out.print(f"acceptance={options.acceptance!r} is synthetic: forced, for speed studies; the texts mean nothing.")
+        out.print(f"acceptance={options.acceptance!r} is synthetic: the texts have no meaning.")
     elif not is_lossless:
         out.print(f"acceptance={options.acceptance!r} is lossy: the texts do not follow the target's distribution.")
-    reasons = [reason for _, batches in runs for batch in batches for reason in batch.finish_reasons]
+    reasons = [reason for batches in runs.values() for batch in batches for reason in batch.finish_reasons]
     if num_broken := reasons.count("not_finite"):
-        out.print(f"{num_broken} rows ended early: the target's logits held NaN or infinity.")
-    if len(runs) == 2 and is_greedy and is_lossless:
-        pairs = list(zip(*([row.tolist() for batch in batches for row in batch.tokens] for _, batches in runs)))
-        num_equal = sum(speculated == decoded for speculated, decoded in pairs)
-        verdict = "identical" if num_equal == len(pairs) else "NOT identical"
-        out.print(f"Greedy outputs with and without speculation: {num_equal} of {len(pairs)} rows compared {verdict}.")
+        out.print(f"{num_broken} rows ended early because the target's logits contained NaN or infinity.")
+    if options.baseline and is_greedy and is_lossless:
+        first, second = ([row.tolist() for batch in batches for row in batch.tokens] for batches in runs.values())
+        num_equal = sum(speculated == decoded for speculated, decoded in zip(first, second, strict=True))
+        comparison = "identical" if num_equal == len(first) else "NOT identical"
+        out.print(f"Greedy outputs with and without speculation: {num_equal} of {len(first)} rows {comparison}.")
 
 
-@contextlib.contextmanager
-def _opened(path: Path | None) -> Iterator[IO[str] | None]:
-    if path is None:
-        yield None
-        return
+def _open(path: Path) -> IO[str]:
     try:
-        sink = path.open("w", encoding="utf-8")
+        return path.open("w", encoding="utf-8")
     except OSError as error:
         raise ValueError(f"--output {path}: cannot be written: {error.strerror}") from None
-    with sink:
-        yield sink
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -272,6 +266,6 @@ def _check(options: argparse.Namespace) -> None:
     if options.exhaustive and (options.trace is None or options.policy is not None):
         raise ValueError("--exhaustive: expected --trace, and no --policy")
     if options.synthetic_acceptance is not None and options.acceptance != "token":
-        raise ValueError(f"--synthetic-acceptance: expected no --acceptance beside it, not {options.acceptance!r}")
+        raise ValueError(f"--synthetic-acceptance: expected no --acceptance, not {options.acceptance!r}")
     if options.seed < 0:
         raise ValueError(f"--seed {options.seed}: expected at least 0")

@@ -1,6 +1,6 @@
-"""What ``bass-jax generate`` shows: progress, live rows, the closing table."""
+"""The displays of ``bass-jax generate``: progress with the newest text of each row, and the table of results."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -12,25 +12,16 @@ from bass_jax.decoding.outputs import Generation, StreamEvent
 from bass_jax.decoding.state import StepInfo
 from bass_jax.runtime.progress import LiveView
 
-LIVE_LINES = 2
-"""Lines of its newest text that each row shows while it runs."""
-
-MAX_LIVE_ROWS = 16
-"""Batches of more rows show the bar alone."""
+_LINES_PER_ROW = 2
+_MAX_ROWS = 16
+"""A batch with more rows is shown by the bar only."""
 
 
-class Display(LiveView):
-    """A progress bar, and under it the newest text of every row of the batch, redrawn as tokens are accepted."""
+class GenerateDisplay(LiveView):
+    """A progress bar, and below it the newest text of every row of the batch."""
 
     def __init__(self, console: Console, name: str, num_rows: int, *, is_shown: bool):
-        """Starts with no rows done.
-
-        Args:
-            console: terminal to draw on.
-            name: of the bar.
-            num_rows: of all batches.
-            is_shown: False draws nothing.
-        """
+        """Makes a display of `num_rows` rows in all batches; it draws nothing if `is_shown` is False."""
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -50,16 +41,16 @@ class Display(LiveView):
     def __rich__(self) -> Group:
         rows = Table.grid(padding=(0, 1))
         for index, (mark, content) in enumerate(zip(self._marks, self._texts, strict=True)):
-            rows.add_row(f"{index:>3} {mark}", Text(" ".join(content.split())[-LIVE_LINES * self._width :]))
+            rows.add_row(f"{index:>3} {mark}", Text(" ".join(content.split())[-_LINES_PER_ROW * self._width :]))
         return Group(self._progress, rows)
 
     def begin(self, num_rows: int) -> None:
-        """Starts a batch; large ones show the bar alone."""
-        num_shown = num_rows if num_rows <= MAX_LIVE_ROWS else 0
+        """Starts a batch."""
+        num_shown = num_rows if num_rows <= _MAX_ROWS else 0
         self._texts, self._marks = [""] * num_shown, ["…"] * num_shown
 
     def push(self, event: StreamEvent) -> None:
-        """Appends what a row emitted."""
+        """Appends the text of an event to its row."""
         is_finished = event.finish_reason is not None
         if event.row < len(self._texts):
             self._texts[event.row] += event.text
@@ -68,7 +59,7 @@ class Display(LiveView):
             self._progress.advance(self._task)
 
     def count(self, info: StepInfo, seconds: float) -> None:
-        """Adds a step to the rates beside the bar."""
+        """Adds a step to the rates next to the bar."""
         self._seconds += seconds
         self._num_emitted += int(info.num_emitted.sum())
         self._num_drafted += int(info.num_drafted.sum())
@@ -80,7 +71,7 @@ class Display(LiveView):
 def print_texts(
     console: Console, prompts: Sequence[str], texts: Sequence[str], num_samples: int, *, is_plain: bool
 ) -> None:
-    """Prints the answers, each prompt's beginning as a rule above its own unless `is_plain`."""
+    """Prints the outputs; unless `is_plain`, a rule with the beginning of the prompt precedes its outputs."""
     if is_plain:
         for text in texts:
             console.print(Text(text.strip()), soft_wrap=True)
@@ -94,49 +85,49 @@ def print_texts(
     console.print()
 
 
-def results_table(runs: Sequence[tuple[str, Sequence[Generation]]]) -> Table:
-    """A column per run: the measures of the papers, and the speed-up over the last run, the baseline."""
-    table = Table(title="decoding, compilation and prefill left out")
+def results_table(runs: Mapping[str, Sequence[Generation]]) -> Table:
+    """Makes a table with a column per run: the papers' measures, and the speed-up relative to the last run."""
+    table = Table(title="times exclude compilation; speeds exclude prefill")
     table.add_column("")
-    for name, _ in runs:
+    for name in runs:
         table.add_column(name, justify="right")
-    measures = {name: measure(batches) for name, batches in runs}
-    for label in next(iter(measures.values())):
-        table.add_row(label, *(measures[name][label] for name, _ in runs))
+    columns = [_measures(batches) for batches in runs.values()]
+    for label in columns[0]:
+        table.add_row(label, *(column[label] for column in columns))
     if len(runs) > 1:
-        baseline = _tokens_per_second(runs[-1][1])
+        rates = [_tokens_per_second(batches) for batches in runs.values()]
         table.add_section()
-        table.add_row("speed-up", *(f"{_tokens_per_second(batches) / baseline:.2f}x" for _, batches in runs))
+        table.add_row("speed-up", *(f"{rate / rates[-1]:.2f}x" for rate in rates))
     return table
 
 
-def measure(batches: Sequence[Generation]) -> dict[str, str]:
-    """The measures of one run, added up over its batches."""
+def _measures(batches: Sequence[Generation]) -> dict[str, str]:
+    """Returns the measures of one run, over all its batches."""
     total = summarize([info for batch in batches for info in batch.infos])
+    rates = total.acceptance_by_position  # NaN for a position that no draft reached
+    timings = [batch.timings for batch in batches]
+    num_compiled = sum(one.num_compiled for one in timings)
 
     def latency(name: str) -> str:
-        values = [getattr(batch.latency, name) for batch in batches]
-        return f"{1e3 * sum(values) / len(values):.1f} ms"
+        return f"{1e3 * sum(getattr(batch.latency, name) for batch in batches) / len(batches):.1f} ms"
 
-    by_position = " ".join(f"{rate:.0%}" for rate in total.acceptance_by_position)
     return {
         "batch": f"{max(len(batch.tokens) for batch in batches)}",
         "target passes": f"{total.num_steps}",
         "drafted / verified / emitted": f"{total.num_drafted} / {total.num_verified} / {total.num_emitted}",
         "rejected / padded": f"{total.num_rejected} / {total.num_padded}",
-        "block efficiency": f"{total.block_efficiency:.2f}",
+        "block efficiency": f"{total.tokens_per_pass:.2f}",
         "acceptance": f"{total.acceptance_rate:.0%}" if total.num_drafted else "–",
-        "acceptance by position": by_position or "–",
+        "acceptance by position": " ".join("–" if rate != rate else f"{rate:.0%}" for rate in rates) or "–",
         "PTL first": latency("first"),
         "PTL last": latency("last"),
         "PTL all": latency("all"),
         "tokens/s": f"{_tokens_per_second(batches):.1f}",
-        "prefill": f"{sum(batch.timings.prefill for batch in batches):.2f} s",
-        "decode": f"{sum(batch.timings.decode for batch in batches):.2f} s",
-        "compile": f"{sum(batch.timings.compile for batch in batches):.1f} s "
-        f"({sum(batch.timings.num_compiled for batch in batches)} executables)",
+        "prefill": f"{sum(one.prefill for one in timings):.2f} s",
+        "decode": f"{sum(one.decode for one in timings):.2f} s",
+        "compile": f"{sum(one.compile for one in timings):.1f} s ({num_compiled} executables)",
     }
 
 
 def _tokens_per_second(batches: Sequence[Generation]) -> float:
-    return sum(batch.summary.num_emitted for batch in batches) / sum(batch.timings.decode for batch in batches)
+    return sum(batch.metrics.num_emitted for batch in batches) / sum(batch.timings.decode for batch in batches)

@@ -1,7 +1,13 @@
-"""``bass-jax inspect``: what a checkpoint holds, and whether two can be a pair."""
+"""``bass-jax inspect``: describes a checkpoint, and checks whether two can be a pair."""
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bass_jax.cli.arguments import add_all, argument, make_table, output_console
+
+if TYPE_CHECKING:
+    from bass_jax.checkpoint.inspect import Inspection
 
 EXAMPLES = """examples:
   bass-jax inspect checkpoints/quickstart/target
@@ -12,34 +18,34 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
-    parser.add_argument("path", help="checkpoint, .gguf file, Hub id or preset; 'presets' lists those")
-    parser.add_argument("--draft", help="another checkpoint: say whether it can draft for the first")
-    parser.add_argument("--shapes", action="store_true", help="list every parameter's shape")
+    """Declares the arguments."""
+    add_all(
+        parser,
+        argument("path", "checkpoint, .gguf file, Hub id or preset; 'presets' lists the presets"),
+        argument("--draft", "another checkpoint: check whether it can draft for the first"),
+        argument("--shapes", "list the shape of every parameter", False),
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints; returns the exit code: 1 if the draft cannot propose for the target."""
-    from rich.table import Table
-
+    """Prints; returns the exit code, which is 1 if the draft cannot propose for the target."""
     from bass_jax.checkpoint import inspect_checkpoint, inspect_preset, why_not_a_pair
-    from bass_jax.cli.output import output_console
     from bass_jax.models import PRESETS
 
-    def inspect(path: str):
+    def inspect(path: str) -> "Inspection":
         return inspect_preset(path) if path in PRESETS and not Path(path).exists() else inspect_checkpoint(path)
 
     console = output_console()
     if options.path == "presets":
-        console.print(_list_presets([inspect_preset(name) for name in PRESETS]))
+        columns = ("preset", "family", "layers", "width", "parameters", "GB", "KV bytes per token")
+        console.print(make_table(columns, [_preset_row(inspect_preset(name)) for name in PRESETS], num_left=2))
         return 0
     found = [inspect(path) for path in (options.path, options.draft) if path is not None]
-    table = Table()
-    for name in ("", *(str(inspection.path) for inspection in found)):
-        table.add_column(name, justify="left", overflow="fold")
-    rows = [_describe(inspection) for inspection in found]
-    for label in rows[0]:
-        table.add_row(label, *(row[label] for row in rows))
+    described = [_describe(one) for one in found]
+    rows = [(label, *(one[label] for one in described)) for label in described[0]]
+    table = make_table(("", *(str(one.path) for one in found)), rows, num_left=3)
+    for column in table.columns:
+        column.overflow = "fold"
     console.print(table)
     if options.shapes:
         for name, shape in found[0].shapes.items():
@@ -51,37 +57,27 @@ def run(options: argparse.Namespace) -> int:
     return 0 if reason is None else 1
 
 
-def _list_presets(inspections):
-    from rich.table import Table
-
-    table = Table("preset", "family")
-    for name in ("layers", "width", "parameters", "GB", "KV bytes per token"):
-        table.add_column(name, justify="right")
-    for inspection in inspections:
-        config = inspection.config
-        table.add_row(
-            str(inspection.path), config.family, f"{config.num_layers}", f"{config.width}",
-            f"{inspection.num_parameters:,}", f"{inspection.num_bytes / 1e9:.2f}",
-            f"{inspection.num_cache_bytes_per_token:,}",
-        )  # fmt: skip
-    return table
+def _preset_row(one: "Inspection") -> tuple[str, ...]:
+    config = one.config
+    sizes = (f"{config.num_layers}", f"{config.width}", f"{one.num_parameters:,}", f"{one.num_bytes / 1e9:.2f}")
+    return (str(one.path), config.family, *sizes, f"{one.num_cache_bytes_per_token:,}")
 
 
-def _describe(inspection) -> dict[str, str]:
-    config = inspection.config
+def _describe(one: "Inspection") -> dict[str, str]:
+    config = one.config
     attention, mlp = config.layers[0].attention, config.layers[0].mlp
+    proposed = "" if config.output_vocab_size is None else f", proposes {config.output_vocab_size:,}"
     return {
         "family": config.family,
         "layers x width": f"{config.num_layers} x {config.width}",
         "heads": f"{attention.num_heads} query, {attention.num_kv_heads} key-value, of {attention.head_dim}",
         "mlp": f"{mlp.width}",
-        "parameters": f"{inspection.num_parameters:,} in {config.dtype}",
-        "bytes": f"{inspection.num_bytes:,} in memory, {inspection.num_stored_bytes:,} stored",
+        "parameters": f"{one.num_parameters:,} in {config.dtype}",
+        "bytes": f"{one.num_bytes:,} in memory, {one.num_stored_bytes:,} stored",
         "context": f"{config.context:,} tokens",
-        "vocabulary": f"{config.vocab_size:,}"
-        + ("" if config.output_vocab_size is None else f", proposes {config.output_vocab_size:,}"),
-        "cache": f"{inspection.num_cache_bytes_per_token:,} bytes per token",
-        "tokenizer": inspection.tokenizer_fingerprint or "–",
-        "source": inspection.source or "–",
-        "licence": inspection.license or "–",
+        "vocabulary": f"{config.vocab_size:,}{proposed}",
+        "cache": f"{one.num_cache_bytes_per_token:,} bytes per token",
+        "tokenizer": one.tokenizer_fingerprint or "–",
+        "source": one.source or "–",
+        "license": one.license or "–",
     }

@@ -1,7 +1,9 @@
-"""``bass-jax report``: tables and figures of runs, as one page and as Markdown."""
+"""``bass-jax report``: writes tables and figures of runs as an HTML page and as Markdown."""
 
 import argparse
 from pathlib import Path
+
+from bass_jax.cli.arguments import add_all, argument
 
 EXAMPLES = """examples:
   bass-jax report runs/quickstart
@@ -10,14 +12,17 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
-    parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="run directories")
-    parser.add_argument("--output", type=Path, help="path without an ending (default: report in the first directory)")
-    parser.add_argument("--title", default="", help="of the report (default: the first run's)")
+    """Declares the arguments."""
+    add_all(
+        parser,
+        argument("directories", "run directories", nargs="+", type=Path, metavar="DIR"),
+        argument("--output", "path without a suffix (default: report in the first directory)", type=Path),
+        argument("--title", "of the report (default: the first run's)", ""),
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the report and prints where; returns the exit code."""
+    """Writes the report and prints its paths; returns the exit code."""
     from bass_jax.experiments.render import write_report
     from bass_jax.experiments.report import make_report
 

@@ -1,10 +1,14 @@
-"""``bass-jax run``: an experiment, from its configuration to its scores."""
+"""``bass-jax run``: runs an experiment and scores it."""
 
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bass_jax.cli.overrides import read_overrides
+from bass_jax.cli.arguments import QUIET, add_all, argument, make_table, output_console, read_overrides
+
+if TYPE_CHECKING:
+    from bass_jax.runtime.progress import ProgressBars
 
 EXAMPLES = """examples:
   bass-jax run configs/quickstart.yaml
@@ -12,28 +16,35 @@ EXAMPLES = """examples:
   bass-jax run configs/quickstart/humaneval.yaml task.limit=4 'methods.batched.policy=bass_heuristic(limit=8)' \\
       output_dir=runs/heuristic
   bass-jax run configs/bass/humaneval.yaml --distributed --quiet      # on every host of a job
-an interrupted run goes on where it was: run the same command again"""
+The same command resumes an interrupted run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
-    parser.add_argument("config", type=Path, help="YAML file")
-    parser.add_argument("overrides", nargs="*", metavar="PATH=VALUE", help="keys of the configuration, overridden")
-    add_common_arguments(parser)
-    several = parser.add_argument_group("several processes")
-    several.add_argument("--distributed", action="store_true", help="share the batches, as one process of a job")
-    several.add_argument("--coordinator", help="HOST:PORT of the first, where the job does not say")
-    several.add_argument("--num-processes", type=int, help="likewise")
-    several.add_argument("--process", type=int, help="likewise, this one's number, from 0")
+    """Declares the arguments."""
+    add_run_arguments(parser)
+    add_all(
+        parser.add_argument_group("several processes"),
+        argument("--distributed", "share the batches, as one process of a job", False),
+        argument("--coordinator", "HOST:PORT of the first process, if the job does not provide it"),
+        argument("--num-processes", "if the job does not provide it", type=int),
+        argument("--process", "number of this process from 0, if the job does not provide it", type=int),
+    )
 
 
-def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares what runs and sweeps have in common."""
-    parser.add_argument(
-        "--allow-code-execution", action="store_true",
-        help="run programs that the model wrote, isolated, to score them",
-    )  # fmt: skip
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments that runs and sweeps share."""
+    add_all(
+        parser,
+        argument("config", "YAML file", type=Path),
+        argument("overrides", "overrides of keys of the configuration", nargs="*", metavar="PATH=VALUE"),
+        argument("--allow-code-execution", "run programs that the model wrote, isolated, to score them", False),
+        argument(
+            "--inside-container",
+            "run these programs without isolation if bubblewrap cannot be used, because this container is your own",
+            False,
+        ),
+        QUIET,
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,22 +55,21 @@ def run(options: argparse.Namespace) -> int:
 
         jax.distributed.initialize(options.coordinator, options.num_processes, options.process)
 
-    from bass_jax.cli.run_progress import ExperimentProgress
     from bass_jax.experiments.experiment_config import load_experiment
     from bass_jax.experiments.runner import run_experiment
+    from bass_jax.runtime.progress import ProgressBars
 
     config = load_experiment(options.config, overrides)
-    if options.allow_code_execution:
-        from bass_jax.experiments.sandbox import check_sandbox
-
-        check_sandbox()
-    with ExperimentProgress(is_shown=not options.quiet) as progress:
-        directory = run_experiment(config, command=command_of(options), on_progress=progress.decoded)
-        if options.distributed and not _is_last():
+    check_code_execution(options)
+    with ProgressBars(is_shown=not options.quiet) as bars:
+        directory = run_experiment(
+            config, command=command_of(options), on_progress=lambda *state: bars.update("batches", *state)
+        )
+        if options.distributed and not _is_first():
             return 0
-        score(directory, options, progress)
+        score_samples(directory, options, bars)
     if not options.quiet:
-        _print_table(directory)
+        _print_results(directory)
     print(directory)
     return 0
 
@@ -69,18 +79,31 @@ def command_of(options: argparse.Namespace) -> list[str]:
     return ["bass-jax", *options.arguments]
 
 
-def score(directory: Path, options: argparse.Namespace, progress) -> None:
-    """Scores a run, or says why not."""
+def check_code_execution(options: argparse.Namespace) -> None:
+    """Checks before a run that its programs can be isolated, if they may be executed."""
+    if options.allow_code_execution:
+        from bass_jax.experiments.sandbox import run_program
+
+        run_program("", inside_container=options.inside_container)
+
+
+def score_samples(directory: Path, options: argparse.Namespace, bars: "ProgressBars") -> None:
+    """Scores a run, or prints that this needs a permission."""
     from bass_jax.experiments.scoring import PermissionNeededError, score_run
 
     try:
-        score_run(directory, allow_code_execution=options.allow_code_execution, on_progress=progress.scored)
+        score_run(
+            directory,
+            allow_code_execution=options.allow_code_execution,
+            inside_container=options.inside_container,
+            on_progress=lambda *state: bars.update("scores", *state),
+        )
     except PermissionNeededError as error:
         print(f"bass-jax {options.command}: {error}", file=sys.stderr)
 
 
-def _is_last() -> bool:
-    """Waits for the other processes; the first then scores what all have written."""
+def _is_first() -> bool:
+    """Waits for the other processes; returns whether this is the first one, which scores the samples of all."""
     import jax
     from jax.experimental import multihost_utils
 
@@ -88,32 +111,20 @@ def _is_last() -> bool:
     return jax.process_index() == 0
 
 
-def _print_table(directory: Path) -> None:
-    from rich.table import Table
-
-    from bass_jax.cli.output import output_console
-    from bass_jax.experiments.results import analyse
+def _print_results(directory: Path) -> None:
+    from bass_jax.experiments.results import LATENCY, THROUGHPUT, analyze
     from bass_jax.experiments.run_directory import read_run
 
-    result = analyse(read_run(directory))
+    result = analyze(read_run(directory))
     variants = list(result.variants.values())
-    measures = {
-        "PTL first, ms": ("ptl_first", ".1f", 1e3), "PTL last, ms": ("ptl_last", ".1f", 1e3),
-        "PTL all, ms": ("ptl_all", ".1f", 1e3), "speed-up (PTL all)": ("speed_up", ".2f", 1.0),
-        "tokens/s": ("tokens_per_second", ".0f", 1.0), "tokens per target pass": ("block_efficiency", ".2f", 1.0),
-        "acceptance": ("acceptance", ".0%", 1.0),
-    }  # fmt: skip
-    table = Table(title=result.run.config.title or str(directory))
-    for name in ("", *result.variants):
-        table.add_column(name, justify="right" if name else "left")
-    for title, (name, spec, scale) in measures.items():
+    rows = []
+    for title, name, spec, scale in (*LATENCY, *THROUGHPUT):
         found = [one.measures.get(name) for one in variants]
         if any(found):
-            table.add_row(title, *("–" if one is None else f"{scale * one.value:{spec}}" for one in found))
-    table.add_section()
+            rows.append((title, *("–" if one is None else f"{scale * one.value:{spec}}" for one in found)))
     for name in dict.fromkeys(name for one in variants for name in one.scores):
-        table.add_row(name, *(f"{one.scores[name].value:.1%}" if name in one.scores else "–" for one in variants))
+        rows.append((name, *(f"{one.scores[name].value:.1%}" if name in one.scores else "–" for one in variants)))
     out = output_console()
-    out.print(table)
+    out.print(make_table(("", *result.variants), rows, result.run.config.title or str(directory)))
     for label, (num, total) in result.num_identical.items():
-        out.print(f"{label}: {num} of {total} greedy samples are those of regular decoding.", highlight=False)
+        out.print(f"{label}: {num} of {total} greedy samples equal those of regular decoding.", highlight=False)

@@ -1,9 +1,9 @@
-"""``bass-jax simulate``: what other policies, batches and devices would have made of a recorded run."""
+"""``bass-jax simulate``: replays other policies, batches and devices on a recorded run."""
 
 import argparse
 from pathlib import Path
 
-from bass_jax.cli.profile import parse_numbers
+from bass_jax.cli.arguments import add_all, argument, make_table, numbers, output_console
 
 EXAMPLES = """examples:
   bass-jax simulate trace.jsonl --profile profile.json
@@ -15,73 +15,79 @@ DEFAULT_POLICIES = ("bass_heuristic", "batch_table", "goodput", "bandit")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
-    parser.add_argument("trace", type=Path, help="of bass-jax generate --trace")
-    parser.add_argument("--policy", action="append", help="name, 'name(key=value)' or 'module:name'; may be repeated")
-    parser.add_argument("--fixed", default="0,1,2,4,8", help="fixed lengths to compare with (default: %(default)s)")
-    parser.add_argument("--batch", default="1,2,4,8,16", help="rows per batch (default: %(default)s)")
-    parser.add_argument("--random", type=int, help="so many batches of rows drawn at random, not each once")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
-    cost = parser.add_argument_group("what steps cost: a measured profile, or a device's public figures")
-    cost.add_argument("--profile", type=Path, help="of bass-jax profile; goodput and batch_table start from it")
-    cost.add_argument("--device", help="h200 or a100: roofline of the pair's shapes, a simulation")
-    cost.add_argument("--pair", default="checkpoints/quickstart", help="for --device (default: %(default)s)")
+    """Declares the arguments."""
+    add_all(
+        parser,
+        argument("trace", "written by bass-jax generate --trace", type=Path),
+        argument("--policy", "name, 'name(key=value)' or 'module:name'", []),
+        argument("--fixed", "fixed lengths to compare with", "0,1,2,4,8", type=numbers),
+        argument("--batch", "rows per batch", "1,2,4,8,16", type=numbers),
+        argument("--random", "number of batches of random rows, instead of each row once", type=int),
+        argument("--seed", "of the random rows", 0),
+    )
+    add_all(
+        parser.add_argument_group("costs of steps: a measured profile, or a device's public figures"),
+        argument("--profile", "written by bass-jax profile; goodput and batch_table start from it", type=Path),
+        argument("--device", "h200 or a100: the roofline of the pair's shapes"),
+        argument("--pair", "for --device", "checkpoints/quickstart"),
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Replays and prints; returns the exit code."""
     import time
 
-    from rich.table import Table
-
     from bass_jax.analysis.replay import make_replay
     from bass_jax.analysis.simulator import compose, regret
-    from bass_jax.cli.output import output_console
     from bass_jax.decoding.traces import read_trace
-    from bass_jax.policies import Policy, find_policy, fixed
+    from bass_jax.experiments.traffic.backends import make_policy
+    from bass_jax.policies import Policy, fixed
 
-    batches = parse_numbers(options.batch, "--batch")
-    lengths = parse_numbers(options.fixed, "--fixed")
-    if batches[0] < 1:
-        raise ValueError(f"--batch {options.batch}: expected at least 1")
+    if options.batch[0] < 1:
+        raise ValueError("--batch: expected at least 1")
     replay = make_replay(read_trace(options.trace), options.seed)
     cost, rates = _cost_and_rates(options, replay)
-    named: dict[str, Policy] = {f"fixed {length}": fixed(length) for length in lengths}
-    # What the policies that ask for it are told of the simulated device; the bandit has no clock there.
-    given = {"goodput": {"cost": cost, "rates": rates}, "bandit": {"cost": cost}}
-    given["batch_table"] = given["goodput"]
-    for name in options.policy or DEFAULT_POLICIES:
-        named[name] = find_policy(name, **given.get(name.partition("(")[0], {}))
+    policies: dict[str, Policy] = {f"fixed {length}": fixed(length) for length in options.fixed}
+    names_of_fixed = list(policies)
+    policies |= {name: make_policy(name, cost, rates) for name in options.policy or DEFAULT_POLICIES}
     out = output_console()
     start, num_batches = time.perf_counter(), 0
-    for batch in batches:
+    for batch in options.batch:
         rows = compose(len(replay.num_tokens), batch, options.random, options.seed)
-        found = regret(replay, named, cost, rows, range(lengths[-1] + 1))
+        found = regret(replay, policies, cost, rows, range(options.fixed[-1] + 1))
         num_batches += len(found) * len(rows)
-        fixed = [found[name][0] for name in named if name.startswith("fixed ")]
-        none = found["fixed 0"][0].tokens_per_second if "fixed 0" in found else None
-        best = max(one.tokens_per_second for one in fixed)
-        table = Table(title=f"simulated: batch {batch}, {len(rows)} batches")
-        for name in ("policy", "tokens per target pass", "tokens/s", "over no drafts", "over best fixed", "regret"):
-            table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=name == "policy")
-        for name, (one, share) in found.items():
-            over = "–" if none is None else f"{one.tokens_per_second / none:.2f}x"
-            table.add_row(
-                name, f"{one.block_efficiency:.3f}", f"{one.tokens_per_second:.1f}", over,
-                f"{one.tokens_per_second / best:.2f}x", f"{share:.1%}",
-            )  # fmt: skip
+        rate = {name: one.tokens_per_second for name, (one, _) in found.items()}
+        best = max(rate[name] for name in names_of_fixed)
+        cells = [
+            (
+                name,
+                f"{one.tokens_per_pass:.3f}",
+                f"{rate[name]:.1f}",
+                f"{rate[name] / rate['fixed 0']:.2f}x" if "fixed 0" in rate else "–",
+                f"{rate[name] / best:.2f}x",
+                f"{share:.1%}",
+            )
+            for name, (one, share) in found.items()
+        ]
+        columns = ("policy", "tokens per target pass", "tokens/s", "over no drafts", "over best fixed", "regret")
+        table = make_table(columns, cells, f"simulated: batch {batch}, {len(rows)} batches")
+        table.columns[0].no_wrap = True
         out.print(table)
     seconds = time.perf_counter() - start
     out.print(f"{num_batches} batches simulated in {seconds:.1f} s, compilation included.", highlight=False)
     if replay.share_unknown:
-        out.print(f"{replay.share_unknown:.1%} of the positions were not seen and drawn; --exhaustive sees them all.")
+        out.print(
+            f"At {replay.share_unknown:.1%} of the positions acceptance was not recorded and is sampled; --exhaustive "
+            "records all."
+        )
     return 0
 
 
-def _cost_and_rates(options, replay):
-    """What prices the steps, and the acceptance by position that policies start from."""
-    from bass_jax.analysis.replay import acceptance_by_position
-    from bass_jax.cost_model import DEVICES, PassShape, pass_shape, read_profile, roofline
+def _cost_and_rates(options: argparse.Namespace, replay):
+    """Returns the cost model of steps, and the acceptance by position that policies start from."""
+    from bass_jax.analysis.replay import replay_acceptance
+    from bass_jax.cost_model import DEVICES, PassShape, draft_pass_shape, pass_shape, read_profile, roofline
+    from bass_jax.decoding.load_pair import load_pair
 
     if options.device is None:
         if options.profile is None:
@@ -90,12 +96,7 @@ def _cost_and_rates(options, replay):
         return profile.table, profile.rates
     if options.device not in DEVICES:
         raise ValueError(f"--device {options.device}: expected one of {sorted(DEVICES)}")
-    import bass_jax as bass
-    from bass_jax.drafters import EagleDrafter, ModelDrafter
-
-    pair, _ = bass.load_pair(options.pair)
-    draft = PassShape(0.0, 0.0, 0.0, 0.0, 0.0)
-    if isinstance(pair.drafter, ModelDrafter | EagleDrafter):
-        draft = pass_shape(pair.drafter.model.config)
+    pair = load_pair(options.pair)
+    draft = draft_pass_shape(pair.drafter) or PassShape()
     cost = roofline(pass_shape(pair.target.config), draft, DEVICES[options.device])
-    return cost, acceptance_by_position(replay)
+    return cost, replay_acceptance(replay)

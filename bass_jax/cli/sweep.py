@@ -1,31 +1,28 @@
-"""``bass-jax sweep``: a grid over an experiment."""
+"""``bass-jax sweep``: runs an experiment at every point of a grid."""
 
 import argparse
-from pathlib import Path
 
-from bass_jax.cli.overrides import read_overrides
-from bass_jax.cli.run import add_common_arguments, command_of, score
+from bass_jax.cli.arguments import add_all, argument, read_overrides
+from bass_jax.cli.run import add_run_arguments, check_code_execution, command_of, score_samples
 
 EXAMPLES = """examples:
   bass-jax sweep configs/quickstart.yaml --grid methods.batched.draft_len=1,2,4 --grid methods.batched.batch=1,4
-  bass-jax sweep configs/bass/drafts.yaml --grid pair.draft=bass-draft-a-310m,bass-draft-b-510m --ray --gpus 1
-an interrupted sweep goes on where it was: run the same command again"""
+  bass-jax sweep configs/bass/latency.yaml --grid pair.draft=bass-draft-a-310m,bass-draft-b-510m --ray --gpus 1
+The same command resumes an interrupted sweep."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
-    parser.add_argument("config", type=Path, help="YAML file")
-    parser.add_argument("overrides", nargs="*", metavar="PATH=VALUE", help="keys of the configuration, overridden")
-    parser.add_argument(
-        "--grid", action="append", default=[], required=True, metavar="PATH=VALUE,VALUE",
-        help="values of a key; may be repeated, all combinations are run. A YAML list may hold commas itself",
-    )  # fmt: skip
-    add_common_arguments(parser)
-    ray = parser.add_argument_group("several devices or machines")
-    ray.add_argument("--ray", action="store_true", help="run the points as Ray tasks")
-    ray.add_argument("--address", help="of a Ray cluster (default: this machine)")
-    ray.add_argument("--cpus", type=float, default=1.0, help="cores per point (default: %(default)s)")
-    ray.add_argument("--gpus", type=float, default=0.0, help="devices per point (default: %(default)s)")
+    """Declares the arguments."""
+    add_run_arguments(parser)
+    help = "values of a key, of which all combinations are run; a YAML list can be a value"
+    add_all(parser, argument("--grid", help, [], required=True, metavar="PATH=VALUE,VALUE"))
+    add_all(
+        parser.add_argument_group("several devices or machines"),
+        argument("--ray", "run the points as Ray tasks", False),
+        argument("--address", "of a Ray cluster (default: this machine)"),
+        argument("--cpus", "cores per point", 1.0),
+        argument("--gpus", "devices per point", 0.0),
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -33,27 +30,30 @@ def run(options: argparse.Namespace) -> int:
     overrides = read_overrides(options.overrides)
     grid = dict(_read_grid(text) for text in options.grid)
 
-    from bass_jax.cli.run_progress import ExperimentProgress
-    from bass_jax.experiments.sandbox import check_sandbox
     from bass_jax.experiments.sweep import make_grid, run_sweep, run_sweep_with_ray
+    from bass_jax.runtime.progress import ProgressBars
 
-    if options.allow_code_execution:
-        check_sandbox()
-    points = make_grid(options.config, grid, overrides)
-    command = command_of(options)
-    with ExperimentProgress(is_shown=not options.quiet) as progress:
+    check_code_execution(options)
+    points, command = make_grid(options.config, grid, overrides), command_of(options)
+    with ProgressBars(is_shown=not options.quiet) as bars:
         if options.ray:
             directories = run_sweep_with_ray(
-                points, command=command, address=options.address, cpus=options.cpus, gpus=options.gpus,
-                on_point=lambda _, point: progress.note(f"{point.config.title}: done"),
-            )  # fmt: skip
+                points,
+                command=command,
+                address=options.address,
+                cpus=options.cpus,
+                gpus=options.gpus,
+                on_point=lambda _, point: bars.begin(f"{point.config.title}: done"),
+            )
         else:
             directories = run_sweep(
-                points, command=command, on_progress=progress.decoded,
-                on_point=lambda index, point: progress.note(f"{index + 1} of {len(points)}: {point.config.title}"),
-            )  # fmt: skip
+                points,
+                command=command,
+                on_progress=lambda *state: bars.update("batches", *state),
+                on_point=lambda index, point: bars.begin(f"{index + 1} of {len(points)}: {point.config.title}"),
+            )
         for directory in directories:
-            score(directory, options, progress)
+            score_samples(directory, options, bars)
     for directory in directories:
         print(directory)
     return 0
@@ -66,7 +66,6 @@ def _read_grid(text: str) -> tuple[str, list]:
     if not separator or not path or not values:
         raise ValueError(f"--grid {text!r}: expected PATH=VALUE,VALUE")
     try:
-        found = yaml.safe_load(values if values.startswith("[") else f"[{values}]")
+        return path, yaml.safe_load(values if values.startswith("[") else f"[{values}]")
     except yaml.YAMLError:
         raise ValueError(f"--grid {text!r}: the values are not YAML") from None
-    return path, found

@@ -1,12 +1,20 @@
-"""``bass-jax traffic``: requests over time, batched statically and continuously, with every draft-length policy."""
+"""``bass-jax traffic``: serves requests over time with static and continuous batching and every draft-length policy."""
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bass_jax.cli.prompt_arguments import read_prompts
+from bass_jax.cli.arguments import QUIET, add_all, argument, output_console
+from bass_jax.cli.prompt_arguments import collect_prompts
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bass_jax.experiments.traffic.backends import RealBackend
+    from bass_jax.experiments.traffic.traffic_config import TrafficConfig
 
 EXAMPLES = """examples:
-  bass-jax traffic configs/traffic/h200_opt.yaml           # in simulated time: seconds
+  bass-jax traffic configs/traffic/h200_opt.yaml           # in simulated time: minutes
   bass-jax traffic configs/traffic/quickstart.yaml         # in real time, on this device
   bass-jax traffic configs/traffic/quickstart.yaml --agreement
   bass-jax traffic configs/traffic/quickstart.yaml --overhead 64
@@ -14,66 +22,67 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
-    parser.add_argument("config", type=Path, help="of the experiment, a YAML file")
-    parser.add_argument("--plot", type=Path, help="image of latency over load (default: plot.png beside the results)")
-    parser.add_argument("--no-plot", action="store_true", help="tables alone")
-    parser.add_argument("--quiet", action="store_true", help="no live view")
+    """Declares the arguments."""
+    add_all(
+        parser,
+        argument("config", "YAML file", type=Path),
+        argument("--plot", "image of latency against load (default: plot.png in the output directory)", type=Path),
+        argument("--no-plot", "print only the tables", False),
+        QUIET,
+    )
     checks = parser.add_argument_group("checks in real time, each in place of the experiment")
-    one = checks.add_mutually_exclusive_group()
-    one.add_argument("--agreement", action="store_true", help="the first pattern in real and in simulated time")
-    one.add_argument("--overhead", type=int, metavar="ROWS", help="the scheduler's share of a step of so many rows")
-    one.add_argument("--soak", type=float, metavar="MINUTES", help="serve without end in sight; memory, compilations")
+    add_all(
+        checks.add_mutually_exclusive_group(),
+        argument("--agreement", "compare the first pattern in real and in simulated time", False),
+        argument("--overhead", "measure the scheduler's share of a step of ROWS rows", type=int, metavar="ROWS"),
+        argument("--soak", "serve for so long; check memory, compilations and slots", type=float, metavar="MINUTES"),
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs an experiment or a check; returns the exit code."""
     from rich.console import Console
 
-    from bass_jax.cli.output import output_console
-    from bass_jax.cli.traffic_display import EngineView, print_comparisons, results_tables
-    from bass_jax.experiments.traffic.backends import SimulatedWorld
-    from bass_jax.experiments.traffic.traffic_config import load_config
-    from bass_jax.experiments.traffic.traffic_experiment import RESULTS, run_experiment
+    from bass_jax.cli.traffic_display import EngineView, print_gains, results_tables
+    from bass_jax.experiments.traffic.backends import SimulatedBackend
+    from bass_jax.experiments.traffic.traffic_config import load_traffic_config
+    from bass_jax.experiments.traffic.traffic_experiment import RESULTS, run_traffic
 
-    config = load_config(options.config)
+    config = load_traffic_config(options.config)
     notes, out = Console(stderr=True), output_console()
     if options.agreement or options.overhead is not None or options.soak is not None:
-        from bass_jax.cli import traffic_checks
+        from bass_jax.cli.traffic_checks import run_check
 
         if config.real is None:
             raise ValueError(f"{options.config}: expected an experiment in real time, with a pair")
-        return traffic_checks.run(options, config, _real_world(config, notes), notes, out)
-    world = SimulatedWorld(config) if config.real is None else _real_world(config, notes)
+        return run_check(options, config, _real_backend(config, notes), notes, out)
+    backend = SimulatedBackend(config) if config.real is None else _real_backend(config, notes)
     with EngineView(notes, is_shown=notes.is_terminal and not options.quiet) as view:
-        results = run_experiment(
-            config, world, on_run=lambda *names: view.begin(f"{config.name}: {', '.join(names)}"), on_step=view
+        results = run_traffic(
+            config, backend, on_run=lambda *names: view.begin(f"{config.name}: {', '.join(names)}"), on_step=view
         )
     clock = "simulated time" if config.real is None else "real time"
-    for traffic in config.traffic:
-        out.print(*results_tables(results, traffic.name), sep="\n")
-    print_comparisons(out, results)
-    unit = f"; one unit of time is {world.unit_seconds:.3f} s" if config.unit == "service" else ""
-    num = len({result.summary.num_requests for result in results})
-    requests = f"{results[0].summary.num_requests} requests per run" if num == 1 else "the requests of its patterns"
-    out.print(f"{config.name}: {requests}, in {clock}{unit}.", highlight=False)
+    for pattern in config.traffic:
+        out.print(*results_tables(results, pattern.name), sep="\n")
+    print_gains(out, results)
+    unit = f"; one unit of time is {backend.unit_seconds:.3f} s" if config.unit == "service" else ""
+    out.print(f"{config.name}, in {clock}{unit}.", highlight=False)
     written = Path(config.output_dir) / RESULTS
     out.print(f"written: {written}", highlight=False, soft_wrap=True)
     num_kept = sum(result.is_kept for result in results)
     if num_kept and config.real is not None:
-        note = f"{num_kept} of {len(results)} runs were there before, and the device may have had another day then"
-        out.print(f"{note}; without {written} all run anew.", highlight=False, soft_wrap=True)
+        note = f"{num_kept} of {len(results)} runs were measured earlier; without {written} all are measured again."
+        out.print(note, highlight=False, soft_wrap=True)
     if not options.no_plot:
-        from bass_jax.experiments.traffic.latency_plots import plot_traffic
+        from bass_jax.cli.plots import plot_traffic
 
-        path = options.plot or Path(config.output_dir) / "plot.png"
-        plot_traffic(results, f"{config.name}, {clock}", path)
-        out.print(f"drawn: {path}", highlight=False, soft_wrap=True)
+        plot_traffic(results, f"{config.name}, {clock}", options.plot or Path(config.output_dir) / "plot.png")
     return 0
 
 
-def _real_world(config, notes):
-    from bass_jax.experiments.traffic.backends import RealWorld
+def _real_backend(config: "TrafficConfig", notes: "Console") -> "RealBackend":
+    from bass_jax.experiments.traffic.backends import RealBackend
 
-    texts = read_prompts((), Path(config.real.prompts), config.real.field, "{prompt}")
-    return RealWorld(config, texts, lambda note: notes.print(note, highlight=False))
+    assert config.real is not None
+    texts = collect_prompts((), Path(config.real.prompts), config.real.field, "{prompt}")
+    return RealBackend(config, texts, lambda note: notes.print(note, highlight=False))

@@ -1,4 +1,4 @@
-"""The checks of ``bass-jax traffic`` in real time: simulation against reality, the scheduler's share, a soak."""
+"""The checks of ``bass-jax traffic`` in real time: agreement of the simulation, scheduler overhead, and a soak test."""
 
 import argparse
 import dataclasses
@@ -8,122 +8,118 @@ from pathlib import Path
 import jax
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
+from bass_jax.cli.arguments import make_table
 from bass_jax.cli.traffic_display import EngineView
 from bass_jax.config import SpecConfig, batch_bucket
-from bass_jax.engine import Engine
-from bass_jax.experiments.traffic.backends import RealWorld, batched, simulate_traffic
-from bass_jax.experiments.traffic.calibration import exhaustive_texts, measure_overhead, measure_serving
+from bass_jax.engine import Engine, RequestHandle
+from bass_jax.experiments.traffic.backends import RealBackend, simulate_traffic, with_batching
+from bass_jax.experiments.traffic.calibration import measure_overhead, measure_serving, with_exhaustive_outputs
 from bass_jax.experiments.traffic.latency import summarize_traffic
-from bass_jax.experiments.traffic.traffic_config import ExperimentConfig
+from bass_jax.experiments.traffic.traffic_config import TrafficConfig
 
-AGREEMENT = 0.1
-"""By how much a simulated mean latency may differ from the real one."""
-
-GROWTH = 0.02
-"""By how much a process may grow in the second half of a soak."""
+MAX_DIFFERENCE = 0.1  # relative, between a simulated and a real mean latency
+MAX_OVERHEAD = 0.03  # the scheduler's share of a step
+MAX_GROWTH = 0.02  # relative growth of the process's memory in the second half of a soak test
 
 
-def run(options: argparse.Namespace, config: ExperimentConfig, world: RealWorld, notes: Console, out: Console) -> int:
-    """Runs the check that is asked for; returns 0 if it holds, else 1."""
+def run_check(
+    options: argparse.Namespace, config: TrafficConfig, backend: RealBackend, notes: Console, out: Console
+) -> int:
+    """Runs the selected check; returns 0 if it holds, else 1."""
     with EngineView(notes, is_shown=notes.is_terminal and not options.quiet) as view:
         if options.agreement:
-            return _agreement(config, world, view, out)
+            return _check_agreement(config, backend, view, out)
         if options.overhead is not None:
-            return _overhead(config, world, options.overhead, out)
-        return _soak(config, world, options.soak, view, out)
+            return _check_overhead(config, backend, options.overhead, out)
+        return _soak(config, backend, options.soak, view, out)
 
 
-def _agreement(config: ExperimentConfig, world: RealWorld, view: EngineView, out: Console) -> int:
-    """Serves the first pattern in real time, and the same requests in simulated time from measured costs."""
-    workload = world.workload(config.traffic[0])
-    prompts = world.prompts(len(workload.times))
-    path = Path(config.output_dir) / "survey.jsonl"
+def _check_agreement(config: TrafficConfig, backend: RealBackend, view: EngineView, out: Console) -> int:
+    """Serves the first pattern in real time, and the same requests in simulated time with measured costs."""
+    workload = backend.workload(config.traffic[0])
+    prompts = backend.prompts(len(workload.times))
+    path = Path(config.output_dir) / "exhaustive.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     view.begin("drafting at every position, for the simulation")
-    texts = exhaustive_texts(world.pair, prompts, workload, str(path), config.engine.num_slots)
-    table = Table(title=f"{config.name}, {config.traffic[0].name}: {len(workload.times)} requests, mean latency")
-    for name in ("batching", "policy", "real", "simulated", "difference"):
-        table.add_column(name, justify="left" if name in ("batching", "policy") else "right")
-    differences = []
+    known = with_exhaustive_outputs(backend.pair, prompts, workload, str(path), config.engine.num_slots)
+    rows, differences = [], []
     for batching in config.batching:
         for policy in config.policies:
             view.begin(f"{batching}, {policy}")
-            costs = measure_serving(world.engine(batching, policy, time.perf_counter), world.profile)
-            real = world.serve(workload, batching, policy, view)
-            simulated = simulate_traffic(texts, batched(config.engine, batching), world.policy(policy), costs)
+            costs = measure_serving(backend.engine(batching, policy, time.perf_counter), backend.profile)
+            real = backend.serve(workload, batching, policy, view)
+            engine = with_batching(config.engine, batching)
+            simulated = simulate_traffic(known, engine, backend.policy(policy), costs)
             means = [summarize_traffic(one.handles, one.counts).latency.mean for one in (real, simulated)]
             differences.append(means[1] / means[0] - 1)
-            table.add_row(batching, policy, *(f"{mean:.2f} s" for mean in means), f"{differences[-1]:+.1%}")
-    out.print(table)
-    worst = max(map(abs, differences))
-    holds = worst <= AGREEMENT
-    out.print(f"largest difference {worst:.1%}: {'within' if holds else 'NOT within'} {AGREEMENT:.0%}")
+            rows.append((batching, policy, *(f"{mean:.2f} s" for mean in means), f"{differences[-1]:+.1%}"))
+    title = f"{config.name}, {config.traffic[0].name}: {len(workload.times)} requests, mean latency"
+    out.print(make_table(("batching", "policy", "real", "simulated", "difference"), rows, title, num_left=2))
+    largest = max(map(abs, differences))
+    holds = largest <= MAX_DIFFERENCE
+    out.print(f"largest difference {largest:.1%}: {'within' if holds else 'NOT within'} {MAX_DIFFERENCE:.0%}")
     return 0 if holds else 1
 
 
-def _overhead(config: ExperimentConfig, world: RealWorld, num_rows: int, out: Console) -> int:
-    """Steps of a full batch in which nobody comes and nobody goes."""
-    engine_config = dataclasses.replace(
-        config.engine,
-        num_slots=num_rows,
-        buckets=(batch_bucket(num_rows),),
-        chunks_per_step=num_rows,
-        token_budget=None,
-    )
-    engine = Engine(world.pair, SpecConfig(4, "greedy"), config=engine_config)
-    found = measure_overhead(engine, num_rows, num_steps=24)
-    holds = found.share < 0.03
+def _check_overhead(config: TrafficConfig, backend: RealBackend, num_rows: int, out: Console) -> int:
+    """Times steps of a full batch in which no request joins or ends."""
+    changes = {"buckets": (batch_bucket(num_rows),), "chunks_per_step": num_rows, "token_budget": None}
+    engine_config = dataclasses.replace(config.engine, num_slots=num_rows, **changes)
+    found = measure_overhead(Engine(backend.pair, SpecConfig(4, "greedy"), config=engine_config), num_rows, 24)
+    holds = found.share < MAX_OVERHEAD
     out.print(
-        f"{num_rows} rows, draft length 4: a step takes {1e3 * found.step_seconds:.1f} ms, of which the scheduler "
-        f"{1e6 * found.host_seconds:.0f} us, {found.share:.2%}: {'below' if holds else 'NOT below'} 3%"
+        f"{num_rows} rows, draft length 4: a step takes {1e3 * found.step_seconds:.1f} ms, and the scheduler "
+        f"{1e6 * found.host_seconds:.0f} us of it, {found.share:.2%}: {'below' if holds else 'NOT below'} "
+        f"{MAX_OVERHEAD:.0%}"
     )
     return 0 if holds else 1
 
 
-def _soak(config: ExperimentConfig, world: RealWorld, minutes: float, view: EngineView, out: Console) -> int:
-    """Keeps a queue full for so long, some requests cancelled; watches memory, compilations and slots."""
+def _soak(config: TrafficConfig, backend: RealBackend, minutes: float, view: EngineView, out: Console) -> int:
+    """Keeps the queue full, cancels some requests, and checks memory, compilations and slots."""
     compiled: list[str] = []
 
-    def hear(event: str, duration_secs: float, **kwargs: str | int) -> None:
+    def on_event(event: str, duration_secs: float, **kwargs: str | int) -> None:
         del duration_secs, kwargs
         if event.endswith("backend_compile_duration"):
             compiled.append(event)
 
-    engine = world.engine("continuous", config.policies[-1], time.perf_counter, view)
-    random, prompts = np.random.default_rng(config.seed), world.prompts(256)
-    view.begin(f"{config.name}: soak of {minutes:g} minutes")
-    start, num, waiting, samples = time.perf_counter(), 0, [], []
-    limits = config.requests.new_tokens
-    jax.monitoring.register_event_duration_secs_listener(hear)
+    engine = backend.engine("continuous", config.policies[-1], time.perf_counter, view)
+    random, prompts = np.random.default_rng(config.seed), backend.prompts(256)
+    view.begin(f"{config.name}: soak test of {minutes:g} minutes")
+    start, num = time.perf_counter(), 0
+    running: list[RequestHandle] = []
+    memory: list[int] = []
+    shortest, longest = config.requests.new_tokens
+    jax.monitoring.register_event_duration_secs_listener(on_event)
     while (elapsed := time.perf_counter() - start) < 60 * minutes:
-        waiting = [handle for handle in waiting if handle.finish_reason is None]
-        while len(waiting) < 2 * config.engine.num_slots:
-            limit = int(random.integers(limits[0], limits[1] + 1))
-            waiting.append(engine.submit(prompts[num % len(prompts)], max_new_tokens=limit, seed=num % 2**32))
+        running = [handle for handle in running if handle.finish_reason is None]
+        while len(running) < 2 * config.engine.num_slots:
+            limit = int(random.integers(shortest, longest + 1))
+            running.append(engine.submit(prompts[num % len(prompts)], max_new_tokens=limit, seed=num % 2**32))
             num += 1
         if random.random() < 0.01:
-            waiting[random.integers(len(waiting))].cancel()
+            running[random.integers(len(running))].cancel()
         engine.advance()
-        if len(samples) < elapsed:
-            samples.append(_resident_bytes())
+        if len(memory) < elapsed:
+            memory.append(_resident_bytes())
     engine.run()
-    half = samples[len(samples) // 2 :]
+    half = memory[len(memory) // 2 :]
     growth = half[-1] / half[0] - 1
     scheduler, counts = engine.loop.scheduler, engine.counts
     is_clean = scheduler.is_idle and scheduler.num_reserved == 0 and counts.num_finished == num
     out.print(
         f"{minutes:g} minutes: {counts.num_finished} of {num} requests ended, {counts.num_emitted} tokens in "
         f"{counts.num_steps} steps, {len(compiled)} compilations, {half[-1] / 2**20:.0f} MiB resident, "
-        f"{growth:+.2%} over the second half, {'no slot' if is_clean else 'SLOTS'} leaked"
+        f"{growth:+.2%} in the second half, {'no slot' if is_clean else 'SLOTS'} leaked"
     )
-    return 0 if is_clean and not compiled and growth <= GROWTH else 1
+    return 0 if is_clean and not compiled and growth <= MAX_GROWTH else 1
 
 
 def _resident_bytes() -> int:
-    """Memory of this process."""
+    """Returns the resident memory of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return 1024 * int(line.split()[1])

@@ -1,4 +1,4 @@
-"""What ``bass-jax traffic`` shows: the engine while it runs, and tables of what came of it."""
+"""The displays of ``bass-jax traffic``: the running engine, and the tables of results."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,35 +9,35 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bass_jax.engine import Loop
-from bass_jax.engine.loop import Counts
-from bass_jax.experiments.traffic.traffic_experiment import Result, over_fixed, over_static
+from bass_jax.cli.arguments import make_table
+from bass_jax.engine import Counts, Loop
+from bass_jax.experiments.traffic.traffic_experiment import TrafficResult, gain_over_fixed, gain_over_static
 from bass_jax.runtime.progress import LiveView
 
-RECENT = 64
-"""Steps over which rates are shown."""
+_NUM_RECENT = 64
+"""Steps over which rates are computed."""
 
 
 class EngineView(LiveView):
-    """Slots, queue, tokens per second, acceptance and draft length, redrawn while an engine runs.
+    """A live view of an engine: slots, queue, tokens per second, acceptance and draft length.
 
-    Give it to an engine or a loop as `on_step`.
+    Pass it to an engine or a loop as `on_step`.
     """
 
     def __init__(self, console: Console, *, is_shown: bool = True):
-        """Starts without an engine; `is_shown` False draws nothing."""
+        """Makes a view without an engine; it draws nothing if `is_shown` is False."""
         self._title = ""
         self._loop: Loop | None = None
-        self._recent: deque[tuple[float, Counts]] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[float, Counts]] = deque(maxlen=_NUM_RECENT)
         super().__init__(console, is_shown=is_shown)
 
     def begin(self, title: str) -> None:
-        """Names the run that comes next."""
+        """Starts the display of another run."""
         self._title, self._loop = title, None
         self._recent.clear()
 
     def __call__(self, loop: Loop) -> None:
-        """Takes note of a step."""
+        """Records a step."""
         self._loop = loop
         self._recent.append((loop.clock(), loop.counts))
 
@@ -47,77 +47,60 @@ class EngineView(LiveView):
             return Panel(Text("…"), title=self._title)
         scheduler, counts = loop.scheduler, loop.counts
         (start, before), (now, after) = self._recent[0], self._recent[-1]
-        tokens, drafted = after.num_emitted - before.num_emitted, after.num_drafted - before.num_drafted
-        accepted = after.num_accepted - before.num_accepted
-        num_slots = scheduler.config.num_slots
+        num_drafted = after.num_drafted - before.num_drafted
+        num_running, num_slots = scheduler.num_running, scheduler.config.num_slots
         slots = Table.grid(padding=(0, 1))
-        slots.add_row(
-            "slots", ProgressBar(num_slots, scheduler.num_running, width=32),
-            f"{scheduler.num_running} of {num_slots} run, batch of {len(scheduler.rows)}",
-        )  # fmt: skip
-        waits = f"queue {scheduler.num_waiting}, being read {len(scheduler.reading)}, finished {counts.num_finished}"
+        rows = f"{num_running} of {num_slots} running, batch of {len(scheduler.rows)}"
+        slots.add_row("slots", ProgressBar(num_slots, num_running, width=32), rows)
+        queue = f"queue {scheduler.num_waiting}, prefill {len(scheduler.reading)}, finished {counts.num_finished}"
         memory = f"tokens reserved {scheduler.num_reserved} of {scheduler.config.budget}"
         pool = getattr(loop.executor, "pool", None)
         if pool is not None:
             memory += f", {pool.use().fragmentation(pool.page_size):.0%} of them empty"
-        rate = tokens / (now - start) if now > start else 0.0
-        share = f"{accepted / drafted:.0%}" if drafted else "–"
+        rate = (after.num_emitted - before.num_emitted) / (now - start) if now > start else 0.0
+        acceptance = f"{(after.num_accepted - before.num_accepted) / num_drafted:.0%}" if num_drafted else "–"
         length = "–" if loop.last is None else str(loop.last.draft_len)
-        speed = f"{rate:.1f} tokens/s, acceptance {share}, draft length {length}, {now:.1f} s, {counts.num_steps} steps"
-        return Panel(Group(slots, Text(waits), Text(memory), Text(speed)), title=self._title)
+        speed = f"{rate:.1f} tokens/s, acceptance {acceptance}, draft length {length}"
+        time = f"{now:.1f} s, {counts.num_steps} steps"
+        return Panel(Group(slots, Text(queue), Text(memory), Text(f"{speed}, {time}")), title=self._title)
 
 
-def results_tables(results: Sequence[Result], traffic: str) -> tuple[Table, Table]:
-    """One pattern: times and rates, a row per policy and way of batching."""
-    times = Table(title=f"{traffic}: seconds of a request")
-    rates = Table(title=f"{traffic}: steps and rates")
-    for table, columns in (
-        (times, ("mean", "p50", "p90", "p99", "queue", "first token", "PTL ms")),
-        (rates, ("tokens/s", "goodput", "rows", "drafts", "accepted")),
-    ):
-        table.add_column("batching", no_wrap=True)
-        table.add_column("policy", overflow="fold")
-        for name in columns:
-            table.add_column(name, justify="right", min_width=5)
-    for one in results:
-        if one.traffic != traffic:
-            continue
-        summary = one.summary
-        latency = summary.latency
-        cells = (latency.mean, latency.p50, latency.p90, latency.p99, summary.queueing.mean, summary.first_token.mean)
-        times.add_row(
-            one.batching, one.policy, *(f"{value:.2f}" for value in cells), f"{1e3 * summary.per_token.mean:.1f}"
-        )
-        rates.add_row(
-            one.batching, one.policy, f"{summary.tokens_per_second:.0f}", f"{summary.goodput:.2f}",
-            f"{summary.mean_rows:.1f}", f"{summary.mean_draft_len:.1f}",
-            f"{summary.acceptance_rate:.0%}" if summary.acceptance_rate == summary.acceptance_rate else "–",
-        )  # fmt: skip
-    return times, rates
+def results_tables(results: Sequence[TrafficResult], pattern: str) -> tuple[Table, Table]:
+    """Makes the tables of one pattern, of times and of rates, with a row per kind of batching and policy."""
+    times, rates = [], []
+    for _, batching, policy, metrics, _ in (one for one in results if one.pattern == pattern):
+        latency, goodput, acceptance = metrics.latency, metrics.goodput, metrics.acceptance_rate
+        seconds = (latency.mean, latency.p50, latency.p90, latency.p99, metrics.queueing.mean, metrics.first_token.mean)
+        times.append((batching, policy, *(f"{x:.2f}" for x in seconds), f"{1e3 * metrics.per_token.mean:.1f}"))
+        numbers = (f"{metrics.tokens_per_second:.0f}", "–" if goodput is None else f"{goodput:.2f}")
+        means = (f"{metrics.mean_rows:.1f}", f"{metrics.mean_draft_len:.1f}")
+        rates.append((batching, policy, *numbers, *means, "–" if acceptance is None else f"{acceptance:.0%}"))
+    names = ("mean", "p50", "p90", "p99", "queue", "first token", "PTL ms")
+    rate_names = ("tokens/s", "goodput", "rows", "drafts", "accepted")
+    tables = (
+        make_table(("batching", "policy", *names), times, f"{pattern}: seconds of a request", num_left=2),
+        make_table(("batching", "policy", *rate_names), rates, f"{pattern}: steps and rates", num_left=2),
+    )
+    for table in tables:
+        table.columns[0].no_wrap, table.columns[1].overflow = True, "fold"
+        for column in table.columns[2:]:
+            column.min_width = 5
+    return tables
 
 
-def print_comparisons(out: Console, results: Sequence[Result]) -> None:
-    """Continuous over static batching, and adaptive over fixed draft lengths."""
-    ratios = over_static(results)
-    if ratios:
-        table = Table(title="mean latency, static over continuous batching")
-        patterns = list(dict.fromkeys(traffic for traffic, _ in ratios))
-        table.add_column("policy")
-        for pattern in patterns:
-            table.add_column(pattern, justify="right")
-        for policy in dict.fromkeys(policy for _, policy in ratios):
-            table.add_row(policy, *(f"{ratios[pattern, policy]:.2f}x" for pattern in patterns))
-        out.print(table)
+def print_gains(out: Console, results: Sequence[TrafficResult]) -> None:
+    """Prints the gains of continuous over static batching, and of adaptive over fixed draft lengths."""
+    patterns = list(dict.fromkeys(one.pattern for one in results))
+    if ratios := gain_over_static(results):
+        policies = dict.fromkeys(policy for _, policy in ratios)
+        rows = [(one, *(f"{ratios[pattern, one]:.2f}x" for pattern in patterns)) for one in policies]
+        out.print(make_table(("policy", *patterns), rows, "mean latency, static over continuous batching"))
     for batching in dict.fromkeys(one.batching for one in results):
-        gains = over_fixed(results, batching)
-        if not gains:
-            continue
-        table = Table(title=f"mean latency, better fixed length over adaptive, {batching} batching")
-        for name in ("policy", "better fixed", "mean"):
-            table.add_column(name)
-        patterns = list(next(iter(gains.values()))[2])
-        for pattern in patterns:
-            table.add_column(pattern, justify="right")
-        for policy, (better, mean, by_pattern) in gains.items():
-            table.add_row(policy, better, f"{mean:.3f}x", *(f"{by_pattern[pattern]:.2f}x" for pattern in patterns))
-        out.print(table)
+        gains = gain_over_fixed(results, batching)
+        rows = [
+            (policy, better, f"{mean:.3f}x", *(f"{by_pattern[pattern]:.2f}x" for pattern in patterns))
+            for policy, (better, mean, by_pattern) in gains.items()
+        ]
+        if rows:
+            title = f"mean latency, better fixed length over adaptive, {batching} batching"
+            out.print(make_table(("policy", "better fixed", "mean", *patterns), rows, title, num_left=3))

@@ -1,7 +1,7 @@
-"""Devices by their public figures, and the one at hand by measurement."""
+"""Devices: the figures of data sheets, and a measurement of the device in use."""
 
 import dataclasses
-import time
+import timeit
 
 import jax
 import jax.numpy as jnp
@@ -9,16 +9,16 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What the roofline needs of a device.
+    """The figures of a device that the roofline model needs.
 
     Attributes:
-        name: for people.
-        peak_flops: dense, in the type of the weights, per second.
-        bandwidth: bytes per second from memory.
-        compute_efficiency: share of the peak that matrix products of few rows reach.
+        name: for display.
+        peak_flops: dense FLOPs per second in the dtype of the weights.
+        bandwidth: memory bandwidth in bytes per second.
+        compute_efficiency: share of the peak that matrix products with few rows reach.
         bandwidth_efficiency: share of the bandwidth that reading weights reaches.
-        layer_seconds: time per layer and pass that is neither: launches, norms, gaps.
-        overlap: share of the shorter of computing and reading that hides behind the longer; 1 is the ideal roofline.
+        layer_seconds: time per layer and pass for everything else, such as launches and norms.
+        overlap: share of the shorter of compute and read time that is hidden by the longer; 1 is the ideal roofline.
     """
 
     name: str
@@ -30,50 +30,41 @@ class Device:
     overlap: float = 1.0
 
 
-# Dense bfloat16 peaks and memory bandwidths of NVIDIA's data sheets. The shares are assumptions, not measurements:
-# 85 % of the bandwidth, half of the peak, 20 microseconds of launches and small kernels per layer, no overlap.
-_ASSUMED = {
-    "compute_efficiency": 0.5, "bandwidth_efficiency": 0.85, "layer_seconds": 20e-6, "overlap": 0.0
-}  # fmt: skip
+# Peaks (dense bfloat16) and bandwidths are from NVIDIA's data sheets. The other figures are assumptions, not
+# measurements: 85 % of the bandwidth, half of the peak, 20 microseconds of small kernels per layer, no overlap.
+_ASSUMED = {"compute_efficiency": 0.5, "bandwidth_efficiency": 0.85, "layer_seconds": 20e-6, "overlap": 0.0}
 H200 = Device("H200 SXM", peak_flops=989e12, bandwidth=4.8e12, **_ASSUMED)
 A100 = Device("A100 SXM 80GB", peak_flops=312e12, bandwidth=2.039e12, **_ASSUMED)
 DEVICES = {"h200": H200, "a100": A100}
-"""By the name that the command line takes."""
+"""The devices by their names on the command line."""
 
 
-def measure_device(
-    dtype: str = "float32", size: int = 1536, repeats: int = 5, block_bytes: int | None = None
-) -> Device:
-    """Times a large product, and the reading of a large block, on the first device; the best of `repeats`.
+def measure_device(dtype: str = "float32", size: int = 1536, repeats: int = 5) -> Device:
+    """Measures the peak and the bandwidth of the first device; the best of `repeats` runs counts.
 
-    The bandwidth is the better of two: a copy, which reads and writes, and a product with one row, which reads alone,
-    as a step of one row reads its weights.
+    The peak is that of a large matrix product. The bandwidth is the larger one of a copy, which reads and writes, and
+    of a product with one row, which only reads, as a step with one row reads the weights. Both use 64 MiB on a CPU, so
+    that its caches do not help, and 1 GiB on a GPU.
 
     Args:
         dtype: of the products.
-        size: of the square matrices of the large one.
-        repeats: runs of each.
-        block_bytes: of the block; default 64 MiB, past the caches of a CPU, and on a GPU 1 GiB.
+        size: of the square matrices of the large product.
+        repeats: number of runs.
     """
-    if block_bytes is None:
-        block_bytes = 2**26 if jax.devices()[0].platform == "cpu" else 2**30
+    num_bytes = 2**26 if jax.devices()[0].platform == "cpu" else 2**30
     matrix = jnp.ones((size, size), dtype)
-    copied = jnp.ones(block_bytes // 4, jnp.float32)
-    rows = 4096 if block_bytes >= 2**26 else 64
-    block = jnp.ones((rows, max(1, block_bytes // (rows * matrix.dtype.itemsize))), dtype)
+    copied = jnp.ones(num_bytes // 4, jnp.float32)
+    block = jnp.ones((4096, num_bytes // (4096 * matrix.dtype.itemsize)), dtype)
     product = _best_seconds(jax.jit(lambda x: x @ x), repeats, matrix)
     copy = _best_seconds(jax.jit(lambda x: x + 1), repeats, copied)
-    read = _best_seconds(jax.jit(lambda row, block: row @ block), repeats, jnp.ones((1, rows), dtype), block)
-    name = jax.devices()[0].device_kind
-    bandwidth = max(2 * copied.nbytes / copy, block.nbytes / read)
-    return Device(name, peak_flops=2 * size**3 / product, bandwidth=bandwidth)
+    read = _best_seconds(jax.jit(lambda row, block: row @ block), repeats, jnp.ones((1, 4096), dtype), block)
+    return Device(
+        jax.devices()[0].device_kind,
+        peak_flops=2 * size**3 / product,
+        bandwidth=max(2 * copied.nbytes / copy, block.nbytes / read),
+    )
 
 
 def _best_seconds(function, repeats: int, *arguments) -> float:
-    jax.block_until_ready(function(*arguments))
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(function(*arguments))
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    # The first run compiles, so it is never the best one.
+    return min(timeit.repeat(lambda: jax.block_until_ready(function(*arguments)), number=1, repeat=repeats + 1))

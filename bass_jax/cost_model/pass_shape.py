@@ -1,27 +1,28 @@
-"""What one pass of a model computes and reads, from its configuration alone."""
+"""The bytes and FLOPs of one pass of a model, computed from its configuration."""
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from bass_jax.drafters import Drafter, EagleDrafter, ModelDrafter
 from bass_jax.models.model_config import ModelConfig
 
 
 class PassShape(NamedTuple):
-    """Of one model; attention counts every query of a pass against the whole context."""
+    """The work of a model's pass. Each query is counted as attending to the whole context."""
 
-    weight_bytes: float  # read once per pass
-    cache_bytes: float  # read and held per committed token and row
-    flops: float  # per position, without attention over the context
-    attention_flops: float  # per position and committed token
-    num_layers: float
+    weight_bytes: float = 0.0  # read once per pass
+    cache_bytes: float = 0.0  # read and stored per committed token and row
+    flops: float = 0.0  # per position, without attention over the context
+    attention_flops: float = 0.0  # per position and committed token
+    num_layers: float = 0.0
 
 
 def pass_shape(config: ModelConfig) -> PassShape:
-    """Counts the products of `config`: two FLOPs per weight and position.
+    """Counts the matrix products of `config`: two FLOPs per weight and position.
 
-    Norms, biases, activations and the scales of INT8 weights are left out, as is the embedding's row. A trimmed head
-    counts what it scores.
+    Norms, biases, activations, the scales of INT8 weights and the embedding lookup are not counted. An output
+    projection with a reduced vocabulary counts the tokens that it scores.
     """
     width, size = config.width, jnp.dtype(config.dtype).itemsize
     attentions, mlps = [layer.attention for layer in config.layers], [layer.mlp for layer in config.layers]
@@ -35,14 +36,18 @@ def pass_shape(config: ModelConfig) -> PassShape:
     projections = 0 if embedding == width else embedding * width * (2 if config.has_output_projection else 1)
     projections += 2 * (config.hidden_width or 0) * width
     quantized = attention + mlp + head
-    weights = quantized + projections
-    # An INT8 cache has a float32 scale per token and head beside it.
+    # An INT8 cache also holds one float32 scale per token and head.
     num_kv_heads = sum(attention.num_kv_heads for attention in attentions)
     row_bytes = key_value * size if config.cache_dtype is None else key_value + 4 * num_kv_heads
     return PassShape(
         weight_bytes=float(quantized * (size if config.quantize is None else 1) + projections * size),
         cache_bytes=float(2 * row_bytes),
-        flops=float(2 * weights),
+        flops=float(2 * (quantized + projections)),
         attention_flops=float(4 * query),
         num_layers=float(config.num_layers),
     )
+
+
+def draft_pass_shape(drafter: Drafter) -> PassShape | None:
+    """Returns the work of a pass of the draft model, or None for a drafter without a model."""
+    return pass_shape(drafter.model.config) if isinstance(drafter, ModelDrafter | EagleDrafter) else None

@@ -1,28 +1,32 @@
-"""The table model: measured times, interpolated."""
+"""The table model: interpolates measured times."""
 
 import dataclasses
+import itertools
+import math
 
 import jax
 import jax.numpy as jnp
 
 from bass_jax.cost_model.protocol import Leaf, Number
-from bass_jax.cost_model.roofline import CATCH_UP_CHUNK
+from bass_jax.drafters.autoregressive import CATCH_UP_CHUNK
 from bass_jax.typing import Array
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TableModel:
-    """Linear between the measured points, and beyond the last; below the first it is the first.
+    """Interpolates linearly between the measured points.
+
+    Above the last point the times are extrapolated; below the first they are constant.
 
     Attributes:
         batches: ``[b]`` float32, ascending.
         widths: ``[w]`` float32, ascending: T of the target passes.
         contexts: ``[c]`` float32, ascending.
-        target: ``[b, w, c]`` seconds of a step without its drafting.
-        first_draft: ``[b, c]`` seconds of a round of one draft.
-        next_draft: ``[b, c]`` seconds of every further draft.
-        catch_up: ``[b, c]`` seconds of a pass that catches up with `CATCH_UP_CHUNK` tokens.
+        target: ``[b, w, c]`` float32, seconds of a step without its drafting.
+        first_draft: ``[b, c]`` float32, seconds of proposing one draft.
+        next_draft: ``[b, c]`` float32, seconds of each further draft.
+        catch_up: ``[b, c]`` float32, seconds of a pass in which the drafter reads `CATCH_UP_CHUNK` committed tokens.
     """
 
     batches: Leaf
@@ -34,35 +38,31 @@ class TableModel:
     catch_up: Leaf
 
     def target_seconds(self, num_rows: Number, num_tokens: Number, context: Number) -> Array:
-        """Interpolates over all three."""
-        by_batch = _between(self.batches, num_rows)
-        by_width, by_context = _between(self.widths, num_tokens), _between(self.contexts, context)
-        total = jnp.zeros(())
-        for i, row_weight in by_batch:
-            for j, width_weight in by_width:
-                for k, context_weight in by_context:
-                    total += row_weight * width_weight * context_weight * jnp.asarray(self.target)[i, j, k]
-        return total
+        """Interpolates over batch, width and context."""
+        return _interpolate(self.target, (self.batches, num_rows), (self.widths, num_tokens), (self.contexts, context))
 
     def draft_seconds(self, num_rows: Number, num_drafts: Number, context: Number, num_behind: Number) -> Array:
-        """The first draft, the further ones, and what catching up takes."""
+        """Returns the time of the first draft, the further drafts and the passes that catch up."""
         num_drafts = jnp.asarray(num_drafts)
         num_reads = jnp.ceil(jnp.asarray(num_behind) / CATCH_UP_CHUNK)
+        axes = (self.batches, num_rows), (self.contexts, context)
         first, further, catch_up = (
-            self._at(table, num_rows, context) for table in (self.first_draft, self.next_draft, self.catch_up)
+            _interpolate(table, *axes) for table in (self.first_draft, self.next_draft, self.catch_up)
         )
         return jnp.where(num_drafts > 0, first + (num_drafts - 1) * further + num_reads * catch_up, 0.0)
 
-    def _at(self, table: Array, num_rows: Number, context: Number) -> Array:
-        total = jnp.zeros(())
-        for i, row_weight in _between(self.batches, num_rows):
-            for k, context_weight in _between(self.contexts, context):
-                total += row_weight * context_weight * jnp.asarray(table)[i, k]
-        return total
+
+def _interpolate(table: Array, *axes: tuple[Array, Number]) -> Array:
+    """Interpolates `table` linearly, given the grid and the value of each axis."""
+    total = jnp.zeros(())
+    for corner in itertools.product(*(_neighbors(grid, value) for grid, value in axes)):
+        indices, weights = zip(*corner)
+        total += math.prod(weights) * jnp.asarray(table)[indices]
+    return total
 
 
-def _between(grid: Array, value: Number) -> list[tuple[Array, Array]]:
-    """The two grid points around `value`, each with its weight."""
+def _neighbors(grid: Array, value: Number) -> list[tuple[Array, Array]]:
+    """Returns the indices and the weights of the two grid points around `value`."""
     grid, value = jnp.asarray(grid), jnp.asarray(value, jnp.float32)
     if grid.shape[0] == 1:
         return [(jnp.int32(0), jnp.float32(1.0))]

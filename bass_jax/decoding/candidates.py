@@ -65,9 +65,9 @@ def verify_candidates(
         last = jnp.broadcast_to(last_tokens(state)[:, None, None], (B, M, 1))
         inputs = jnp.concatenate([last, proposal.tokens], axis=2)
         assert isinstance(state.target_cache, KVCache), "the engine allows pages only with one candidate"
-        raw, cache, new = pair.target.forward_candidates(inputs, positions, state.target_cache)
+        output = pair.target.forward_candidates(inputs, positions, state.target_cache)
     with jax.named_scope("accept"):
-        processed = raw
+        processed = raw = output.logits
         if not processors.is_identity:
             candidates = [
                 processors(raw[:, index], with_drafts(state, proposal.tokens[:, index]), state.lengths)
@@ -85,5 +85,5 @@ def verify_candidates(
         logits = TargetLogits(raw_kept, raw_kept if processed is raw else processed[rows, candidate])
         kept_distribution = TokenDistribution(distribution.probs[rows, candidate], distribution.argmax[rows, candidate])
         step_tokens = with_logprobs(tokens, result.num_accepted, logits, kept_distribution, spec.num_logprobs)
-    cache = keep_candidate(cache, new, candidate, positions[rows, candidate])
+    cache = keep_candidate(output.cache, output.candidates, candidate, positions[rows, candidate])
     return step_tokens, proposal.num_drafted.max(axis=1), cache

@@ -28,7 +28,7 @@ class PerTokenLatency:
 
 
 @dataclasses.dataclass(frozen=True)
-class Summary:
+class Metrics:
     """Totals over the steps of a run. Padding rows and finished rows are not counted.
 
     Attributes:
@@ -45,7 +45,7 @@ class Summary:
         acceptance_by_position: ``[G]``, the acceptance rate of draft i given that the drafts before it were accepted;
             NaN if there was none.
         num_reached_by_position: ``[G]``, the denominators of `acceptance_by_position`.
-        block_efficiency: emitted tokens per row and target pass, including the residual or bonus token.
+        tokens_per_pass: emitted tokens per row and target pass, including the residual or bonus token.
     """
 
     num_steps: int
@@ -59,14 +59,14 @@ class Summary:
     acceptance_rate: float
     acceptance_by_position: tuple[float, ...]
     num_reached_by_position: tuple[int, ...]
-    block_efficiency: float
+    tokens_per_pass: float
 
 
-def summarize(infos: Sequence[StepInfo] | StepInfo) -> Summary:
+def summarize(infos: Sequence[StepInfo] | StepInfo) -> Metrics:
     """Computes the metrics of a run.
 
     Args:
-        infos: one per step, of one or several batches; or the stacked infos of `bass_jax.generate_on_device`.
+        infos: one per step, of one or several batches; or the stacked infos of `bass_jax.decoding.generate_on_device`.
 
     Raises:
         ValueError: if there is no step.
@@ -82,7 +82,7 @@ def summarize(infos: Sequence[StepInfo] | StepInfo) -> Summary:
     num_verified = int(drafted.sum()) + drafted.size
     # The device loop did not compute the steps that it did not need.
     num_computed = sum(step.width * len(step.is_active) for step in steps if step.is_active.any())
-    return Summary(
+    return Metrics(
         num_steps=sum(bool(step.is_active.any()) for step in steps),
         num_row_steps=drafted.size,
         num_drafted=int(drafted.sum()),
@@ -94,7 +94,7 @@ def summarize(infos: Sequence[StepInfo] | StepInfo) -> Summary:
         acceptance_rate=_ratio(int(accepted.sum()), int(drafted.sum())),
         acceptance_by_position=tuple(_ratio(int(a), int(b)) for a, b in zip(passed, reached, strict=True)),
         num_reached_by_position=tuple(reached.tolist()),
-        block_efficiency=_ratio(int(emitted.sum()), drafted.size),
+        tokens_per_pass=_ratio(int(emitted.sum()), drafted.size),
     )
 
 

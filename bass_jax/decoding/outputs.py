@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bass_jax.decoding.metrics import PerTokenLatency, Summary
+from bass_jax.decoding.metrics import Metrics, PerTokenLatency
 from bass_jax.decoding.state import StepInfo, TokenLogprobs
 
 
@@ -41,7 +41,7 @@ class Generation:
         token_logprobs: per row `bass_jax.decoding.state.TokenLogprobs` with fields ``[num]`` and ``[num, n]``; None
             without `SpecConfig.num_logprobs`.
         finish_reasons: per row ``"stop"``, ``"length"``, ``"not_finite"`` or ``"no_token"``.
-        summary: acceptance, tokens per target pass and counts.
+        metrics: acceptance, tokens per target pass and counts.
         latency: per-token latency.
         timings: wall times.
         infos: one per step, on the host.
@@ -54,7 +54,7 @@ class Generation:
     logprobs: list[np.ndarray]
     token_logprobs: list[TokenLogprobs] | None
     finish_reasons: list[str]
-    summary: Summary
+    metrics: Metrics
     latency: PerTokenLatency
     timings: Timings
     infos: list[StepInfo]
@@ -69,7 +69,7 @@ class Generation:
     @property
     def tokens_per_second(self) -> float:
         """Emitted tokens of all rows divided by the decode time."""
-        return self.summary.num_emitted / self.timings.decode
+        return self.metrics.num_emitted / self.timings.decode
 
 
 class StreamEvent(NamedTuple):

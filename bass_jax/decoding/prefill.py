@@ -131,13 +131,13 @@ def read_chunk(
         positions: ``[B, T]`` int32; entries at or past the capacity C are padding.
     """
     drafter: Any = pair.drafter
-    hidden_states, target_cache = pair.target.hidden_states(tokens, positions, prompts.target_cache)
+    output = pair.target.hidden_states(tokens, positions, prompts.target_cache)
     state = drafter.read(prompts.drafter, tokens, positions) if reads_in_chunks(pair) else None
     hidden = prompts.hidden
     if hidden is not None:
         rows = jnp.arange(tokens.shape[0])[:, None]
-        hidden = hidden.at[rows, positions].set(hidden_states, mode="drop")
-    return PromptState(target_cache, state, hidden)
+        hidden = hidden.at[rows, positions].set(output.hidden, mode="drop")
+    return PromptState(output.cache, state, hidden)
 
 
 def finish_prompts(

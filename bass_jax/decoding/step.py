@@ -145,11 +145,11 @@ def _verify(pair: Pair, state: SpecState, inputs: Int[Array, "B T"], num_inputs:
         The logits, the target's cache and the drafter's state after it observed the hidden states.
     """
     positions = input_positions(state.lengths, inputs.shape[1], num_inputs, state.target_cache.capacity)
-    if not reads_hidden_states(pair.drafter):
-        logits, cache = pair.target.forward(inputs, positions, state.target_cache)
-        return logits, cache, state.drafter
-    hidden_states, cache = pair.target.hidden_states(inputs, positions, state.target_cache)
-    return pair.target.logits(hidden_states), cache, pair.drafter.observe(state.drafter, hidden_states, positions)
+    output = pair.target.forward(inputs, positions, state.target_cache)
+    drafter = state.drafter
+    if reads_hidden_states(pair.drafter):
+        drafter = pair.drafter.observe(drafter, output.hidden, positions)
+    return output.logits, output.cache, drafter
 
 
 def _processors(state: SpecState, spec: SpecConfig) -> LogitsProcessors:

@@ -15,6 +15,7 @@ from bass_jax.drafters.autoregressive import (
     tokens_at,
 )
 from bass_jax.drafters.protocols import DraftContext, Proposal
+from bass_jax.models.decoder import ForwardOutput
 from bass_jax.models.flax_model import Model
 from bass_jax.models.kv_cache import KVCache, PagedCache
 from bass_jax.models.prefill_cache import read_in_chunks
@@ -63,7 +64,7 @@ class ModelDrafter:
 
     def read(self, state: ModelDrafterState, tokens: Array, positions: Array) -> ModelDrafterState:
         """Reads a chunk of the prompts in one pass."""
-        _, cache = self.model.hidden_states(tokens, positions, state.cache)
+        cache = self.model.hidden_states(tokens, positions, state.cache).cache
         num_read = (positions < cache.capacity).sum(axis=1, dtype=jnp.int32)
         return ModelDrafterState(cache, state.num_cached + num_read)
 
@@ -74,7 +75,7 @@ class ModelDrafter:
         hidden_states, state = self._read_committed(state, context)
         first = choose_draft(self, hidden_states, context, context.tokens, 0, context.keys[:, 0], is_sampled)
         proposal, cache = continue_draft(
-            self, first, self.model.hidden_states, state.cache, context.num_wanted, context, context.keys, draft_len
+            self, first, self._read_draft, state.cache, context.num_wanted, context, context.keys, draft_len
         )
         num_fed = jnp.where(context.num_wanted > 0, jnp.maximum(proposal.num_drafted, 1) - 1, 0)
         return proposal, ModelDrafterState(cache, state.num_cached + num_fed)
@@ -108,7 +109,7 @@ class ModelDrafter:
             num_wanted = jnp.where(is_possible, context.num_wanted, 0)
             draft = (first, probs, confidence)
             candidate, cache = continue_draft(
-                self, draft, self.model.hidden_states, cache, num_wanted, context, keys, draft_len
+                self, draft, self._read_draft, cache, num_wanted, context, keys, draft_len
             )
             candidates.append(candidate)
         proposal = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *candidates)
@@ -131,20 +132,25 @@ class ModelDrafter:
         def catch_up(state):
             num_read = jnp.clip(num_missing(state), 0, CATCH_UP_CHUNK)
             slots = jnp.arange(CATCH_UP_CHUNK)
-            _, cache = self._read(state, context, state.num_cached[:, None] + slots, slots < num_read[:, None])
-            return ModelDrafterState(cache, state.num_cached + num_read)
+            output = self._read(state, context, state.num_cached[:, None] + slots, slots < num_read[:, None])
+            return ModelDrafterState(output.cache, state.num_cached + num_read)
 
         state = jax.lax.while_loop(lambda state: (num_missing(state) > 0).any(), catch_up, state)
         positions = state.num_cached[:, None] + jnp.arange(num_slots)
         is_missing = (positions < context.lengths[:, None]) & is_drafting[:, None]
-        hidden_states, cache = self._read(state, context, positions, is_missing)
+        output = self._read(state, context, positions, is_missing)
         last = jnp.clip(context.lengths - 1 - state.num_cached, 0, num_slots - 1)
         num_cached = jnp.where(is_drafting, context.lengths, state.num_cached)
-        return hidden_states[jnp.arange(last.shape[0]), last][:, None], ModelDrafterState(cache, num_cached)
+        hidden = output.hidden[jnp.arange(last.shape[0]), last][:, None]
+        return hidden, ModelDrafterState(output.cache, num_cached)
+
+    def _read_draft(self, token: Array, position: Array, cache: KVCache | PagedCache) -> tuple[Array, Any]:
+        output = self.model.hidden_states(token, position, cache)
+        return output.hidden, output.cache
 
     def _read(
         self, state: ModelDrafterState, context: DraftContext, positions: Array, is_missing: Bool[Array, "B T"]
-    ) -> tuple[Array, KVCache | PagedCache]:
+    ) -> ForwardOutput:
         """Reads the tokens at `positions` where they are missing."""
         inputs = jnp.where(is_missing, positions, state.cache.capacity)
         return self.model.hidden_states(tokens_at(context, positions), inputs, state.cache)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from bass_jax.drafters.autoregressive import CATCH_UP_CHUNK, choose_draft, continue_draft, tokens_at
 from bass_jax.drafters.draft_model import ModelDrafter
 from bass_jax.drafters.protocols import DraftContext, Proposal
+from bass_jax.models.decoder import ForwardOutput
 from bass_jax.models.flax_model import Model
 from bass_jax.models.kv_cache import KVCache, PagedCache
 from bass_jax.models.prefill_cache import read_in_chunks
@@ -64,7 +65,7 @@ class EagleDrafter:
 
         def read(cache, tokens, positions):
             before = previous[rows, jnp.minimum(positions, capacity - 1)]
-            return self.model.hidden_states(tokens, positions, cache, before)[1]
+            return self.model.hidden_states(tokens, positions, cache, before).cache
 
         cache = read_in_chunks(read, self.model.init_cache(num_rows, capacity), tokens, lengths - 1, capacity)
         return EagleState(cache, lengths - 1, hidden, lengths - 1)
@@ -86,8 +87,8 @@ class EagleDrafter:
 
         def read_draft(token, position, carry):
             hidden, cache = carry
-            hidden_states, cache = self.model.hidden_states(token, position, cache, hidden)
-            return hidden_states, (self.model.next_hidden(hidden_states), cache)
+            output = self.model.hidden_states(token, position, cache, hidden)
+            return output.hidden, (self.model.next_hidden(output.hidden), output.cache)
 
         carry = self.model.next_hidden(hidden_states), state.cache
         proposal, (_, cache) = continue_draft(
@@ -123,25 +124,23 @@ class EagleDrafter:
             num_read = jnp.clip(num_missing(state), 0, CATCH_UP_CHUNK)
             num_read = jnp.minimum(num_read, jnp.maximum(state.num_known - state.num_cached, 0) + 1)
             slots = jnp.arange(CATCH_UP_CHUNK)
-            hidden_states, cache = self._read(
-                state, context, state.num_cached[:, None] + slots, slots < num_read[:, None]
-            )
-            last = hidden_states[jnp.arange(num_read.shape[0]), jnp.maximum(num_read, 1) - 1][:, None]
-            state = state._replace(cache=cache, num_cached=state.num_cached + num_read)
+            output = self._read(state, context, state.num_cached[:, None] + slots, slots < num_read[:, None])
+            last = output.hidden[jnp.arange(num_read.shape[0]), jnp.maximum(num_read, 1) - 1][:, None]
+            state = state._replace(cache=output.cache, num_cached=state.num_cached + num_read)
             return self._predict_last(state, last, num_read > 0)
 
         state = jax.lax.while_loop(lambda state: (num_missing(state) > 0).any(), catch_up, state)
         positions = state.num_cached[:, None] + jnp.arange(num_slots)
         is_missing = (positions < context.lengths[:, None]) & is_drafting[:, None]
-        hidden_states, cache = self._read(state, context, positions, is_missing)
+        output = self._read(state, context, positions, is_missing)
         last = jnp.clip(context.lengths - 1 - state.num_cached, 0, num_slots - 1)
-        hidden_states = hidden_states[jnp.arange(last.shape[0]), last][:, None]
-        state = state._replace(cache=cache, num_cached=jnp.where(is_drafting, context.lengths, state.num_cached))
+        hidden_states = output.hidden[jnp.arange(last.shape[0]), last][:, None]
+        state = state._replace(cache=output.cache, num_cached=jnp.where(is_drafting, context.lengths, state.num_cached))
         return hidden_states, self._predict_last(state, hidden_states, is_drafting)
 
     def _read(
         self, state: EagleState, context: DraftContext, positions: Int[Array, "B T"], is_missing: Bool[Array, "B T"]
-    ) -> tuple[Float[Array, "B T D"], KVCache | PagedCache]:
+    ) -> ForwardOutput:
         """Reads the tokens at `positions` where they are missing."""
         rows = jnp.arange(positions.shape[0])[:, None]
         hidden = state.hidden[rows, jnp.clip(positions - 1, 0, state.hidden.shape[1] - 1)]

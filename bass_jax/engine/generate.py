@@ -238,7 +238,7 @@ class GenerateLoop:
             if self.spec.num_logprobs is None
             else [row.token_logprobs for row in rows if row.token_logprobs is not None],
             finish_reasons=[row.finish_reason or "running" for row in rows],
-            summary=summarize(self.infos),
+            metrics=summarize(self.infos),
             latency=per_token_latency(self.infos, self.step_seconds, self.requests),
             timings=Timings(
                 prefill=self.prefill_seconds,

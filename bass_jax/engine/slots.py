@@ -14,7 +14,7 @@ from bass_jax.decoding.policy_runner import StepTimes, advance_rows
 from bass_jax.decoding.prefill import PromptState, finish_prompts, read_chunk, start_prompts
 from bass_jax.decoding.state import FinishReason, SpecState
 from bass_jax.engine.request import Request
-from bass_jax.models.kv_cache import gather_rows, is_paged, paged, pages_of, with_pages
+from bass_jax.models.kv_cache import as_paged, gather_rows, is_paged, pages_of, with_pages
 from bass_jax.models.mesh import replicate
 from bass_jax.policies import Plan, Policy
 from bass_jax.runtime.jit_cache import JIT_CACHE
@@ -88,7 +88,7 @@ def empty_state(pair: Pair, row: SpecState, num_rows: Int[Array, "B"], pages: Pa
     caches = prompts.target_cache, prompts.drafter
     if pages is not None:
         tables = jnp.full((batch, capacity // pages.page_size), pages.num_pages, jnp.int32)
-        caches = paged(caches, pages.num_pages, pages.page_size, tables)
+        caches = as_paged(caches, pages.num_pages, pages.page_size, tables)
     finish = jnp.full(batch, FinishReason.INACTIVE, jnp.int32)
     return replicate(state._replace(finish=finish, target_cache=caches[0], drafter=caches[1]))
 
@@ -99,7 +99,7 @@ def empty_prompt(pair: Pair, tokens: Int[Array, "1 C"], table: Int[Array, "1 M"]
     Dense caches are zeroed for every prompt and inserted whole, so that a NaN of an earlier row is never read.
     """
     prompt = replicate(start_prompts(pair, *tokens.shape))
-    return prompt if table is None else paged(prompt, 0, tokens.shape[1] // table.shape[1], table)
+    return prompt if table is None else as_paged(prompt, 0, tokens.shape[1] // table.shape[1], table)
 
 
 def read_prompt_chunk(

@@ -4,7 +4,7 @@ Imports every package but `bass_jax.cli`. Start with `experiment_config.py`, the
 """
 
 from bass_jax.experiments.experiment_config import ExperimentConfig, load_experiment, parse_experiment
-from bass_jax.experiments.results import RunResult, analyse
+from bass_jax.experiments.results import RunResult, analyze
 from bass_jax.experiments.run_directory import RunRecords, read_run
 from bass_jax.experiments.runner import run_experiment
 from bass_jax.experiments.sandbox import SandboxLimits, run_program
@@ -18,7 +18,7 @@ __all__ = [
     "RunResult",
     "SandboxLimits",
     "Task",
-    "analyse",
+    "analyze",
     "find_task",
     "load_experiment",
     "parse_experiment",

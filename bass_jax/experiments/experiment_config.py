@@ -1,9 +1,9 @@
-"""The configuration of an experiment: one YAML file, checked to the last key."""
+"""The configuration of an experiment, read from one YAML file in which an unknown key is an error."""
 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from bass_jax.acceptance import find_rule
 from bass_jax.acceptance.base import check_greedy
@@ -14,17 +14,16 @@ from bass_jax.sampling import SamplingParams
 
 @dataclasses.dataclass(frozen=True)
 class PairConfig:
-    """What decodes.
+    """The target and the drafter.
 
     Attributes:
-        path: of a pair or a target, as `bass_jax.load_pair` takes it; its draft is the drafter unless `draft` names
-            another: ``"ngram"``, ``"store"``, ``"combined"``, ``"combined_hidden"``, or the path of one.
-        target: instead of a path, a name of `bass_jax.models.PRESETS`: random weights of that shape, for speed alone.
-            `draft` is then a preset too, or None for ``"ngram"``.
-        draft: see above.
+        path: a pair or a target, as in `bass_jax.load_pair`.
+        target: in place of `path`, a name of `bass_jax.models.PRESETS`: random weights of that shape, for speed only.
+        draft: the drafter, as in `bass_jax.load_pair`: ``"ngram"``, ``"ensemble"``, a path …; default the pair's draft.
+            With `target`, a preset or ``"ngram"`` (the default).
         dtype: of weights and activations; default as stored, for presets bfloat16.
         quantize: of the target's weights, as in `bass_jax.load_pair`.
-        cache_dtype: of the target's cache, likewise.
+        cache_dtype: of the target's cache, as in `bass_jax.load_pair`.
     """
 
     path: str | None = None
@@ -41,15 +40,15 @@ class PairConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TaskConfig:
-    """What is asked.
+    """The task and a selection of its problems.
 
     Attributes:
         name: of a registered task, or ``"module:name"``.
-        data: its source; default the task's own. See `bass_jax.experiments.data_sources.read_rows`.
-        limit: take only so many problems.
-        categories: take only these.
-        per_category: take only the first so many of each category.
-        chat: ask in the target's chat template; default where it has one.
+        data: source of the data, see `bass_jax.experiments.data_sources.read_data`; default the task's own.
+        limit: maximum number of problems.
+        categories: use only problems of these categories.
+        per_category: maximum number of problems of each category.
+        chat: ask in the target's chat template; default if it has one.
     """
 
     name: str
@@ -68,7 +67,7 @@ class TaskConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
-    """How tokens are drawn; see `bass_jax.SamplingParams`."""
+    """How tokens are sampled; see `bass_jax.SamplingParams`."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -76,28 +75,28 @@ class SamplingConfig:
     min_p: float = 0.0
 
     def __post_init__(self):
-        self.sampling()
+        self.params()
 
-    def sampling(self) -> SamplingParams:
-        """As `generate` takes it."""
+    def params(self) -> SamplingParams:
+        """Returns the settings as `bass_jax.generate` takes them."""
         return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p)
 
 
 @dataclasses.dataclass(frozen=True)
 class MethodConfig:
-    """One way to decode; several are compared in a run.
+    """A method of decoding; a run compares several.
 
     Attributes:
-        step: ``"speculate"``, ``"decode"`` (regular decoding), or ``"synchronized"`` (all rows advance alike).
-        batch: rows decoded together, or several numbers, each of which is a way of its own. Samples of one problem
-            share a batch; where it holds more than those, it takes several problems.
+        step: ``"speculate"``, ``"decode"`` (regular decoding), or ``"synchronized"`` (all rows advance by the minimum).
+        batch: rows decoded together; with several numbers, each is a variant of its own. Samples of one problem share
+            a batch; a batch that is larger takes several problems.
         draft_len: drafts per step.
-        policy: chooses them instead: ``"bass_heuristic"``, ``"goodput"``, ``"module:name"``.
-        profile: file of ``bass-jax profile``, for policies that need one.
-        acceptance: rule; ``"synthetic(0.8)"`` forces acceptance, for speed studies.
-        draft: another drafter than the pair's, named like that; for random weights a preset.
+        policy: chooses the draft length instead: ``"bass_heuristic"``, ``"goodput"``, ``"module:name"``.
+        profile: file written by ``bass-jax profile``, for policies that need one.
+        acceptance: acceptance rule; ``"synthetic(0.8)"`` forces acceptance, for studies of speed.
+        draft: another drafter than the pair's, see `PairConfig.draft`.
         attention: ``"ragged"``, ``"pad"``, ``"split"`` or ``"xla"``; default the models' own.
-        quantize: of the target, instead of the pair's; a target of its own then, whose distribution is another.
+        quantize: of the target, instead of the pair's setting. The target's distribution then changes.
         num_samples: of each problem; default the experiment's.
     """
 
@@ -108,13 +107,13 @@ class MethodConfig:
     profile: str | None = None
     acceptance: str = "token"
     draft: str | None = None
-    attention: Literal["ragged", "pad", "split", "xla", "cudnn"] | None = None
+    attention: Literal["ragged", "pad", "split", "xla"] | None = None
     quantize: Literal["int8", "int8_activations"] | None = None
     num_samples: int | None = None
 
     def __post_init__(self):
         if not self.batches or min(self.batches) < 1 or len(set(self.batches)) < len(self.batches):
-            raise ValueError(f"batch={self.batch}: expected at least 1 row, no number twice")
+            raise ValueError(f"batch={self.batch}: expected distinct numbers of at least 1 row")
         if not 0 <= self.draft_len <= 32:
             raise ValueError(f"draft_len={self.draft_len}: expected 0 to 32")
         if self.num_samples is not None and self.num_samples < 1:
@@ -124,55 +123,45 @@ class MethodConfig:
         if self.profile is not None and self.policy is None:
             raise ValueError("profile: expected a policy that reads it")
         find_rule(self.acceptance)
-        # One that reads a profile is made when it is there.
         if self.policy is not None and self.profile is None and ":" not in self.policy:
-            find_policy(self.policy)
+            find_policy(self.policy)  # A policy with a profile is made when the run begins.
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """All batch sizes."""
+        """The batch sizes."""
         return (self.batch,) if isinstance(self.batch, int) else self.batch
 
 
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """A method at one batch size.
+class Variant(NamedTuple):
+    """A method at one batch size."""
 
-    Attributes:
-        label: in tables and files.
-        name: of the method.
-        method: its configuration.
-        batch: rows decoded together.
-        num_samples: of each problem.
-    """
-
-    label: str
-    name: str
+    label: str  # in tables and files
+    name: str  # of the method
     method: MethodConfig
     batch: int
-    num_samples: int
+    num_samples: int  # of each problem
 
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
-    """An experiment: one task, decoded in several ways.
+    """An experiment: one task, decoded with several methods.
 
     Attributes:
-        title: for people.
+        title: of the report.
         output_dir: the run directory.
-        pair: what decodes.
-        task: what is asked.
-        methods: the ways, by name.
-        baseline: the method that speed-ups are over; default the first that decodes regularly.
-        sampling: how tokens are drawn.
+        pair: target and drafter.
+        task: the problems.
+        methods: methods of decoding, by name.
+        baseline: the method that speed-ups are relative to; default the first with regular decoding.
+        sampling: how tokens are sampled.
         num_samples: answers per problem.
         max_new_tokens: per answer.
-        budget: seconds per problem after which its rows stop; those that had not finished count as failed.
-        seeds: each draws answers of its own.
-        repeats: each seed's answers are decoded so often, for the spread of the times.
-        trace: also record what decided over every draft, for ``bass-jax simulate``.
-        device: whose peak the utilization is a share of: ``"h200"``, ``"a100"``; default measured, except on a GPU of
-            these names.
+        budget: seconds per problem after which its rows are stopped; rows that had not finished count as failed.
+        seeds: the answers are sampled once per seed.
+        repeats: number of times that each seed's answers are decoded, for the spread of the times.
+        trace: also write traces of the drafts, for ``bass-jax simulate``.
+        device: its peak FLOP/s are the reference of utilization: ``"h200"``, ``"a100"``; default the device of the run
+            if it has one of these names, else a measurement.
     """
 
     output_dir: str
@@ -199,12 +188,12 @@ class ExperimentConfig:
         if not self.methods:
             raise ValueError("methods: expected at least one")
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds={self.seeds}: expected at least one, none negative, none twice")
+            raise ValueError(f"seeds={self.seeds}: expected distinct numbers of at least 0")
         if self.baseline is not None and self.baseline not in self.methods:
             raise ValueError(f"baseline={self.baseline!r}: expected one of {list(self.methods)}")
         for name, method in self.methods.items():
             try:
-                check_greedy(find_rule(method.acceptance), self.sampling.sampling())
+                check_greedy(find_rule(method.acceptance), self.sampling.params())
             except ValueError as error:
                 raise ValueError(f"methods.{name}: {error}") from None
         for variant in self.variants():
@@ -225,16 +214,14 @@ class ExperimentConfig:
         return tuple(found)
 
     def baseline_of(self, variant: Variant) -> str | None:
-        """Returns the label of the variant that the speed-up of `variant` is over.
+        """Returns the label of the variant that the speed-up of `variant` is relative to; None without a baseline.
 
-        That of the baseline method at the same batch size where there is one, else the method's first.
+        It is the baseline method at the same batch size if there is one, else at the method's first batch size.
         """
         names = [name for name, method in self.methods.items() if method.step == "decode"]
         name = self.baseline or (names[0] if names else None)
-        if name is None:
-            return None
         labels = {one.batch: one.label for one in self.variants() if one.name == name}
-        return labels.get(variant.batch, next(iter(labels.values())))
+        return labels.get(variant.batch, next(iter(labels.values()), None))
 
 
 forbid_extra(PairConfig, TaskConfig, SamplingConfig, MethodConfig, ExperimentConfig)

@@ -1,4 +1,4 @@
-"""The pairs of a run: one target, and what each way to decode changes about it."""
+"""Loads the pairs of a run: one target, and what each method changes about it."""
 
 import dataclasses
 from typing import Any
@@ -12,66 +12,60 @@ from bass_jax.experiments.experiment_config import MethodConfig, PairConfig
 from bass_jax.models import Model, preset, random_model
 
 
-class Pairs:
-    """Loads each pair once; those of one quantization share the target's weights."""
+class MethodPairs:
+    """The pairs of a run's methods. Each is loaded once; pairs of one quantization share the target's weights.
+
+    Attributes:
+        base: the run's own pair.
+    """
 
     def __init__(self, config: PairConfig):
         """Loads the run's own pair.
 
         Raises:
-            ValueError: as `bass_jax.load_pair` and `bass_jax.random_pair` do.
+            ValueError: as `bass_jax.load_pair` and `bass_jax.decoding.random_pair` do.
         """
         self._config = config
-        self._targets: dict[str | None, Pair] = {}
-        self._loaded: dict[tuple[Any, ...], Pair] = {}
-        self.base = self._with_target(config.quantize)
+        self._by_quantization: dict[str | None, Pair] = {}
+        self._by_method: dict[tuple[Any, ...], Pair] = {}
+        self.base = self._load(config.quantize)
 
     def of(self, method: MethodConfig) -> Pair:
         """Returns the pair that `method` decodes with."""
         key = (method.draft, method.attention, method.quantize)
-        if key not in self._loaded:
-            pair = self._with_target(method.quantize or self._config.quantize)
+        if key not in self._by_method:
+            pair = self._load(method.quantize or self._config.quantize)
             if method.draft is not None and method.draft != self._config.draft:
                 pair = self._with_draft(pair, method.draft)
-            self._loaded[key] = pair if method.attention is None else with_attention(pair, method.attention)
-        return self._loaded[key]
+            if method.attention is not None:
+                target, drafter = _with_attention(pair.target, method.attention), pair.drafter
+                if isinstance(drafter, ModelDrafter | EagleDrafter):
+                    drafter = dataclasses.replace(drafter, model=_with_attention(drafter.model, method.attention))
+                pair = dataclasses.replace(pair, target=target, drafter=drafter)
+            self._by_method[key] = pair
+        return self._by_method[key]
 
-    def _with_target(self, quantize: str | None) -> Pair:
-        if quantize not in self._targets:
+    def _load(self, quantize: str | None) -> Pair:
+        if quantize not in self._by_quantization:
             config = self._config
-            options: dict[str, Any] = {"quantize": quantize, "cache_dtype": config.cache_dtype}
+            options: dict[str, Any] = {"quantize": quantize, "cache_dtype": config.cache_dtype, "dtype": config.dtype}
             if config.path is not None:
-                pair, _ = load_pair(config.path, drafter=config.draft, dtype=config.dtype, **options)
+                pair = load_pair(config.path, drafter=config.draft, **options)
             else:
                 assert config.target is not None
-                draft = None if config.draft == "ngram" else config.draft
-                pair = random_pair(config.target, draft, dtype=self._dtype, **options)
-            self._targets[quantize] = pair
-        return self._targets[quantize]
+                pair = random_pair(config.target, None if config.draft == "ngram" else config.draft, **options)
+            self._by_quantization[quantize] = pair
+        return self._by_quantization[quantize]
 
     def _with_draft(self, pair: Pair, draft: str) -> Pair:
-        path = self._config.path
-        if path is not None:
-            other, _ = load_pair(path, drafter=draft, dtype=self._config.dtype)
-            return dataclasses.replace(other, target=pair.target)
+        config = self._config
+        if config.path is not None:
+            return pair.with_drafter(load_pair(config.path, drafter=draft, dtype=config.dtype).drafter)
         if draft == "ngram":
             return pair.with_drafter(NgramDrafter())
-        model = random_model(preset(draft, dtype=self._dtype), jax.random.key(1))
+        model = random_model(preset(draft, dtype=config.dtype or "bfloat16"), jax.random.key(1))
         return pair.with_drafter(ModelDrafter(model, pair.target.config.vocab_size))
 
-    @property
-    def _dtype(self) -> str:
-        """Of random weights."""
-        return self._config.dtype or "bfloat16"
 
-
-def with_attention(pair: Pair, attention: str) -> Pair:
-    """Returns the pair with another implementation of attention, in target and draft."""
-
-    def changed(model: Model) -> Model:
-        return dataclasses.replace(model, config=dataclasses.replace(model.config, attention_implementation=attention))
-
-    drafter = pair.drafter
-    if isinstance(drafter, ModelDrafter | EagleDrafter):
-        drafter = dataclasses.replace(drafter, model=changed(drafter.model))
-    return dataclasses.replace(pair, target=changed(pair.target), drafter=drafter)
+def _with_attention(model: Model, attention: str) -> Model:
+    return dataclasses.replace(model, config=dataclasses.replace(model.config, attention_implementation=attention))

@@ -1,4 +1,4 @@
-"""From samples with scores to Pass@k, Pass@First, Pass@All, and what they come to inside a time budget."""
+"""Pass@k, Pass@First and Pass@All, also within a time budget."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,28 +7,26 @@ from typing import NamedTuple
 import numpy as np
 
 from bass_jax.experiments.decode import OVER_BUDGET
-from bass_jax.experiments.run_directory import Record, RunRecords, sample_key
-
-PASSED = "passed"
+from bass_jax.experiments.run_directory import RunRecords, sample_key
 
 
 class Answer(NamedTuple):
-    """One sample, as measures see it."""
+    """A scored sample."""
 
-    value: float  # of the task's measure; a program's is 1 or 0
+    value: float  # of the task's measure; 1 or 0 for a program
     mean_logprob: float  # -inf without tokens
-    seconds: float  # on the clock of its problem when it ended
-    is_finished: bool  # False: the time budget cut it off
+    seconds: float  # on the problem's clock when it ended
+    is_finished: bool  # False if the time budget cut it off
 
 
 type Answers = Mapping[str, Sequence[Answer]]
-"""Per problem, of one variant, seed and repeat."""
+"""Answers per problem, of one variant, seed and repeat."""
 
 
 def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
     """Returns the unbiased estimate of the probability that one of k samples passes.
 
-    ``1 - C(n - c, k) / C(n, k)``.
+    ``1 - C(n - c, k) / C(n, k)`` for c of n samples that passed.
 
     Raises:
         ValueError: if k exceeds the number of samples.
@@ -46,15 +44,11 @@ def mean_pass_at_k(answers: Answers, k: int) -> float:
 
 
 def pass_first(answers: Answers, budget: float = math.inf) -> float:
-    """Returns the mean value of each problem's most probable answer, by mean log-probability per token.
+    """Returns Pass@First: the mean value of each problem's answer with the highest mean log-probability.
 
-    Answers that had not ended inside the budget do not count; a problem without any counts 0.
+    Only answers that ended within the budget (seconds) count; a problem without any counts 0.
 
-    Args:
-        answers: per problem.
-        budget: seconds.
-
-    Source: Qian et al. 2024 (BASS, arXiv 2404.15778), section 4: Pass@First.
+    Source: Qian et al. 2024 (BASS, arXiv 2404.15778), section 4.
     """
     values = []
     for rows in answers.values():
@@ -64,49 +58,40 @@ def pass_first(answers: Answers, budget: float = math.inf) -> float:
 
 
 def pass_all(answers: Answers, budget: float = math.inf) -> float:
-    """Returns the mean over problems of the best answer that ended inside the budget: Pass@All."""
+    """Returns Pass@All: the mean over problems of the best answer that ended within the budget (seconds)."""
     return float(np.mean([max((row.value for row in _ended(rows, budget)), default=0.0) for rows in answers.values()]))
 
 
 def share_ended(answers: Answers, budget: float = math.inf) -> float:
-    """Returns the share of the answers that ended inside the budget."""
+    """Returns the share of the answers that ended within the budget (seconds)."""
     return float(np.mean([len(_ended(rows, budget)) / len(rows) for rows in answers.values()]))
 
 
 def budget_grid(many: Iterable[Answers], num_points: int = 200) -> np.ndarray:
-    """Returns budgets from 0 to where the last answer has ended, seconds."""
+    """Returns budgets from 0 to the end of the last answer, ``[num_points]`` seconds."""
     ends = [row.seconds for answers in many for rows in answers.values() for row in rows if row.is_finished]
     return np.linspace(0.0, 1.02 * max(ends, default=1.0), num_points)
 
 
 def answers_of(run: RunRecords, measure: str) -> dict[str, dict[tuple[int, int], dict[str, list[Answer]]]]:
-    """Returns the answers of a run: per variant, per (seed, repeat), per problem.
+    """Returns the answers of a run: variant → (seed, repeat) → problem → answers.
 
-    Only problems whose every sample is there count, and only if each has a score or was cut off.
+    A problem is left out if a sample of it is missing, or has neither a score nor been cut off by the time budget.
     """
-    num_expected = {variant.label: variant.num_samples for variant in run.config.variants()}
     found: dict[str, dict[tuple[int, int], dict[str, list[Answer]]]] = {}
     for sample in run.samples:
-        answer = _answer(sample, run.scores.get(sample_key(sample)), measure)
         rounds = found.setdefault(sample["variant"], {}).setdefault((sample["seed"], sample["repeat"]), {})
-        if answer is not None:
-            rounds.setdefault(sample["problem"], []).append(answer)
-    return {
-        label: {
-            key: {problem: rows for problem, rows in problems.items() if len(rows) == num_expected[label]}
-            for key, problems in rounds.items()
-        }
-        for label, rounds in found.items()
-    }
-
-
-def _answer(sample: Record, score: Record | None, measure: str) -> Answer | None:
-    is_finished = sample["finish_reason"] != OVER_BUDGET
-    if is_finished and score is None:
-        return None
-    value = score["scores"].get(measure, 0.0) if is_finished and score is not None else 0.0
-    logprob = -math.inf if sample["mean_logprob"] is None else sample["mean_logprob"]
-    return Answer(value, logprob, sample["seconds"], is_finished)
+        is_finished, score = sample["finish_reason"] != OVER_BUDGET, run.scores.get(sample_key(sample))
+        if is_finished and score is None:
+            continue
+        value = score["scores"].get(measure, 0.0) if is_finished and score is not None else 0.0
+        logprob = -math.inf if sample["mean_logprob"] is None else sample["mean_logprob"]
+        rounds.setdefault(sample["problem"], []).append(Answer(value, logprob, sample["seconds"], is_finished))
+    for variant in run.config.variants():
+        for problems in found.get(variant.label, {}).values():
+            for problem in [name for name, rows in problems.items() if len(rows) != variant.num_samples]:
+                del problems[problem]
+    return found
 
 
 def _ended(rows: Sequence[Answer], budget: float) -> list[Answer]:

@@ -1,61 +1,60 @@
-"""The problems of a task as a pair reads them: token ids."""
+"""The problems of a task, as token ids of a pair."""
 
-import collections
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from bass_jax.decoding.pair import Pair
-from bass_jax.experiments.data_sources import read_rows
+from bass_jax.experiments.data_sources import read_data
 from bass_jax.experiments.experiment_config import TaskConfig
 from bass_jax.experiments.tasks import Problem, Task, find_task, read_problem
 
 
 def load_problems(config: TaskConfig) -> tuple[Task, list[Problem]]:
-    """Reads the data and picks what the configuration asks for.
+    """Reads the data of a task and selects the problems that the configuration asks for.
 
     Raises:
-        ValueError: if the data cannot be read, two problems share an id, or none is left.
+        ValueError: if the data cannot be read, two problems share an id, or a category does not exist.
     """
     task = find_task(config.name)
     source = config.data or task.data
-    problems = [read_problem(task, row, f"{source}: row {index}") for index, row in enumerate(read_rows(source))]
-    counts = collections.Counter(problem.id for problem in problems)
-    if twice := [id for id, count in counts.items() if count > 1]:
-        raise ValueError(f"{source}: the id {twice[0]!r} comes {counts[twice[0]]} times")
+    problems = [read_problem(task, row, f"{source}: row {index}") for index, row in enumerate(read_data(source))]
+    for most_common, count in Counter(problem.id for problem in problems).most_common(1):
+        if count > 1:
+            raise ValueError(f"{source}: the id {most_common!r} occurs {count} times")
     if config.categories is not None:
         known = {problem.category for problem in problems}
         if unknown := [name for name in config.categories if name not in known]:
             raise ValueError(f"task.categories: {unknown[0]!r}: expected some of {sorted(known)}")
         problems = [problem for problem in problems if problem.category in config.categories]
     if config.per_category is not None:
-        seen: collections.Counter[str] = collections.Counter()
+        num_before = Counter()
         kept = []
         for problem in problems:
-            seen[problem.category] += 1
-            if seen[problem.category] <= config.per_category:
+            if num_before[problem.category] < config.per_category:
                 kept.append(problem)
+            num_before[problem.category] += 1
         problems = kept
     return task, problems[: config.limit]
 
 
-def encode_problems(problems: Sequence[Problem], pair: Pair, config: TaskConfig) -> tuple[list[np.ndarray], bool]:
-    """Turns problems into prompts.
-
-    Returns:
-        Token ids per problem, and whether they are asked in a chat.
+def encode_problems(
+    task: Task, problems: Sequence[Problem], pair: Pair, config: TaskConfig
+) -> tuple[list[np.ndarray], tuple[str, ...]]:
+    """Returns the token ids of each problem (``[n]`` int32), and the strings that end an answer.
 
     Raises:
-        ValueError: if texts meet a pair without a tokenizer, or a chat a tokenizer without a template.
+        ValueError: if the pair has no tokenizer for texts, or its tokenizer has no chat template for a chat.
     """
     tokenizer: Any = pair.tokenizer
     if tokenizer is None:
-        return [_random_tokens(index, one, pair) for index, one in enumerate(problems)], False
-    is_chat = tokenizer.has_chat_template if config.chat is None else config.chat
-    if is_chat:
-        return [tokenizer.encode_chat(one.question, answer_start=one.answer_start) for one in problems], True
-    return [tokenizer.encode(one.text) for one in problems], False
+        return [_random_tokens(index, one, pair) for index, one in enumerate(problems)], ()
+    if tokenizer.has_chat_template if config.chat is None else config.chat:
+        prompts = [tokenizer.encode_chat(one.question, answer_start=one.answer_start) for one in problems]
+        return prompts, task.stop_strings
+    return [tokenizer.encode(one.text) for one in problems], task.text_stop_strings
 
 
 def _random_tokens(index: int, problem: Problem, pair: Pair) -> np.ndarray:
@@ -63,10 +62,3 @@ def _random_tokens(index: int, problem: Problem, pair: Pair) -> np.ndarray:
         raise ValueError("task: random weights have no tokenizer: expected task: {name: random_tokens}")
     random = np.random.default_rng(index)
     return random.integers(0, pair.target.config.vocab_size, problem.num_random_tokens).astype(np.int32)
-
-
-def stop_strings_of(task: Task, pair: Pair, *, is_chat: bool) -> tuple[str, ...]:
-    """Returns the strings that end an answer; none without a tokenizer."""
-    if pair.tokenizer is None:
-        return ()
-    return task.stop_strings if is_chat else task.text_stop_strings

@@ -1,8 +1,10 @@
-"""A report as one HTML page that needs nothing else, and as Markdown with its figures beside it."""
+"""Writes a report as a self-contained HTML page, and as Markdown with figures in a folder."""
 
+import itertools
+import re
 from pathlib import Path
 
-from bass_jax.experiments.report import Report, Section
+from bass_jax.experiments.report import Report
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -30,7 +32,7 @@ pre { background: #f5f5f5; padding: 0.5rem 0.7rem; font-size: 0.78rem; white-spa
 {% if loop.first %}<h2>{{ section.title }}</h2>{% else %}<h3>{{ section.title }}</h3>{% endif %}
 {% if section.text %}<p>{{ section.text }}</p>{% endif %}
 {% if section.figure %}
-<figure role="img" aria-label="{{ section.title }}">{{ section.figure | safe }}</figure>
+<figure role="img" aria-label="{{ section.title }}">{{ section.figure | with_unique_ids | safe }}</figure>
 {% endif %}
 {% if section.rows %}<div class="wide"><table{% if loop.first %} class="facts"{% endif %}>
 {% if section.header | select | list %}
@@ -46,14 +48,9 @@ pre { background: #f5f5f5; padding: 0.5rem 0.7rem; font-size: 0.78rem; white-spa
 
 
 def write_report(report: Report, output: str | Path) -> list[Path]:
-    """Writes ``OUTPUT.html`` and ``OUTPUT.md``, and the Markdown's figures into ``OUTPUT_figures``.
+    """Writes ``OUTPUT.html`` and ``OUTPUT.md``, and the figures of the Markdown into ``OUTPUT_figures``.
 
-    Args:
-        report: of `bass_jax.experiments.report.make_report`.
-        output: path without an ending; an ending ``.html`` or ``.md`` is taken off.
-
-    Returns:
-        The page and the Markdown.
+    A suffix ``.html`` or ``.md`` of `output` is removed. The paths of both files are returned.
 
     Raises:
         ValueError: if they cannot be written.
@@ -63,36 +60,29 @@ def write_report(report: Report, output: str | Path) -> list[Path]:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         page, text = output.with_name(output.name + ".html"), output.with_name(output.name + ".md")
-        page.write_text(to_html(report), encoding="utf-8")
+        page.write_text(_to_html(report), encoding="utf-8")
         text.write_text(_to_markdown(report, output), encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{output}: cannot be written: {error.strerror}") from None
     return [page, text]
 
 
-def to_html(report: Report) -> str:
-    """Returns the page; every figure is inside it."""
+def _to_html(report: Report) -> str:
     import jinja2
 
-    page = jinja2.Environment(autoescape=True, trim_blocks=True).from_string(_PAGE).render(report=report)
-    return _with_own_ids(report, page)
+    numbers = itertools.count()
 
+    def with_unique_ids(figure: str) -> str:
+        """Renames the ids of a figure, because matplotlib gives equal shapes of all figures the same id."""
+        return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>f{next(numbers)}-", figure)
 
-def _with_own_ids(report: Report, page: str) -> str:
-    """Figures of one page must not refer to each other's parts: matplotlib gives the same ids to the same shapes."""
-    for index, figure in enumerate(
-        section.figure for sections in report.runs for section in sections if section.figure
-    ):
-        own = (
-            figure.replace('id="', f'id="f{index}-')
-            .replace("url(#", f"url(#f{index}-")
-            .replace('href="#', f'href="#f{index}-')
-        )
-        page = page.replace(figure, own, 1)
-    return page
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True)
+    environment.filters["with_unique_ids"] = with_unique_ids
+    return environment.from_string(_PAGE).render(report=report)
 
 
 def _to_markdown(report: Report, output: Path) -> str:
+    folder = output.with_name(output.name + "_figures")
     lines = [f"# {report.title}", ""]
     for number, sections in enumerate(report.runs):
         for index, section in enumerate(sections):
@@ -100,20 +90,13 @@ def _to_markdown(report: Report, output: Path) -> str:
             if section.text:
                 lines += [section.text, ""]
             if section.figure:
-                folder = output.with_name(output.name + "_figures")
                 folder.mkdir(parents=True, exist_ok=True)
                 name = f"{section.name}.svg" if len(report.runs) == 1 else f"{number}_{section.name}.svg"
                 (folder / name).write_text(section.figure + "\n", encoding="utf-8")
                 lines += [f"![{section.title}]({folder.name}/{name})", ""]
             if section.rows:
-                lines += [*_table(section), ""]
+                rows = [section.header, ("---",) * len(section.header), *section.rows]
+                lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows] + [""]
             if section.command:
                 lines += ["```", section.command, "```", ""]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _table(section: Section) -> list[str]:
-    def line(cells: tuple[str, ...]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    return [line(section.header), "|" + "---|" * len(section.header), *(line(row) for row in section.rows)]

@@ -1,87 +1,69 @@
-"""The run directory: what was asked for, on what, and every sample as soon as there is one."""
+"""The run directory: the configuration, the environment, and the samples of each batch as soon as it has ended."""
 
-import dataclasses
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import yaml
 
 from bass_jax.experiments.experiment_config import ExperimentConfig, parse_experiment
+from bass_jax.runtime.files import write_atomically
 from bass_jax.runtime.yaml_config import as_plain
 
 type Record = dict[str, Any]
-"""One JSON line."""
+"""One line of JSON."""
 
-CONFIG, MANIFEST, SAMPLES, BATCHES, SCORES = "config.yaml", "run.json", "samples", "batches", "scores"
+CONFIG, SAMPLES, BATCHES, SCORES = "config.yaml", "samples", "batches", "scores.jsonl"
 VERSION = 1
 
 
-@dataclasses.dataclass(frozen=True)
-class RunRecords:
-    """What a run directory holds.
-
-    Attributes:
-        path: of the directory.
-        config: as resolved.
-        sessions: one per process that worked on it: environment and command.
-        batches: one per decoded batch.
-        samples: one per answer, in no particular order.
-        scores: measures per sample key; see `sample_key`.
-    """
+class RunRecords(NamedTuple):
+    """The content of a run directory."""
 
     path: Path
-    config: ExperimentConfig
-    sessions: list[Record]
-    batches: list[Record]
-    samples: list[Record]
-    scores: dict[tuple, Record]
+    config: ExperimentConfig  # as resolved
+    sessions: list[Record]  # environment and command of each process that worked on the run
+    batches: list[Record]  # one per decoded batch
+    samples: list[Record]  # one per answer, in no particular order
+    scores: dict[tuple, Record]  # one per scored answer, by `sample_key`
 
 
 def batch_key(record: Mapping[str, Any]) -> tuple[str, int, int, int, int]:
-    """Returns what tells batches apart."""
+    """Returns what identifies a batch."""
     return (record["variant"], record["seed"], record["repeat"], record["group"], record["part"])
 
 
 def sample_key(record: Mapping[str, Any]) -> tuple[str, int, int, str, int]:
-    """Returns what tells samples apart."""
+    """Returns what identifies a sample."""
     return (record["variant"], record["seed"], record["repeat"], record["problem"], record["sample"])
 
 
 class RunDirectory:
-    """A run directory that is written to.
+    """A run directory that is being written.
 
-    Samples are appended first, then their batch; a batch counts when its own line is whole. What a killed process left
-    behind the last whole batch is cut off when the directory is opened again.
+    The samples of a batch are appended before the batch. A batch exists if its own line is complete. What a killed
+    process wrote after its last complete batch is cut off when the directory is opened again.
 
     Attributes:
         path: of the directory.
-        done: keys of the batches that it holds, those of other processes included.
-        ends: seconds on a group's clock when its last batch ended, by the group's key.
+        done: keys of the batches in it, those of other processes included.
+        ends: by group, the seconds on the group's clock at the end of its last batch.
     """
 
     def __init__(self, path: str | Path, config: ExperimentConfig, *, process: int = 0, num_processes: int = 1):
-        """Makes or reopens the directory.
-
-        Args:
-            path: of the directory.
-            config: must be that of an existing run.
-            process: of several that work on the run, this one; each has its own files.
-            num_processes: that work on it.
+        """Makes or reopens the directory. Each of several processes has files of its own.
 
         Raises:
             ValueError: if it holds another run, cannot be written, or is being written to by another process.
         """
         self.path = Path(path)
         self._suffix = "" if num_processes == 1 else f"-{process}"
-        self._files: dict[str, IO[bytes]] = {}
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            # Kept as long as the process lives.
-            self._lock = (self.path / f"lock{self._suffix}").open("w")
+            self._lock = (self.path / f"lock{self._suffix}").open("w")  # Closing the file releases the lock.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.close()
@@ -89,125 +71,70 @@ class RunDirectory:
         except OSError as error:
             raise ValueError(f"{self.path}: cannot be written: {error.strerror}") from None
         try:
-            self._check_config(config)
+            self._check_config(config, is_writer=process == 0)
         except ValueError:
             self._lock.close()
             raise
         self.done: set[tuple] = set()
         self.ends: dict[tuple, float] = {}
-        for record in _records(self.path, BATCHES):
-            self._note(record)
-        self._cut()
+        for record in _read_records(self.path, BATCHES):
+            self._add(record)
+        own: set[tuple] = set()
+        self._batches = open_records(
+            self.path / f"{BATCHES}{self._suffix}.jsonl", lambda batch: own.add(batch_key(batch))
+        )
+        self._samples = open_records(
+            self.path / f"{SAMPLES}{self._suffix}.jsonl", lambda sample: tuple(sample["batch"]) in own
+        )
 
-    def _check_config(self, config: ExperimentConfig) -> None:
+    def _check_config(self, config: ExperimentConfig, *, is_writer: bool) -> None:
         file = self.path / CONFIG
         if not file.exists():
-            text = yaml.safe_dump(as_plain(config), sort_keys=False, allow_unicode=True, width=110)
-            _write_whole(file, text)
+            if is_writer:
+                write_atomically(file, yaml.safe_dump(as_plain(config), sort_keys=False, allow_unicode=True, width=110))
             return
-        there = dataclasses.replace(read_config(self.path), output_dir=config.output_dir)
-        for name in (field.name for field in dataclasses.fields(config)):
-            ours, theirs = as_plain(getattr(config, name)), as_plain(getattr(there, name))
-            if ours != theirs:
+        there = as_plain(read_run_config(self.path))
+        for name, ours in as_plain(config).items():
+            if name != "output_dir" and ours != there[name]:
                 raise ValueError(
-                    f"{self.path} holds a run with another configuration: {name} is {theirs} there and {ours} here; "
-                    "expected another output_dir"
+                    f"{self.path} holds a run with another configuration: {name} is {there[name]} there and {ours} "
+                    "here; expected another output_dir"
                 )
 
-    def _note(self, record: Record) -> None:
-        key = batch_key(record)
+    def _add(self, batch: Record) -> None:
+        key = batch_key(batch)
         self.done.add(key)
-        self.ends[key[:4]] = max(self.ends.get(key[:4], 0.0), record["end"])
-
-    def _cut(self) -> None:
-        """Cuts this process' files back to whole batches."""
-        batches = self._file(BATCHES)
-        whole, size = set(), 0
-        for record, end in _whole_lines(batches):
-            whole.add(batch_key(record))
-            size = end
-        batches.truncate(size)
-        batches.seek(size)
-        samples, size = self._file(SAMPLES), 0
-        for record, end in _whole_lines(samples):
-            if tuple(record["batch"]) not in whole:
-                break
-            size = end
-        samples.truncate(size)
-        samples.seek(size)
-
-    def _file(self, name: str) -> IO[bytes]:
-        if name not in self._files:
-            path = self.path / f"{name}{self._suffix}.jsonl"
-            path.touch()
-            self._files[name] = path.open("r+b")
-        return self._files[name]
+        self.ends[key[:4]] = max(self.ends.get(key[:4], 0.0), batch["end"])
 
     def begin(self, session: Record) -> None:
-        """Notes who works on the run, and on what machine."""
+        """Records a session: the process that works on the run now, and its environment."""
         file = self.path / f"run{self._suffix}.json"
         content = json.loads(file.read_text()) if file.exists() else {"version": VERSION, "sessions": []}
         content["sessions"].append(session)
-        _write_whole(file, json.dumps(content, indent=1) + "\n")
+        write_atomically(file, json.dumps(content, indent=1) + "\n")
 
     def commit(self, batch: Record, samples: Sequence[Record]) -> None:
-        """Appends a batch with its samples; when this returns, no kill loses them."""
+        """Appends a batch with its samples; they are on the disk when this returns."""
         key = batch_key(batch)
-        self._append(SAMPLES, [{**sample, "batch": key} for sample in samples])
-        self._append(BATCHES, [batch])
-        self._note(batch)
-
-    def _append(self, name: str, records: Sequence[Record]) -> None:
-        file = self._file(name)
-        file.write("".join(_line(record) for record in records).encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-    def close(self) -> None:
-        """Closes the files and lets others write."""
-        for file in (*self._files.values(), self._lock):
-            file.close()
+        append_records(self._samples, *({**sample, "batch": key} for sample in samples))
+        os.fsync(self._samples.fileno())
+        append_records(self._batches, batch)
+        os.fsync(self._batches.fileno())
+        self._add(batch)
 
     def __enter__(self) -> "RunDirectory":
         return self
 
     def __exit__(self, *exception) -> None:
-        self.close()
+        for file in (self._batches, self._samples, self._lock):
+            file.close()
 
 
-class ScoreFile:
-    """The scores of a run, appended as they come; resumes like the run itself."""
-
-    def __init__(self, path: Path):
-        """Opens the scores of the run directory `path`."""
-        file = path / f"{SCORES}.jsonl"
-        file.touch()
-        self._file = file.open("r+b")
-        self.done, size = set(), 0
-        for record, end in _whole_lines(self._file):
-            self.done.add(sample_key(record))
-            size = end
-        self._file.truncate(size)
-        self._file.seek(size)
-
-    def append(self, record: Record) -> None:
-        """Adds the scores of one sample."""
-        self._file.write(_line(record).encode())
-        self._file.flush()
-        self.done.add(sample_key(record))
-
-    def __enter__(self) -> "ScoreFile":
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._file.close()
-
-
-def read_config(path: Path) -> ExperimentConfig:
+def read_run_config(path: Path) -> ExperimentConfig:
     """Reads the configuration of a run.
 
     Raises:
-        ValueError: if the directory is no run.
+        ValueError: if the directory is not a run directory.
     """
     file = path / CONFIG
     try:
@@ -218,51 +145,60 @@ def read_config(path: Path) -> ExperimentConfig:
 
 
 def read_run(path: str | Path) -> RunRecords:
-    """Reads a run directory, be it finished or not.
+    """Reads a run directory, of a finished or an unfinished run.
 
     Raises:
-        ValueError: if it is none, or holds no batch.
+        ValueError: if it is not a run directory, or holds no batch.
     """
     path = Path(path)
-    config = read_config(path)
-    batches = list(_records(path, BATCHES))
+    config = read_run_config(path)
+    batches = list(_read_records(path, BATCHES))
     if not batches:
         raise ValueError(f"{path}: the run has decoded nothing yet")
-    whole = {batch_key(record) for record in batches}
-    samples = [record for record in _records(path, SAMPLES) if tuple(record["batch"]) in whole]
-    scores = {sample_key(record): record for record in _records(path, SCORES)}
-    sessions = [
-        session for file in sorted(path.glob("run*.json")) for session in json.loads(file.read_text())["sessions"]
-    ]
+    complete = {batch_key(record) for record in batches}
+    samples = [record for record in _read_records(path, SAMPLES) if tuple(record["batch"]) in complete]
+    scores = {sample_key(record): record for record in _read_records(path, "scores")}
+    files = sorted(path.glob("run*.json"))
+    sessions = [session for file in files for session in json.loads(file.read_text())["sessions"]]
     return RunRecords(path, config, sessions, batches, samples, scores)
 
 
-def _records(path: Path, name: str) -> Iterator[Record]:
+def _read_records(path: Path, name: str) -> Iterator[Record]:
     for file in sorted(path.glob(f"{name}*.jsonl")):
         with file.open("rb") as lines:
-            yield from (record for record, _ in _whole_lines(lines))
+            yield from (record for record, _ in _complete_lines(lines))
 
 
-def _whole_lines(file: IO[bytes]) -> Iterator[tuple[Record, int]]:
-    """Yields the records up to the first line that is not whole, and where each ends."""
-    file.seek(0)
+def _complete_lines(file: IO[bytes]) -> Iterator[tuple[Record, int]]:
+    """Yields the records before the first incomplete line, and where each ends."""
     end = 0
     for line in file:
-        if not line.endswith(b"\n"):
-            return
         try:
             record = json.loads(line)
         except ValueError:
+            return
+        if not line.endswith(b"\n"):
             return
         end += len(line)
         yield record, end
 
 
-def _line(record: Record) -> str:
-    return json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False) + "\n"
+def open_records(path: Path, is_kept: Callable[[Record], Any]) -> IO[bytes]:
+    """Opens a file of records and cuts off what follows the leading records for which `is_kept` is not False."""
+    path.touch()
+    file, size = path.open("r+b"), 0
+    for record, end in _complete_lines(file):
+        if is_kept(record) is False:
+            break
+        size = end
+    file.truncate(size)
+    file.seek(size)
+    return file
 
 
-def _write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+def append_records(file: IO[bytes], *records: Record) -> None:
+    """Appends records, each as one line."""
+    for record in records:
+        line = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        file.write(line.encode() + b"\n")
+    file.flush()

@@ -1,10 +1,11 @@
-"""Models: the Flax decoder, its configuration and cache, model families, quantization, sharding.
+"""Models: the Flax decoder, its configuration and its cache, model families, quantization and sharding.
 
-Imports `bass_jax.runtime` and `kernels_pallas`. Start with `model_config.py`, then `decoder.py`, then `flax_model.py`,
-the pure forward pass over both.
+Imports `bass_jax.runtime` and `kernels_pallas`. Start with `model_config.py`, then `decoder.py`, then `flax_model.py`.
 """
 
-from bass_jax.models.flax_model import Model, abstract_params, forward, init_model, init_params
+from bass_jax.models.decoder import ForwardOutput
+from bass_jax.models.flax_model import Model, abstract_params, init_model, init_params, param_shapes
+from bass_jax.models.mesh import start_distributed, tensor_parallel_mesh
 from bass_jax.models.model_config import (
     AttentionConfig,
     DenseMLP,
@@ -22,6 +23,7 @@ __all__ = [
     "PRESETS",
     "AttentionConfig",
     "DenseMLP",
+    "ForwardOutput",
     "LayerConfig",
     "Model",
     "ModelConfig",
@@ -29,11 +31,13 @@ __all__ = [
     "RopeConfig",
     "RopeScaling",
     "abstract_params",
-    "forward",
     "init_model",
     "init_params",
+    "param_shapes",
     "place_model",
     "preset",
     "quantize_model",
     "random_model",
+    "start_distributed",
+    "tensor_parallel_mesh",
 ]

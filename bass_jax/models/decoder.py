@@ -1,25 +1,26 @@
-"""One decoder for every family, in Flax Linen.
+"""One decoder for all families, in Flax Linen.
 
-Every tensor is declared once, with its shape, its initializer and its logical axes. Two layouts are
-chosen for speed and for sharding alike:
+Every tensor is declared once, with its shape, its initializer and its logical axes. Two layouts are chosen for speed
+and for sharding:
 
-* ``qkv [D, K, R + 2, H]``: the R query heads of a key-value head, then its key, then its value. One
-  product per layer instead of three (on a two-core CPU a five-token pass falls from 31 ms to 18 ms), and
-  sharding K keeps a group on one device.
-* ``embedding [E, V]``: the layout that the head's product wants, so that a tied model stores it once and
-  no pass transposes it. Looking a token up reads a column.
+* ``qkv [D, K, R + 2, H]``: the R query heads of a key-value head, then its key, then its value. A layer has one product
+  instead of three (on a two-core CPU a pass of five tokens takes 18 ms instead of 31), and sharding K keeps a group on
+  one device.
+* ``embedding [E, V]``: the layout of the head's product, so that a tied model stores the matrix once and never
+  transposes it. Looking up a token reads a column.
 """
 
 import dataclasses
 import functools
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from bass_jax.models import rotary
-from bass_jax.models.attention import Attention
-from bass_jax.models.kv_cache import KVCache, PagedCache, layers_of, with_layers
+from bass_jax.models.attention import Attention, LayerOutput
+from bass_jax.models.kv_cache import KVCache, PagedCache, join_layers, split_layers
 from bass_jax.models.mesh import replicate
 from bass_jax.models.mlp import MLP
 from bass_jax.models.model_config import LayerConfig, ModelConfig, NormConfig
@@ -29,8 +30,17 @@ from bass_jax.models.weights import declare_weight, multiply, product
 from bass_jax.typing import Array, Float, Int, Params
 
 
+class ForwardOutput(NamedTuple):
+    """The result of a pass."""
+
+    logits: Any  # [B, T, O] float32, of the token after each position; None after a pass without the head
+    cache: Any  # KVCache or PagedCache, with the tokens of this pass
+    hidden: Array  # [B, T, D], the hidden states that the head reads
+    candidates: Any = None  # KVCache of [B, M, T, K, H] per layer, after a pass over M candidate drafts
+
+
 class Layer(nn.Module):
-    """Attention and MLP around the residual stream, as `LayerConfig.block` says.
+    """Attention and MLP around the residual stream, in the order of `LayerConfig.block`.
 
     Attributes:
         config: of the model.
@@ -41,8 +51,8 @@ class Layer(nn.Module):
     layer: LayerConfig
 
     @nn.compact
-    def __call__(self, x, positions, angles, keys, values, num_candidates=1):
-        """Returns the new residual stream and what the attention returns behind its output."""
+    def __call__(self, x, positions, angles, keys, values, num_candidates=1) -> LayerOutput:
+        """Returns the new residual stream with the keys and values of the attention; see `Attention`."""
         config, layer = self.config, self.layer
 
         def normed(name, x):
@@ -51,35 +61,37 @@ class Layer(nn.Module):
         def normed_input(name, x):
             return norm_for_projections(layer.norm, x, declare_norm(self, name, layer.norm, config.width))
 
-        def attend(x):
+        def attend(x) -> LayerOutput:
             attention = Attention(config, layer.attention, name="attention")
             return attention(x, positions, angles, keys, values, num_candidates)
 
         mlp = MLP(config, layer.mlp, name="mlp")
         if layer.block == "parallel":
-            y, *written = attend(shared := normed_input("attention_norm", x))
-            return x + y + mlp(normed_input("mlp_norm", x) if layer.has_parallel_mlp_norm else shared), *written
+            shared = normed_input("attention_norm", x)
+            out = attend(shared)
+            y = mlp(normed_input("mlp_norm", x) if layer.has_parallel_mlp_norm else shared)
+            return out._replace(x=x + out.x + y)
         if layer.block == "post_norm":
-            y, *written = attend(Normed(x, None))
-            x = normed("attention_norm", x + y)
-            return normed("mlp_norm", x + mlp(Normed(x, None))), *written
-        y, *written = attend(normed_input("attention_norm", x))
-        x = x + (normed("attention_post_norm", y) if layer.block == "sandwich" else y)
+            out = attend(Normed(x, None))
+            x = normed("attention_norm", x + out.x)
+            return out._replace(x=normed("mlp_norm", x + mlp(Normed(x, None))))
+        out = attend(normed_input("attention_norm", x))
+        x = x + (normed("attention_post_norm", out.x) if layer.block == "sandwich" else out.x)
         y = mlp(normed_input("mlp_norm", x))
-        return x + (normed("mlp_post_norm", y) if layer.block == "sandwich" else y), *written
+        return out._replace(x=x + (normed("mlp_post_norm", y) if layer.block == "sandwich" else y))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _run_layer(config: ModelConfig, layer: LayerConfig, num_candidates: int, params: Params, *arguments):
-    """Runs a layer. Equal layers of a compiled pass are lowered as one function."""
-    return Layer(config, layer, parent=None).apply({"params": params}, *arguments, num_candidates)
+def _run_layer(config: ModelConfig, layer: LayerConfig, num_candidates: int, params: Params, *arguments) -> LayerOutput:
+    """Runs a layer. A compiled pass lowers equal layers as one function."""
+    return Layer(config, layer, parent=None).apply({"params": params}, *arguments, num_candidates)  # type: ignore
 
 
 class Decoder(nn.Module):
     """Embedding, layers, norm and head.
 
-    Layers are unrolled, not scanned: a scan that returns its cache copies it, and a scan that carries it
-    hides each layer's buffer from in-place kernels. Layers of one kind are traced and lowered once for all.
+    Layers are unrolled, not scanned: a scan that returns the cache copies it, and a scan that carries it prevents
+    kernels from updating each layer's buffer in place. Equal layers are traced and lowered once.
     """
 
     config: ModelConfig
@@ -110,9 +122,71 @@ class Decoder(nn.Module):
         if config.has_head_bias:
             self.head_bias = declare(self, "head_bias", (O,), ("vocab",), zeros)
 
+    def hidden_states(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        cache: KVCache | PagedCache | None,
+        num_candidates: int = 1,
+        hidden: Float[Array, "B T E"] | None = None,
+    ) -> ForwardOutput:
+        """Runs the embedding, the layers and the final norm, but not the head.
+
+        Args:
+            tokens: ``[B, T]`` int32.
+            positions: ``[B, T]`` int32.
+            cache: None for whole sequences from position 0 on. Nothing is then scattered, and the pass can be
+                differentiated.
+            num_candidates: number of candidate drafts in T; see `Attention`.
+            hidden: the target's hidden state at the token before each, if the configuration has a `hidden_width`.
+        """
+        config = self.config
+        x = self._embed(tokens, positions, hidden)
+        angles = self._angles(positions)
+        nothing = (None,) * config.num_layers
+        cached = (nothing, nothing) if cache is None else split_layers(cache)
+        params = self.variables.get("params", {})
+        outputs = []
+        for i, (layer, keys, values) in enumerate(zip(config.layers, *cached, strict=True)):
+            arguments = x, positions, angles[layer.attention.rope, layer.attention.head_dim], keys, values
+            if self.is_initializing():
+                out = self.layers[i](*arguments)
+            else:
+                out = _run_layer(config, layer, num_candidates, params[f"layer_{i}"], *arguments)
+            x = out.x
+            outputs.append(out)
+        _, keys, values, new_keys, new_values = zip(*outputs, strict=True)
+        if config.final_norm is not None:
+            x = apply_norm(config.final_norm, x, self.final_norm)
+        candidates = None if num_candidates == 1 else KVCache(new_keys, new_values)
+        return ForwardOutput(None, join_layers(cache, keys, values), x, candidates)
+
+    def next_hidden(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
+        """Predicts the target's hidden states at the tokens whose own hidden states are given."""
+        return product(hidden, self.hidden_output, rounds_to=self.config.product_dtype)
+
+    def logits(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
+        """Computes the logits, float32; on a mesh every device gets all of them."""
+        config = self.config
+        if config.has_output_projection:
+            hidden = product(hidden, self.output_projection, rounds_to=config.product_dtype)
+        head = self.embedding if config.is_tied else self.head
+        # The input is never rounded to INT8 here, because the error would be one of the logits.
+        scores = multiply(hidden, head, dtype=jnp.float32, rounds_to=config.product_dtype)
+        if config.has_head_bias:
+            scores += self.head_bias.astype(jnp.float32)
+        if config.logit_softcap is not None:
+            scores = config.logit_softcap * jnp.tanh(scores / config.logit_softcap)
+        return replicate(scores)
+
+    def __call__(self, tokens, positions, cache) -> ForwardOutput:
+        """Runs a whole pass; see `hidden_states`."""
+        output = self.hidden_states(tokens, positions, cache)
+        return output._replace(logits=self.logits(output.hidden))
+
     def _embed(self, tokens, positions, hidden):
         config = self.config
-        # Out-of-range ids (padding of -1) read column 0 and are never used.
+        # Padding ids such as -1 read some column, whose result is never used.
         columns = jnp.clip(tokens, 0, config.vocab_size - 1)
         x = jnp.moveaxis(jnp.take(self.embedding.values, columns, axis=1), 0, -1)
         if self.embedding.scale is not None:
@@ -141,65 +215,8 @@ class Decoder(nn.Module):
             for rope, head_dim in kinds
         }
 
-    def hidden_states(
-        self,
-        tokens: Int[Array, "B T"],
-        positions: Int[Array, "B T"],
-        cache: KVCache | PagedCache | None,
-        num_candidates: int = 1,
-        hidden: Float[Array, "B T E"] | None = None,
-    ):
-        """Runs embedding, layers and final norm; prefill needs no more than this.
-
-        Without a cache, the tokens are whole sequences from position 0 on, and nothing is scattered: the
-        pass to differentiate. With several chains, also returns their new keys and values, ``[B, T, K, H]`` per layer.
-        `hidden` is the target's hidden state at the token before each, where the configuration has a `hidden_width`.
-        """
-        config = self.config
-        x = self._embed(tokens, positions, hidden)
-        angles = self._angles(positions)
-        written = []
-        nothing = (None,) * config.num_layers
-        cached = (nothing, nothing) if cache is None else layers_of(cache)
-        params = self.variables.get("params", {})
-        for i, (layer, k, v) in enumerate(zip(config.layers, *cached, strict=True)):
-            arguments = x, positions, angles[layer.attention.rope, layer.attention.head_dim], k, v
-            if self.is_initializing():
-                x, *layer_written = self.layers[i](*arguments)
-            else:
-                x, *layer_written = _run_layer(config, layer, num_candidates, params[f"layer_{i}"], *arguments)
-            written.append(layer_written)
-        keys, values, *new = zip(*written, strict=True)
-        if config.final_norm is not None:
-            x = apply_norm(config.final_norm, x, self.final_norm)
-        cache = with_layers(cache, keys, values)
-        return (x, cache) if num_candidates == 1 else (x, cache, KVCache(*new))
-
-    def next_hidden(self, hidden_states: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
-        """Foretells the target's hidden state at these tokens, which it has not read yet."""
-        return product(hidden_states, self.hidden_output, rounds_to=self.config.product_dtype)
-
-    def logits(self, hidden_states: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
-        """Scores the vocabulary, float32; on a mesh every device gets all scores."""
-        config = self.config
-        if config.has_output_projection:
-            hidden_states = product(hidden_states, self.output_projection, rounds_to=config.product_dtype)
-        head = self.embedding if config.is_tied else self.head
-        # Inputs are never rounded to INT8 here, where an error would be one of the logits themselves.
-        scores = multiply(hidden_states, head, dtype=jnp.float32, rounds_to=config.product_dtype)
-        if config.has_head_bias:
-            scores += self.head_bias.astype(jnp.float32)
-        if config.logit_softcap is not None:
-            scores = config.logit_softcap * jnp.tanh(scores / config.logit_softcap)
-        return replicate(scores)
-
-    def __call__(self, tokens, positions, cache):
-        """Returns logits ``[B, T, O]`` float32 and the cache with the new tokens in it."""
-        hidden_states, *caches = self.hidden_states(tokens, positions, cache)
-        return self.logits(hidden_states), *caches
-
 
 @functools.cache
 def decoder(config: ModelConfig) -> Decoder:
-    """Returns the one module of a configuration (a module is immutable; building it costs 100 µs)."""
+    """Returns the module of a configuration, cached because building it takes 100 µs."""
     return Decoder(config)

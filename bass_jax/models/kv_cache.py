@@ -1,10 +1,10 @@
-"""The key-value cache: dense, per layer ``[B, K, S, H]``, or in pages; one slot per absolute position.
+"""The key-value cache: dense, ``[B, K, S, H]`` per layer, or paged.
 
-Slot ``s`` of row ``b`` holds the keys and values of that row's token at position ``s``. A row has no
-holes and no padding in front, so its valid slots are a prefix, and rolling back after a rejection is
-lowering the row's length: nothing is moved or cleared, because no query reads past its own position.
+Slot ``s`` of a row holds the keys and values of the row's token at position ``s``. Rows have no holes and no padding in
+front, so the valid slots are a prefix. A rollback after a rejection only lowers the row's length: nothing is moved or
+cleared, because no query reads past its own position.
 
-In pages, the slots of a row lie in stretches that a table names, and rows that will grow long hold more of them.
+In a paged cache the slots of a row are in pages that a table lists. Longer rows have more pages.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,28 @@ class Int8KV(NamedTuple):
         return self.values.shape
 
 
-class KVCache(NamedTuple):
-    """Keys and values of every layer, `Int8KV` where the model's `cache_dtype` says so.
+class PagedKV(NamedTuple):
+    """Keys or values of one layer in pages that all rows share, and the rows' tables."""
 
-    A tuple of arrays per layer, rather than one stacked array, lets XLA update each in place and hand
-    it to an attention kernel without slicing (and copying) it out.
+    pages: Array  # [P, K, page, H]
+    tables: Array  # [B, M] int32, the pages of each row in order; P or more for no page
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(B, K, M * page, H)``, the shape of an equivalent dense array."""
+        _, num_heads, page_size, head_dim = self.pages.shape
+        return self.tables.shape[0], num_heads, self.tables.shape[1] * page_size, head_dim
+
+
+LayerKV = Array | Int8KV | PagedKV
+"""Keys or values of one layer; dense in the model's dtype ``[B, K, S, H]``, dense INT8, or paged."""
+
+
+class KVCache(NamedTuple):
+    """Keys and values of every layer, `Int8KV` if the model's `cache_dtype` is INT8.
+
+    A tuple of arrays per layer instead of one stacked array lets XLA update each in place, and pass it to an attention
+    kernel without a copy.
     """
 
     keys: tuple[Array | Int8KV, ...]  # L x [B, K, S, H]
@@ -41,28 +58,15 @@ class KVCache(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Slots per row, ``S``."""
+        """S, the number of slots per row."""
         return self.keys[0].shape[2]
 
 
-class PagedKV(NamedTuple):
-    """Keys or values of one layer in pages that all rows share, and which of them are whose."""
-
-    pages: Array  # [P, K, page, H]
-    tables: Array  # [B, M] int32, pages of each row in order; P or more where it has none
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """``(B, K, M * page, H)``, as if it were dense."""
-        _, num_heads, page_size, head_dim = self.pages.shape
-        return self.tables.shape[0], num_heads, self.tables.shape[1] * page_size, head_dim
-
-
 class PagedCache(NamedTuple):
-    """Keys and values of every layer in pages; a row's table is one for all layers.
+    """Keys and values of every layer in pages; a row has one table for all layers.
 
-    Rows come and go by their tables alone: no keys or values are moved. What another row has left in a page is never
-    used, whatever bits it is.
+    Rows are added and removed by changing tables, without moving keys or values. What another row left in a page is
+    never used, even if it is NaN.
     """
 
     keys: tuple[Array, ...]  # L x [P, K, page, H]
@@ -71,31 +75,31 @@ class PagedCache(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Slots that a row's table has room for, ``S = M * page``."""
+        """``S = M * page``, the number of slots per row."""
         return self.tables.shape[1] * self.keys[0].shape[2]
 
 
-def layers_of(cache: KVCache | PagedCache) -> tuple[tuple, tuple]:
-    """Keys and values per layer, each with all that is needed to read and write it."""
+def split_layers(cache: KVCache | PagedCache) -> tuple[tuple[LayerKV, ...], tuple[LayerKV, ...]]:
+    """Returns the keys and the values of each layer."""
     if isinstance(cache, PagedCache):
         keys, values = (tuple(PagedKV(pages, cache.tables) for pages in side) for side in cache[:2])
         return keys, values
     return cache.keys, cache.values
 
 
-def with_layers(cache: KVCache | PagedCache | None, keys: tuple, values: tuple) -> KVCache | PagedCache:
-    """The reverse of `layers_of`."""
+def join_layers(cache: KVCache | PagedCache | None, keys: tuple, values: tuple) -> KVCache | PagedCache:
+    """Inverts `split_layers`; `cache` is the cache that was split, or None for a new dense one."""
     if isinstance(cache, PagedCache):
         return cache._replace(keys=tuple(one.pages for one in keys), values=tuple(one.pages for one in values))
     return KVCache(keys, values)
 
 
 def allocate(heads: Sequence[tuple[int, int]], batch: int, capacity: int, dtype: jnp.dtype) -> KVCache:
-    """Makes a zeroed cache. An uninitialized one could hold NaN, and a masked probability of 0 times NaN is NaN.
+    """Returns a cache of zeros. Uninitialized memory could hold NaN, and a masked weight of 0 times NaN is NaN.
 
     Args:
-        heads: of each layer, the number of key-value heads and their size.
-        batch: rows.
+        heads: the number of key-value heads of each layer, and their size.
+        batch: number of rows.
         capacity: slots per row.
         dtype: of keys and values.
     """
@@ -109,13 +113,11 @@ def allocate(heads: Sequence[tuple[int, int]], batch: int, capacity: int, dtype:
     return KVCache(*(tuple(empty(*one) for one in heads) for _ in KVCache._fields))
 
 
-def append(
-    layer: Float[Array, "B K S H"] | Int8KV | PagedKV, new: Float[Array, "B T K H"], positions: Int[Array, "B T"]
-) -> Float[Array, "B K S H"] | Int8KV | PagedKV:
-    """Writes `new` at each row's `positions`; those at or past ``S`` are dropped.
+def append(layer: LayerKV, new: Float[Array, "B T K H"], positions: Int[Array, "B T"]) -> LayerKV:
+    """Writes `new` to each row's `positions`; those at or past ``S`` are dropped.
 
-    One in-place scatter when the cache is donated, and one more for the scales of an INT8 cache. `positions` must not
-    repeat inside a row, except past the end.
+    If the cache is donated this is one in-place scatter, and one more for the scales of an INT8 cache. Positions below
+    ``S`` must be distinct within a row.
     """
     if isinstance(layer, Int8KV):
         values, scales = quantize_kv(new)
@@ -128,7 +130,7 @@ def append(
 def _write(layer: Array, new: Array, positions: Int[Array, "B T"]) -> Array:
     rows = jnp.arange(layer.shape[0])[:, None, None]
     heads = jnp.arange(layer.shape[1])[None, :, None]
-    # Distinct slots past the end: the promise of unique indices holds for dropped writes too.
+    # Dropped writes need distinct slots past the end, because unique indices are promised for them too.
     past_end = layer.shape[2] + jnp.arange(positions.shape[1])
     slots = jnp.where(positions < layer.shape[2], positions, past_end)[:, None, :]
     return layer.at[rows, heads, slots].set(new.swapaxes(1, 2), mode="drop", unique_indices=True)
@@ -137,38 +139,38 @@ def _write(layer: Array, new: Array, positions: Int[Array, "B T"]) -> Array:
 def _write_pages(layer: PagedKV, new: Array, positions: Int[Array, "B T"]) -> Array:
     num_pages, num_heads, page_size, _ = layer.pages.shape
     num_rows, num_tokens = positions.shape
-    stretch = jnp.minimum(positions // page_size, layer.tables.shape[1] - 1)
-    pages = jnp.take_along_axis(layer.tables, stretch, axis=1)
+    entries = jnp.minimum(positions // page_size, layer.tables.shape[1] - 1)
+    pages = jnp.take_along_axis(layer.tables, entries, axis=1)
     is_dropped = (positions >= layer.shape[2]) | (pages >= num_pages)
-    # Distinct places past the end: the promise of unique indices holds for dropped writes too.
-    apart = jnp.arange(num_rows * num_tokens, dtype=jnp.int32).reshape(num_rows, num_tokens)
-    pages = jnp.where(is_dropped, num_pages + apart, pages)[:, None, :]
+    # Dropped writes need distinct pages past the end, because unique indices are promised for them too.
+    past_end = num_pages + jnp.arange(num_rows * num_tokens, dtype=jnp.int32).reshape(num_rows, num_tokens)
+    pages = jnp.where(is_dropped, past_end, pages)[:, None, :]
     heads = jnp.arange(num_heads)[None, :, None]
     slots = (positions % page_size)[:, None, :]
     return layer.pages.at[pages, heads, slots].set(new.swapaxes(1, 2), mode="drop", unique_indices=True)
 
 
 def keep_candidate(cache: KVCache, new: KVCache, candidate: Int[Array, "B"], positions: Int[Array, "B T"]) -> KVCache:
-    """Writes the tokens of one chain per row over those of whichever was written last.
+    """Writes the tokens of one candidate draft per row over those of the candidate that was written last.
 
     Args:
-        cache: after a pass over several chains.
-        new: keys and values of all chains, ``[B, M, T, K, H]`` per layer.
-        candidate: which to keep.
+        cache: the cache after a pass over all candidates.
+        new: keys and values of all candidates, ``[B, M, T, K, H]`` per layer.
+        candidate: index of the candidate to keep.
         positions: of its tokens; those at or past ``S`` are dropped.
     """
     rows = jnp.arange(candidate.shape[0])
 
-    def keep(layer, of_all):
-        return append(layer, of_all[rows, candidate], positions)
+    def keep(layer, new_of_all):
+        return append(layer, new_of_all[rows, candidate], positions)
 
     return jax.tree.map(keep, cache, new, is_leaf=lambda node: isinstance(node, Int8KV))
 
 
 def gather_rows(tree: Any, rows: Int[Array, "rows"]) -> Any:
-    """Takes `rows` of every array of a cache, or of any state with rows first.
+    """Selects `rows` of every array of a cache or a state, to replicate a prompt or to compact a batch.
 
-    Replicates a prompt over its samples, or compacts a batch. Of a paged cache the tables alone move.
+    Of a paged cache only the tables are gathered.
     """
 
     def take(leaf):
@@ -180,18 +182,21 @@ def gather_rows(tree: Any, rows: Int[Array, "rows"]) -> Any:
 
 
 def is_paged(node: Any) -> bool:
-    """Whether a node of a state is a paged cache."""
+    """Returns whether a node of a tree is a paged cache."""
     return isinstance(node, PagedCache)
 
 
-def paged(tree: Any, num_pages: int, page_size: int, tables: Int[Array, "B M"]) -> Any:
-    """Makes an empty paged cache of every dense one in `tree`, which gives the shapes.
+def as_paged(tree: Any, num_pages: int, page_size: int, tables: Int[Array, "B M"]) -> Any:
+    """Replaces every dense cache in `tree` by an empty paged one of the same layers and heads.
 
     Args:
-        tree: with dense caches.
-        num_pages: P; 0 for caches that are lent their pages, see `with_pages`.
+        tree: a tree with dense caches.
+        num_pages: P; 0 for caches without pages, which `with_pages` adds.
         page_size: slots per page.
-        tables: of the rows.
+        tables: tables of the rows.
+
+    Raises:
+        ValueError: if a cache is INT8.
     """
 
     def empty(node):
@@ -211,13 +216,13 @@ def paged(tree: Any, num_pages: int, page_size: int, tables: Int[Array, "B M"]) 
 
 
 def pages_of(tree: Any) -> tuple[tuple[Any, Any], ...]:
-    """Keys and values of every paged cache in `tree`, in order; () where there are none."""
+    """Returns the keys and values of every paged cache in `tree`, in order."""
     nodes = jax.tree.leaves(tree, is_leaf=is_paged)
     return tuple((node.keys, node.values) for node in nodes if is_paged(node))
 
 
 def with_pages(tree: Any, pages: tuple[tuple[Any, Any], ...] | None) -> Any:
-    """Puts `pages_of` another tree into the paged caches of `tree`; None takes them out."""
+    """Puts `pages_of` another tree into the paged caches of `tree`; None removes their pages."""
     rest = iter(pages or ())
 
     def put(node):

@@ -1,4 +1,4 @@
-"""Several devices: the mesh that a model is spread over, and what lies whole on all of it."""
+"""Meshes of several devices, and the placement of arrays that are replicated on them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,18 +11,18 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from bass_jax.models.kv_cache import KVCache
 
 AXIS = "tp"
-"""Name of the mesh axis that `bass_jax.models.sharding.TENSOR_PARALLEL` splits heads, mlp and vocabulary over."""
+"""The mesh axis that `bass_jax.models.sharding.TENSOR_PARALLEL` partitions heads, MLPs and vocabulary over."""
 
 
 def tensor_parallel_mesh(num_devices: int | None = None, *, devices: Sequence[Any] | None = None) -> Mesh:
-    """Makes a mesh of one axis, ``"tp"``, for `bass_jax.load_pair` and `bass_jax.random_pair`.
+    """Returns a mesh with one axis, ``"tp"``, for `bass_jax.load_pair` and `bass_jax.decoding.random_pair`.
 
     Args:
-        num_devices: the first so many; default all.
-        devices: to take from; default those of all processes.
+        num_devices: use the first so many devices; all by default.
+        devices: the devices to choose from; by default those of all processes.
 
     Raises:
-        ValueError: if there are fewer.
+        ValueError: if there are fewer devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     wanted = len(devices) if num_devices is None else num_devices
@@ -34,14 +34,15 @@ def tensor_parallel_mesh(num_devices: int | None = None, *, devices: Sequence[An
 def start_distributed(
     coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
 ) -> Mesh:
-    """Joins the processes of a run and returns the mesh of all their devices; call it before anything uses a device.
+    """Connects the processes of a run and returns the mesh of all their devices.
 
-    Every process runs the same program on the same prompts: each holds its part of the weights, all hold the tokens.
+    Call it before anything uses a device. Every process runs the same program on the same prompts; each holds its part
+    of the weights, and all hold the tokens.
 
     Args:
-        coordinator: ``"host:port"`` of process 0. Default what the cluster says, where jax knows it (Slurm, Open MPI).
-        num_processes: of the run; likewise.
-        process_id: of this process, from 0; likewise.
+        coordinator: ``"host:port"`` of process 0. By default JAX asks the cluster (Slurm, Open MPI).
+        num_processes: number of processes of the run; likewise.
+        process_id: index of this process, from 0; likewise.
 
     Raises:
         ValueError: if only some of the three are given.
@@ -55,7 +56,7 @@ def start_distributed(
 
 
 def mesh_of(tree: Any) -> Mesh | None:
-    """Returns the mesh that arrays of `tree` lie on, or None if each lies on one device."""
+    """Returns the mesh that arrays of `tree` are placed on, or None if each is on one device."""
     for leaf in jax.tree.leaves(tree):
         sharding = getattr(leaf, "sharding", None)
         if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
@@ -64,13 +65,13 @@ def mesh_of(tree: Any) -> Mesh | None:
 
 
 def has_axis(axis: str | None) -> bool:
-    """Whether a mesh of several devices is set that has `axis`, which is not None."""
-    return axis is not None and _is_spread() and axis in jax.sharding.get_abstract_mesh().axis_names
+    """Returns whether a mesh of several devices is set and has `axis`, which is not None."""
+    return axis is not None and _has_mesh() and axis in jax.sharding.get_abstract_mesh().axis_names
 
 
 def replicate(tree: Any) -> Any:
-    """Keeps arrays whole on every device of the mesh that is set; caches stay as they are. Without a mesh, `tree`."""
-    if not _is_spread():
+    """Constrains arrays to be replicated on the mesh that is set, except caches; without a mesh returns `tree`."""
+    if not _has_mesh():
         return tree
 
     def keep(leaf):
@@ -80,14 +81,14 @@ def replicate(tree: Any) -> Any:
 
 
 def split_heads(cache: KVCache, axis: str | None) -> KVCache:
-    """Splits a cache's heads over a mesh axis, where a mesh that has it is set."""
+    """Partitions the heads of a cache over a mesh axis, if a mesh that has the axis is set."""
     if not has_axis(axis):
         return cache
     return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, PartitionSpec(None, axis)), cache)
 
 
 def place_whole(tree: Any, mesh: Mesh | None) -> Any:
-    """Puts arrays on the default device, or whole on every device of `mesh`; caches stay where they are."""
+    """Places arrays on the default device, or replicated on `mesh`; on a mesh, caches are not moved."""
     if mesh is None:
         return jax.device_put(tree)
     whole = NamedSharding(mesh, PartitionSpec())
@@ -96,7 +97,7 @@ def place_whole(tree: Any, mesh: Mesh | None) -> Any:
         if isinstance(leaf, KVCache):
             return leaf
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            # Of several processes each has the keys; jax passes plain numbers alone to all devices.
+            # JAX cannot place keys on the devices of several processes, only numbers.
             data = jax.device_put(np.asarray(jax.random.key_data(leaf)), whole)
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
         return leaf if getattr(leaf, "sharding", None) == whole else jax.device_put(leaf, whole)
@@ -104,6 +105,6 @@ def place_whole(tree: Any, mesh: Mesh | None) -> Any:
     return jax.tree.map(put, tree, is_leaf=lambda node: isinstance(node, KVCache))
 
 
-def _is_spread() -> bool:
+def _has_mesh() -> bool:
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and mesh.size > 1

@@ -25,7 +25,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        """Returns ``[B, T, D]`` of a `Normed` input."""
+        """Returns ``[B, T, D]`` for a `Normed` input."""
         config, mlp = self.config, self.mlp
         D, F = config.width, mlp.width
         name, parts = ("gate_up", (2,)) if mlp.is_gated else ("up", ())

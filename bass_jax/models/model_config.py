@@ -1,4 +1,4 @@
-"""The configuration of a model: a few fields of its own, and a `LayerConfig` per layer."""
+"""The configuration of a model: a few fields, and a `LayerConfig` per layer."""
 
 import dataclasses
 import math
@@ -26,20 +26,20 @@ def _check_softcap(name: str, value: float | None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """Scaling of the rotary frequencies beyond the context that a model was first trained on.
+    """Scaling of the rotary frequencies for contexts longer than that of the first training.
 
     Attributes:
         kind: ``"linear"`` divides every frequency by `factor`. ``"llama3"`` divides the low frequencies, keeps the high
-            ones and interpolates between (Llama 3.1). ``"yarn"`` interpolates between lanes instead of wavelengths, and
+            ones and interpolates in between (Llama 3.1). ``"yarn"`` interpolates over lanes instead of wavelengths, and
             scales the rotated queries and keys (Peng et al., arXiv 2309.00071).
         factor: at least 1.
         low_freq_factor: llama3: wavelengths above ``original_context / low_freq_factor`` are divided.
         high_freq_factor: llama3: wavelengths below ``original_context / high_freq_factor`` are kept.
         original_context: llama3, yarn: context of the first training, in tokens.
-        beta_fast: yarn: lanes with more turns than this in `original_context` are kept.
-        beta_slow: yarn: lanes with fewer turns than this are divided.
+        beta_fast: yarn: lanes with more rotations than this in `original_context` are kept.
+        beta_slow: yarn: lanes with fewer rotations than this are divided.
         attention_factor: yarn: factor on the rotated queries and keys; None means ``0.1 log(factor) + 1``.
-        is_truncated: yarn: the first and the last interpolated lane are rounded outwards to whole lanes.
+        is_truncated: yarn: round the first interpolated lane down and the last one up to integers.
     """
 
     kind: Literal["linear", "llama3", "yarn"]
@@ -72,7 +72,7 @@ class RopeConfig:
 
     Attributes:
         base: base of the frequencies.
-        rotary_dim: lanes of a head that are rotated, the first ones; None means all.
+        rotary_dim: number of leading lanes of a head that are rotated; None means all.
         scaling: see `RopeScaling`.
     """
 
@@ -88,12 +88,12 @@ class RopeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class NormConfig:
-    """A norm over the width of the residual stream, or over a head.
+    """A norm over the width of the residual stream or over a head.
 
     Attributes:
-        kind: ``"rms"``, or ``"layer"`` with a mean and biases.
+        kind: ``"rms"``, or ``"layer"``, which subtracts the mean and has biases.
         eps: added to the variance.
-        offset: added to the learned scale of an RMS norm (Gemma's 1).
+        offset: added to the learned scale of an RMS norm (1 in Gemma).
     """
 
     kind: Literal["rms", "layer"] = "rms"
@@ -112,13 +112,13 @@ class AttentionConfig:
         num_heads: N.
         num_kv_heads: K; divides N.
         head_dim: H.
-        rope: rotary positions; None for a layer without.
-        window: positions that a query sees, itself included; None for all.
-        has_bias: biases on the query, key and value projections.
-        has_out_bias: a bias on the output projection; None means as `has_bias`.
-        qk_norm: an RMS norm over each head of the queries and the keys (Qwen3, Gemma 3); None for none.
+        rope: rotary positions; None for none.
+        window: number of positions that a query sees, itself included; None for all.
+        has_bias: whether the query, key and value projections have biases.
+        has_out_bias: whether the output projection has a bias; None means the same as `has_bias`.
+        qk_norm: RMS norm over each head of the queries and the keys (Qwen3, Gemma 3); None for none.
         scale: factor on the scores; None means ``head_dim ** -0.5``.
-        softcap: c, where the scaled scores become ``c tanh(x / c)`` before masking; None for no cap.
+        softcap: c: a scaled score x becomes ``c tanh(x / c)`` before masking; None for no cap.
     """
 
     num_heads: int
@@ -151,7 +151,7 @@ class AttentionConfig:
 
     @property
     def queries_per_kv_head(self) -> int:
-        """R, the number of query heads that read one key-value head."""
+        """R, the number of query heads per key-value head."""
         return self.num_heads // self.num_kv_heads
 
 
@@ -162,8 +162,8 @@ class DenseMLP:
     Attributes:
         width: F.
         activation: ``"silu"``, ``"relu"``, ``"gelu"`` or ``"gelu_tanh"``.
-        is_gated: multiplies the activations by a gate.
-        has_bias: biases on the projections.
+        is_gated: whether the activations are multiplied by a second projection.
+        has_bias: whether the projections have biases.
     """
 
     width: int
@@ -181,13 +181,13 @@ class LayerConfig:
     """Attention and MLP around the residual stream.
 
     Attributes:
-        attention: mixes tokens of the sequence.
-        mlp: transforms each token.
-        norm: the kind of every norm of the layer.
-        block: where the norms are. ``"pre_norm"`` normalizes the input of attention and of the MLP. ``"post_norm"``
-            normalizes each sum (OPT 350M). ``"sandwich"`` normalizes inputs and outputs (Gemma 2 and 3).
-            ``"parallel"`` adds attention and MLP of one normalized input (GPT-NeoX, CodeGen).
-        has_parallel_mlp_norm: in a parallel block, the MLP has a norm of its own.
+        attention: the attention.
+        mlp: the MLP.
+        norm: the kind of all norms of the layer.
+        block: position of the norms. ``"pre_norm"`` normalizes the inputs of attention and MLP. ``"post_norm"``
+            normalizes each sum with the residual stream (OPT 350M). ``"sandwich"`` normalizes inputs and outputs (Gemma
+            2 and 3). ``"parallel"`` adds attention and MLP of one normalized input (GPT-NeoX, CodeGen).
+        has_parallel_mlp_norm: whether the MLP of a parallel block has its own norm.
     """
 
     attention: AttentionConfig
@@ -205,43 +205,40 @@ class LayerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Shape and arithmetic of a decoder.
-
-    A model with equal layers is built with ``layers=(layer,) * num_layers``.
+    """The shape and the arithmetic of a decoder. Equal layers are given as ``layers=(layer,) * num_layers``.
 
     Attributes:
-        vocab_size: V, rows of the logits (or of the input embedding, with `output_vocab_size`).
+        vocab_size: V, the number of tokens of the input embedding, and of the logits without `output_vocab_size`.
         width: D.
-        context: the longest sequence, in tokens.
-        layers: L layers, the first one first. The hash leaves them out, because jax hashes the configuration in every
-            call of a compiled function that takes a model.
+        context: largest sequence length, in tokens.
+        layers: the L layers in order. They are not part of the hash, because JAX hashes the configuration in every call
+            of a compiled function that takes a model.
         final_norm: the norm after the last layer; None for none.
-        family: name of the weight layout it was read from; ``"llama"`` for our own.
-        is_tied: the head is the transpose of the input embedding.
-        has_learned_positions: a learned vector per position is added to the embedding.
-        position_offset: rows of the learned positions before that of position 0 (OPT's 2).
-        embedding_width: E; the input embedding has this width and is projected to D by a learned matrix.
-            None means D without a projection. A draft uses it to share its target's embedding.
+        family: name of the weight layout that the model was read from; ``"llama"`` for our own.
+        is_tied: whether the head is the transpose of the input embedding.
+        has_learned_positions: whether a learned vector per position is added to the embedding.
+        position_offset: number of rows of the learned positions before that of position 0 (2 in OPT).
+        embedding_width: E, the width of the input embedding, which a learned matrix projects to D; None means D without
+            a projection. A draft uses it to share its target's embedding.
         embedding_scale: factor on the input embedding.
-        has_output_projection: a matrix from D to E before the head (OPT 350M).
-        output_vocab_size: O; the head scores only this many tokens, listed in `Model.output_ids`.
-            None means all V. A draft uses it because its head costs more than its layers.
-        has_head_bias: a bias on the logits.
-        logit_softcap: c, where logits become ``c tanh(x / c)``; None for no cap.
-        hidden_width: width of the target's hidden states that a draft reads with the tokens (see
-            `bass_jax.models.eagle_network`); None for a model that reads tokens only.
+        has_output_projection: whether a matrix projects from D to E before the head (OPT 350M).
+        output_vocab_size: O, the number of tokens that the head scores, listed in `Model.output_ids`; None means V. A
+            draft uses it because its head costs more than its layers.
+        has_head_bias: whether the logits have a bias.
+        logit_softcap: c: logits become ``c tanh(x / c)``; None for no cap.
+        hidden_width: width of the target's hidden states that an EAGLE draft reads with the tokens (see
+            `bass_jax.drafters.eagle`); None for a model that reads tokens only.
         dtype: of the parameters, activations and cache, except for those in INT8: ``"float32"`` or ``"bfloat16"``.
-        quantize: ``"int8"`` stores the matrices of the layers and of the head in INT8 with a scale per output channel,
-            cast where the products read them. ``"int8_activations"`` also rounds the inputs of the layers' products to
+        quantize: ``"int8"`` stores the matrices of the layers and the head in INT8 with a scale per output channel, and
+            casts them inside the products. ``"int8_activations"`` also rounds the inputs of the layers' products to
             INT8, with a scale per token, and sums in integers. None stores everything in `dtype`.
-        cache_dtype: ``"int8"`` keeps keys and values in INT8 with a scale per token and head; None means `dtype`.
+        cache_dtype: ``"int8"`` stores keys and values in INT8 with a scale per token and head; None means `dtype`.
         attention_implementation: ``"ragged"``, ``"pad"`` or ``"split"``, the forms of
-            `kernels_pallas.ops.ragged_attention` on a GPU (elsewhere all three are ``"xla"``), ``"xla"``, or
-            ``"cudnn"``, which transposes the cache in every pass and falls back to ``"ragged"``.
-        product_dtype: ``"bfloat16"`` rounds the float32 inputs of products of activations with weights, and of the
-            gradient by the activations, not by a weight. Sums and everything else stay float32, and the inputs of INT8
+            `kernels_pallas.ops.ragged_attention` on a GPU (elsewhere all three are ``"xla"``), or ``"xla"``.
+        product_dtype: ``"bfloat16"`` rounds the float32 inputs of products of activations with weights, and of their
+            gradient by the activations. Gradients by weights, sums and everything else stay float32, and inputs of INT8
             weights are not rounded. None does not round. Training sets it.
-        tensor_axis: mesh axis that the key-value heads are split over; set when a model is placed on a mesh.
+        tensor_axis: mesh axis that the key-value heads are partitioned over; set when a model is placed on a mesh.
     """
 
     vocab_size: int
@@ -279,7 +276,7 @@ class ModelConfig:
         check_choice("quantize", self.quantize, (None, "int8", "int8_activations"))
         check_choice("cache_dtype", self.cache_dtype, (None, "int8"))
         check_choice("product_dtype", self.product_dtype, (None, "bfloat16"))
-        implementations = ("ragged", "pad", "split", "xla", "cudnn")
+        implementations = ("ragged", "pad", "split", "xla")
         check_choice("attention_implementation", self.attention_implementation, implementations)
         if self.has_output_projection and self.embedding_width is None:
             raise ValueError("has_output_projection=True: expected an embedding_width")
@@ -299,5 +296,5 @@ class ModelConfig:
 
     @property
     def rounds_to(self) -> str | None:
-        """What the layers' products round their inputs to: ``"int8"``, `product_dtype`, or None."""
+        """The type that the layers' products round their inputs to: ``"int8"``, `product_dtype`, or None."""
         return "int8" if self.quantize == "int8_activations" else self.product_dtype

@@ -1,4 +1,4 @@
-"""Normalization of the residual stream, and of the heads of queries and keys."""
+"""Norms of the residual stream and of the heads of queries and keys."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from bass_jax.typing import Array, Float
 
 
 class Normed(NamedTuple):
-    """A normalized input of projections, whose factor per token may be applied after them."""
+    """A normalized input of projections. Its factor per token may be applied to their results instead."""
 
     values: Array  # [B, T, D]
     factor: Array | None  # [B, T] float32: the input is `values * factor[..., None]`; None for 1
@@ -24,7 +24,7 @@ def rms_norm(
 ) -> Float[Array, "... D"]:
     """Divides by the root mean square, in float32, and returns `x`'s dtype.
 
-    With an `offset` (Gemma's 1), the factor is ``offset + scale``, applied in float32.
+    With an `offset` (1 in Gemma) the factor is ``offset + scale``, applied in float32.
     """
     wide = x.astype(jnp.float32)
     normed = wide * _inverse_rms(wide, eps)[..., None]
@@ -36,10 +36,10 @@ def rms_norm(
 def layer_norm(
     x: Float[Array, "... D"], scale: Float[Array, "D"], bias: Float[Array, "D"], eps: float
 ) -> Float[Array, "... D"]:
-    """Takes the mean away and divides by the standard deviation, in float32, and returns `x`'s dtype."""
+    """Subtracts the mean and divides by the standard deviation, in float32, and returns `x`'s dtype."""
     wide = x.astype(jnp.float32)
-    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-    normed = centred * jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    centered = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    normed = centered * jax.lax.rsqrt(jnp.mean(centered * centered, axis=-1, keepdims=True) + eps)
     return (normed * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
 
 
@@ -47,11 +47,11 @@ def declare_norm(module: nn.Module, name: str, norm: NormConfig, size: int, axis
     """Declares the parameters of a norm: ``(scale,)`` or ``(scale, bias)``.
 
     Args:
-        module: with a `config`.
+        module: a module with a `config`.
         name: of the scale; the bias is ``{name}_bias``.
         norm: its kind.
         size: of the normalized axis.
-        axis: the logical name of the normalized axis.
+        axis: logical name of the normalized axis.
     """
     if norm.kind == "rms":
         return (declare(module, name, (size,), (axis,), zeros if norm.offset else ones),)
@@ -60,17 +60,17 @@ def declare_norm(module: nn.Module, name: str, norm: NormConfig, size: int, axis
 
 
 def apply_norm(norm: NormConfig, x: Float[Array, "... D"], learned: tuple) -> Float[Array, "... D"]:
-    """Normalizes with the parameters of `declare_norm`."""
+    """Normalizes with the parameters that `declare_norm` returned."""
     if norm.kind == "rms":
         return rms_norm(x, learned[0], norm.eps, norm.offset)
     return layer_norm(x, learned[0], learned[1], norm.eps)
 
 
 def norm_for_projections(norm: NormConfig, x: Float[Array, "B T D"], learned: tuple) -> Normed:
-    """Normalizes with what `declare_norm` declared, leaving an RMS norm's division to `project`.
+    """Normalizes with the parameters that `declare_norm` returned, but leaves an RMS norm's division to `project`.
 
-    A row of a product may be scaled before or after it. After it, the sum of squares is no step between two products:
-    on a GPU it joins the residual's addition in one kernel.
+    A row of a product can be scaled before or after the product. If it is scaled after, the sum of squares is not on
+    the path between two products, and on a GPU it is computed in one kernel with the addition to the residual stream.
     """
     if norm.kind != "rms" or norm.offset:
         return Normed(apply_norm(norm, x, learned), None)
@@ -78,7 +78,7 @@ def norm_for_projections(norm: NormConfig, x: Float[Array, "B T D"], learned: tu
 
 
 def project(x: Normed, weight: Weight, *, rounds_to: str | None = None) -> Float[Array, "B T ..."]:
-    """Returns the product of a normalized input and a weight, in the input's dtype, accumulated in float32.
+    """Returns the product of a normalized input and a weight, in the input's dtype, summed in float32.
 
     `rounds_to` is that of `bass_jax.models.weights.multiply`.
     """

@@ -20,13 +20,13 @@ def declare(
     initializer: Callable | None = None,
     dtype: Any = None,
 ) -> Any:
-    """Declares a parameter of `module`, whose `config` says the dtype where none is given.
+    """Declares a parameter of `module`, by default in the dtype of the module's `config`.
 
     Raises:
-        ValueError: if the parameter is there already in another shape.
+        ValueError: if the parameter exists with another shape.
     """
     if module.has_variable("params", name):
-        # `param` would trace the initializer, every time, to learn the shape that it is told here.
+        # Not `module.param`, which would trace the initializer in every call to check the shape.
         value = nn.meta.unbox(module.get_variable("params", name))
         if value.shape != tuple(shape):
             raise ValueError(f"{'/'.join((*module.path, name))}: shape {value.shape}; expected {tuple(shape)}")

@@ -1,7 +1,7 @@
-"""Shapes of published models by name, and random weights of any shape made on the device.
+"""Shapes of published models by name, and models with random weights.
 
-A speed does not depend on what the weights are, so latency, memory and kernels can be studied without a checkpoint.
-(What acceptance would be, random weights cannot say.)
+Speed and memory do not depend on the values of the weights, so they can be measured without a checkpoint. Acceptance
+cannot.
 """
 
 import dataclasses
@@ -16,30 +16,38 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bass_jax.models.families import FAMILIES
-from bass_jax.models.flax_model import Model, abstract_params
+from bass_jax.models.flax_model import Model, abstract_params, default_output_ids
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.models.sharding import param_shardings, placed_config
 from bass_jax.models.weights import UNIFORM_DEVIATION, draw_int8
 from bass_jax.typing import Array, Key
 
 _LLAMA = {"model_type": "llama", "vocab_size": 32000, "rms_norm_eps": 1e-5}
-_LLAMA3_ROPE = {
-    "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
-    "rope_theta": 500000.0,
-}  # fmt: skip
+_LLAMA3 = _LLAMA | {"num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072}
+_LLAMA3_FREQUENCIES = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_LLAMA3_ROPE = _LLAMA3_FREQUENCIES | {"rope_type": "llama3", "rope_theta": 500000.0}
+_SMOLLM2 = _LLAMA | {"num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192, "rope_theta": 1e5}
+_MISTRAL = _LLAMA | {"model_type": "mistral", "num_key_value_heads": 8, "max_position_embeddings": 32768}
 _OPT = {"model_type": "opt", "vocab_size": 50272}
 _CODEGEN = {"model_type": "codegen", "vocab_size": 51200}
 _NEOX = {"model_type": "gpt_neox", "vocab_size": 50304}
 _QWEN = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 32768}
+_QWEN2 = _QWEN | {"model_type": "qwen2"}
+_QWEN3 = _QWEN | {"model_type": "qwen3", "num_key_value_heads": 8, "vocab_size": 151936, "head_dim": 128}
 _GEMMA2 = {"model_type": "gemma2", "vocab_size": 256000, "head_dim": 256, "max_position_embeddings": 8192}
+_GEMMA3 = {"model_type": "gemma3_text", "vocab_size": 262144, "head_dim": 256, "max_position_embeddings": 32768}
 _BASS = {
-    "model_type": "gpt_neox", "vocab_size": 51200, "use_parallel_residual": False, "rotary_pct": 1.0,
-    "tie_word_embeddings": True, "max_position_embeddings": 2048,
-}  # fmt: skip
+    "model_type": "gpt_neox",
+    "vocab_size": 51200,
+    "use_parallel_residual": False,
+    "rotary_pct": 1.0,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 2048,
+}
 
 
 def _sized(common: Mapping[str, Any], layers: int, width: int, heads: int, mlp: int, **others: Any) -> dict[str, Any]:
-    """Adds a size to a family's common keys, under the names of that family."""
+    """Adds sizes to a family's common keys, under the key names of that family."""
     names = {
         "opt": ("num_hidden_layers", "hidden_size", "num_attention_heads", "ffn_dim"),
         **dict.fromkeys(("codegen", "gpt2", "gpt_bigcode"), ("n_layer", "n_embd", "n_head", "n_inner")),
@@ -48,8 +56,8 @@ def _sized(common: Mapping[str, Any], layers: int, width: int, heads: int, mlp: 
 
 
 _SOURCES = {
-    # The pairs of BASS. Of its code models the paper says the drafts' layers, heads and widths, and of the target
-    # no more than 7.8B: its shape here is one of that size.
+    # The pairs of the BASS paper. It gives the layers, heads and widths of its code drafts, but only the size of their
+    # target, so "bass-7.8b" is some shape of that size.
     "opt-13b": _sized(_OPT, 40, 5120, 40, 20480),
     "opt-125m": _sized(_OPT, 12, 768, 12, 3072),
     "opt-350m": _sized(_OPT, 24, 1024, 16, 4096, word_embed_proj_dim=512, do_layer_norm_before=False),
@@ -59,7 +67,7 @@ _SOURCES = {
     "bass-draft-a-310m": _sized(_BASS, 4, 2048, 16, 8192),
     "bass-draft-b-510m": _sized(_BASS, 8, 2048, 16, 8192),
     "bass-draft-c-1b": _sized(_BASS, 4, 4096, 32, 16384),
-    # Those of the study of speculation and batching.
+    # The pairs of the study of speculation and batching.
     "opt-1.3b": _sized(_OPT, 24, 2048, 32, 8192),
     "opt-6.7b": _sized(_OPT, 32, 4096, 32, 16384),
     "llama-7b": _sized(_LLAMA, 32, 4096, 32, 11008, rms_norm_eps=1e-6),
@@ -67,50 +75,29 @@ _SOURCES = {
     # Others.
     "llama-2-7b": _sized(_LLAMA, 32, 4096, 32, 11008, max_position_embeddings=4096),
     "tinyllama-1.1b": _sized(_LLAMA, 22, 2048, 32, 5632, num_key_value_heads=4),
-    "llama-3.1-8b": _sized(
-        _LLAMA, 32, 4096, 32, 14336, num_key_value_heads=8, vocab_size=128256, max_position_embeddings=131072,
-        rope_parameters=_LLAMA3_ROPE | {"factor": 8.0},
-    ),
+    "llama-3.1-8b": _sized(_LLAMA3, 32, 4096, 32, 14336, rope_parameters=_LLAMA3_ROPE | {"factor": 8.0}),
     "llama-3.2-1b": _sized(
-        _LLAMA, 16, 2048, 32, 8192, num_key_value_heads=8, vocab_size=128256, max_position_embeddings=131072,
-        rope_parameters=_LLAMA3_ROPE | {"factor": 32.0}, tie_word_embeddings=True,
+        _LLAMA3, 16, 2048, 32, 8192, rope_parameters=_LLAMA3_ROPE | {"factor": 32.0}, tie_word_embeddings=True
     ),
-    "smollm2-135m": _sized(
-        _LLAMA, 30, 576, 9, 1536, num_key_value_heads=3, vocab_size=49152, max_position_embeddings=8192,
-        rope_theta=100000.0, tie_word_embeddings=True,
-    ),
-    "mistral-7b": _sized(
-        _LLAMA | {"model_type": "mistral"}, 32, 4096, 32, 14336, num_key_value_heads=8, sliding_window=4096,
-        max_position_embeddings=32768,
-    ),
+    "smollm2-135m": _sized(_SMOLLM2, 30, 576, 9, 1536, tie_word_embeddings=True),
+    "mistral-7b": _sized(_MISTRAL, 32, 4096, 32, 14336, sliding_window=4096),
     "qwen2.5-0.5b": _sized(
-        _QWEN | {"model_type": "qwen2"}, 24, 896, 14, 4864, num_key_value_heads=2, vocab_size=151936,
-        tie_word_embeddings=True,
+        _QWEN2, 24, 896, 14, 4864, num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True
     ),
-    "qwen2.5-7b": _sized(
-        _QWEN | {"model_type": "qwen2"}, 28, 3584, 28, 18944, num_key_value_heads=4, vocab_size=152064
-    ),
-    "qwen3-0.6b": _sized(
-        _QWEN | {"model_type": "qwen3"}, 28, 1024, 16, 3072, num_key_value_heads=8, vocab_size=151936, head_dim=128,
-        tie_word_embeddings=True,
-    ),
-    "qwen3-8b": _sized(
-        _QWEN | {"model_type": "qwen3"}, 36, 4096, 32, 12288, num_key_value_heads=8, vocab_size=151936, head_dim=128
-    ),
+    "qwen2.5-7b": _sized(_QWEN2, 28, 3584, 28, 18944, num_key_value_heads=4, vocab_size=152064),
+    "qwen3-0.6b": _sized(_QWEN3, 28, 1024, 16, 3072, tie_word_embeddings=True),
+    "qwen3-8b": _sized(_QWEN3, 36, 4096, 32, 12288),
     "gemma-2-2b": _sized(_GEMMA2, 26, 2304, 8, 9216, num_key_value_heads=4),
     "gemma-2-9b": _sized(_GEMMA2, 42, 3584, 16, 14336, num_key_value_heads=8),
-    "gemma-3-1b": _sized(
-        {"model_type": "gemma3_text"}, 26, 1152, 4, 6912, num_key_value_heads=1, vocab_size=262144, head_dim=256,
-        sliding_window=512, max_position_embeddings=32768,
-    ),
+    "gemma-3-1b": _sized(_GEMMA3, 26, 1152, 4, 6912, num_key_value_heads=1, sliding_window=512),
     "gpt2": _sized({"model_type": "gpt2", "vocab_size": 50257}, 12, 768, 12, 3072),
     "starcoder": _sized({"model_type": "gpt_bigcode", "vocab_size": 49152}, 40, 6144, 48, 24576, n_positions=8192),
     "pythia-160m": _sized(_NEOX, 12, 768, 12, 3072),
     "pythia-6.9b": _sized(_NEOX | {"vocab_size": 50432}, 32, 4096, 32, 16384),
-}  # fmt: skip
+}
 
 PRESETS = tuple(_SOURCES)
-"""Names that `preset` knows."""
+"""The names that `preset` accepts."""
 
 
 def preset(name: str, *, dtype: str = "bfloat16") -> ModelConfig:
@@ -118,7 +105,7 @@ def preset(name: str, *, dtype: str = "bfloat16") -> ModelConfig:
 
     Args:
         name: one of `PRESETS`.
-        dtype: of parameters, activations and cache.
+        dtype: of the parameters, activations and cache.
 
     Raises:
         ValueError: if there is no preset of that name.
@@ -132,15 +119,15 @@ def preset(name: str, *, dtype: str = "bfloat16") -> ModelConfig:
 def random_model(
     config: ModelConfig, key: Key[Array, ""], *, mesh: Mesh | None = None, rules: dict[str, str] | None = None
 ) -> Model:
-    """Makes a model of random weights, each drawn on the device in its own dtype, straight to its shard.
+    """Returns a model with random weights, each generated on its devices in its own dtype.
 
-    One small executable per shape, so that a model of 40 layers costs seconds, and no more memory than its own and
-    one tensor's random bits. Matrices are normal with standard deviation 0.02, norms and biases as training starts.
+    Matrices are normal with standard deviation 0.02; norms and biases are initialized as for training. One function is
+    compiled per shape, so a model of 40 layers takes seconds, and its own memory and the random bits of one tensor.
 
     Args:
         config: see `preset`.
         key: a random key.
-        mesh: devices to shard the parameters over; default the default device.
+        mesh: devices to shard the parameters over; the default device by default.
         rules: logical axis → mesh axis; see `bass_jax.models.sharding`.
     """
     boxed = abstract_params(config)
@@ -148,23 +135,19 @@ def random_model(
 
     def fill(path, leaf, sharding=None):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        # Not the position among the leaves: a tensor's numbers are its own, whatever other tensors there are.
+        # The name and not the index of the leaf, so that a tensor's values do not depend on which others exist.
         own = jax.random.fold_in(key, zlib.crc32(name.encode()))
-        return _drawn(_spread(name, config), leaf.value.shape, leaf.value.dtype, sharding)(own)
+        return _generator(_mean_and_deviation(name, config), leaf.value.shape, leaf.value.dtype, sharding)(own)
 
     def is_leaf(node):
         return isinstance(node, nn.LogicallyPartitioned)
 
     trees = (boxed,) if shardings is None else (boxed, shardings)
     params = jax.tree_util.tree_map_with_path(fill, *trees, is_leaf=is_leaf)
-    output_ids = None
-    if config.output_vocab_size is not None:
-        output_ids = jnp.arange(config.output_vocab_size, dtype=jnp.int32)
-    return Model(params, placed_config(config, mesh, rules), output_ids)
+    return Model(params, placed_config(config, mesh, rules), default_output_ids(config))
 
 
-def _spread(name: str, config: ModelConfig) -> tuple[float, float]:
-    """Mean and standard deviation of a tensor's numbers."""
+def _mean_and_deviation(name: str, config: ModelConfig) -> tuple[float, float]:
     if name.endswith("bias"):
         return 0.0, 0.0
     if name.endswith("norm"):
@@ -175,14 +158,14 @@ def _spread(name: str, config: ModelConfig) -> tuple[float, float]:
 
 
 @functools.cache
-def _drawn(spread: tuple[float, float], shape: tuple[int, ...], dtype: Any, sharding: Any):
-    mean, deviation = spread
+def _generator(mean_and_deviation: tuple[float, float], shape: tuple[int, ...], dtype: Any, sharding: Any):
+    mean, deviation = mean_and_deviation
 
-    def draw(key):
+    def generate(key):
         if deviation == 0:
             return jnp.full(shape, mean, dtype)
         if dtype == jnp.int8:
             return draw_int8(key, shape, dtype)
         return deviation * jax.random.normal(key, shape, dtype) + mean
 
-    return jax.jit(draw, out_shardings=sharding)
+    return jax.jit(generate, out_shardings=sharding)

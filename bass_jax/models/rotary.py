@@ -1,4 +1,4 @@
-"""Rotary positions: half-split layout, explicit position ids per row."""
+"""Rotary positions in half-split layout, with explicit positions per row."""
 
 import math
 
@@ -10,7 +10,7 @@ from bass_jax.typing import Array, Float, Int
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
-    """Returns the angle per position of each pair of rotated lanes, ``[rotary_dim / 2]`` float32."""
+    """Returns the angle per position of each rotated pair of lanes, ``[rotary_dim / 2]`` float32."""
     lanes = rope.rotary_dim or head_dim
     exponents = np.arange(0, lanes, 2, dtype=np.float32) / np.float32(lanes)
     inverse = (np.float32(1.0) / np.float32(rope.base) ** exponents).astype(np.float32)
@@ -34,11 +34,11 @@ def _scale(inverse: np.ndarray, scaling: RopeScaling, base: float) -> np.ndarray
 
 
 def _scale_lanes(inverse: np.ndarray, scaling: RopeScaling, base: float) -> np.ndarray:
-    """YaRN: keeps the lanes that turn fast, divides those that turn slowly, and goes from one to the other linearly."""
+    """Scales as YaRN: keeps fast lanes, divides slow ones, and interpolates linearly in between."""
     half = len(inverse)
 
-    def lane(num_turns):
-        return half * math.log(scaling.original_context / (num_turns * 2 * math.pi)) / math.log(base)
+    def lane(num_rotations):
+        return half * math.log(scaling.original_context / (num_rotations * 2 * math.pi)) / math.log(base)
 
     first, last = lane(scaling.beta_fast), lane(scaling.beta_slow)
     if scaling.is_truncated:
@@ -52,7 +52,7 @@ def _scale_lanes(inverse: np.ndarray, scaling: RopeScaling, base: float) -> np.n
 def angles(
     positions: Int[Array, "B T"], rope: RopeConfig, head_dim: int
 ) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
-    """Returns the cosine and sine of every position, float32, times the factor of YaRN where there is one."""
+    """Returns the cosine and sine of every position, float32, times YaRN's `attention_factor`."""
     angle = positions[..., None].astype(jnp.float32) * frequencies(rope, head_dim)
     amplitude = None if rope.scaling is None else rope.scaling.attention_factor
     if amplitude is None or amplitude == 1.0:
@@ -65,7 +65,7 @@ def rotate(
 ) -> Float[Array, "B T *heads H"]:
     """Rotates the pairs ``(x[i], x[i + half])``, in float32, and returns `x`'s dtype.
 
-    Lanes from ``2 * half`` on are left as they are.
+    Lanes from ``2 * half`` on are not rotated.
     """
     num_rotated = 2 * cosine.shape[-1]
     if num_rotated < x.shape[-1]:

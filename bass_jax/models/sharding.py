@@ -1,4 +1,4 @@
-"""Places parameters on a mesh from the logical axes that the tensors were declared with."""
+"""Places parameters on a mesh according to the logical axes that they were declared with."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from bass_jax.models.parameters import LOGICAL_AXES
 from bass_jax.typing import Params
 
 TENSOR_PARALLEL = {"kv_heads": "tp", "mlp": "tp", "vocab": "tp"}
-"""Megatron's scheme: heads, mlp and vocabulary split over the axis ``tp``, the residual stream whole."""
+"""Megatron's scheme: heads, MLPs and vocabulary are partitioned over the axis ``tp``, the residual stream is not."""
 
 
 def param_shardings(config: ModelConfig, mesh: Mesh, rules: dict[str, str] | None = None) -> Params:
@@ -21,7 +21,7 @@ def param_shardings(config: ModelConfig, mesh: Mesh, rules: dict[str, str] | Non
     Args:
         config: of the model.
         mesh: the devices.
-        rules: logical axis → mesh axis; axes left out are replicated. Default `TENSOR_PARALLEL`.
+        rules: logical axis → mesh axis; other axes are replicated. `TENSOR_PARALLEL` by default.
 
     Raises:
         ValueError: if a rule names an unknown axis, or a tensor does not divide over its mesh axis.
@@ -51,21 +51,21 @@ def param_shardings(config: ModelConfig, mesh: Mesh, rules: dict[str, str] | Non
 
 
 def placed_config(config: ModelConfig, mesh: Mesh | None, rules: dict[str, str] | None = None) -> ModelConfig:
-    """Returns `config` with the mesh axis that its heads are split over, None where they are not."""
+    """Returns `config` with the mesh axis that its heads are partitioned over, None if they are not."""
     rules = TENSOR_PARALLEL if rules is None else rules
     return dataclasses.replace(config, tensor_axis=None if mesh is None else rules.get("kv_heads"))
 
 
 def place_model(model: Model, mesh: Mesh, rules: dict[str, str] | None = None) -> Model:
-    """Spreads a model that is in memory over a mesh.
+    """Places a model that is in memory on a mesh.
 
     Args:
-        model: on one device or another mesh.
-        mesh: the devices; see `bass_jax.tensor_parallel_mesh`.
-        rules: see `param_shardings`; with ``{}`` every device has the whole model.
+        model: a model on one device or on another mesh.
+        mesh: the devices; see `bass_jax.models.tensor_parallel_mesh`.
+        rules: see `param_shardings`; ``{}`` replicates the whole model.
 
     Raises:
-        ValueError: as `param_shardings`.
+        ValueError: as in `param_shardings`.
     """
     shardings = param_shardings(model.config, mesh, rules)
     output_ids = model.output_ids

@@ -9,17 +9,11 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from bass_jax.runtime.cpu_workarounds import CPU_COMPILER_OPTIONS
 from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS
 
-CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}
-"""Compiler options for a CPU; XLA for a GPU ignores them.
-
-With XLA's own choice of 256 bits a product with one row, which one core computes, reads less than that core can; where
-vectors have 256 bits this changes nothing."""
-
-
-COMPILER_OPTIONS = ONE_GRAPH_OPTIONS | CPU_OPTIONS
-"""What every step is compiled with."""
+COMPILER_OPTIONS = ONE_GRAPH_OPTIONS | CPU_COMPILER_OPTIONS
+"""Compiler options of every step."""
 
 
 @dataclasses.dataclass

@@ -115,5 +115,5 @@ def _teacher_forced(target: Model, prompt: Sequence[int], prefixes: np.ndarray) 
     tokens[:, len(prompt) : num_read] = prefixes
     slots = np.arange(CAPACITY)
     positions = np.broadcast_to(np.where(slots < num_read, slots, CAPACITY).astype(np.int32), tokens.shape)
-    logits, _ = jax.jit(Model.forward)(target, tokens, positions, target.init_cache(len(tokens), CAPACITY))
-    return np.asarray(logits)[:, len(prompt) - 1 : num_read]
+    output = jax.jit(Model.forward)(target, tokens, positions, target.init_cache(len(tokens), CAPACITY))
+    return np.asarray(output.logits)[:, len(prompt) - 1 : num_read]

@@ -20,14 +20,14 @@ type LogitsFunction = Callable[[list[int]], np.ndarray]
 
 def logits_function(model: Model, capacity: int = 64) -> LogitsFunction:
     """Returns a function that runs `model` on all tokens, with an empty cache, each time that it is called."""
-    forward = jax.jit(lambda tokens, positions: model.forward(tokens, positions, model.init_cache(1, capacity)))
+    forward = jax.jit(lambda tokens, positions: model.forward(tokens, positions, model.init_cache(1, capacity)).logits)
 
     def logits(tokens: list[int]) -> np.ndarray:
         slots = np.arange(capacity)
         padded = np.zeros((1, capacity), np.int32)
         padded[0, : len(tokens)] = tokens
         positions = np.where(slots < len(tokens), slots, capacity)[None].astype(np.int32)
-        return np.asarray(forward(padded, positions)[0][0, len(tokens) - 1], np.float64)
+        return np.asarray(forward(padded, positions)[0, len(tokens) - 1], np.float64)
 
     return logits
 

@@ -1,7 +1,7 @@
-"""Batches of sequences of similar length, in an order that depends on the seed and the epoch alone."""
+"""Training batches: sequences of similar length, in an order that depends on the seed and the epoch only."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,38 +11,25 @@ from bass_jax.training.draft_vocabulary import output_columns, proposed_ids
 from bass_jax.training.rollout import Rollout
 from bass_jax.typing import Float, Int
 
-_MOST_PER_TOKEN = 2.5
-"""Rows of a batch, times its length, per response token, at most: longer prompts leave room for responses unused."""
+_MAX_SLOTS_PER_TOKEN = 2.5
+"""Maximum of B * T per response token: with long prompts a batch has fewer response tokens than it could hold."""
 
-_EVALUATED_GRAIN = 128
-"""Lengths of sequences that are evaluated one by one are rounded up to multiples of this."""
+_EVALUATION_GRAIN = 128
+"""Sequences that are evaluated one by one are padded to a multiple of this."""
 
 
-class Batch(NamedTuple):
-    """What one optimizer step reads. M response tokens, k tokens of the distribution.
+class TrainingBatch(NamedTuple):
+    """The input of one training step, with M response tokens and the k most probable tokens of the target for each."""
 
-    Attributes:
-        tokens: ``[B, T]`` int32: prompt and response, without the last token.
-        lengths: ``[B]`` int32: real tokens of each row; 0 for a row that is not used.
-        selected: ``[M]`` int32: place in ``[B * T]`` whose output predicts the response token.
-        weights: ``[M]`` float32: 1, or 0 for padding.
-        distribution_columns: ``[M, k]`` int32: output columns of the target's most probable tokens, -1 outside.
-        distribution_probs: ``[M, k]`` float32: their probabilities, renormalized over those inside; all 0 if none is.
-        labels: ``[M]`` int32: output column of the target's most probable token, -1 outside.
-        distribution_mass: ``[M]`` float32: probability of the distribution inside, before it is renormalized.
-        hidden: ``[B, T, E]`` float16: the target's hidden states at every token; None for drafts that read tokens
-            alone.
-    """
-
-    tokens: Int[np.ndarray, "B T"]
-    lengths: Int[np.ndarray, "B"]
-    selected: Int[np.ndarray, "M"]
-    weights: Float[np.ndarray, "M"]
-    distribution_columns: Int[np.ndarray, "M k"]
-    distribution_probs: Float[np.ndarray, "M k"]
-    labels: Int[np.ndarray, "M"]
-    distribution_mass: Float[np.ndarray, "M"]
-    hidden: Float[np.ndarray, "B T E"] | None = None
+    tokens: Int[np.ndarray, "B T"]  # int32, prompt and response without the last token
+    lengths: Int[np.ndarray, "B"]  # int32, tokens of each row; 0 for a padding row
+    selected: Int[np.ndarray, "M"]  # int32, position in [B * T] whose output predicts the response token
+    weights: Float[np.ndarray, "M"]  # float32, 1, or 0 for padding
+    distribution_columns: Int[np.ndarray, "M k"]  # int32, output columns of the most probable tokens, -1 for no column
+    distribution_probs: Float[np.ndarray, "M k"]  # float32, renormalized over those with a column; 0 if there are none
+    labels: Int[np.ndarray, "M"]  # int32, output column of the most probable token, or -1
+    distribution_mass: Float[np.ndarray, "M"]  # float32, probability of the tokens with a column, not renormalized
+    hidden: Float[np.ndarray, "B T E"] | None = None  # float16, the target's hidden states, if the draft reads them
 
 
 def epoch_batches(
@@ -55,59 +42,64 @@ def epoch_batches(
     skip: int = 0,
     row_grain: int = 1,
     reads_hidden: bool = False,
-) -> Iterator[Batch]:
+) -> Iterator[TrainingBatch]:
     """Yields every rollout once.
 
     Args:
-        rollouts: of the epoch, each of at most `batch_tokens` response tokens.
-        columns: output column of every token; see `vocabulary.output_columns`.
+        rollouts: of the epoch, each with at most `batch_tokens` response tokens.
+        columns: ``[V]``, output column of every token; see `output_columns`.
         batch_tokens: M.
-        length_grain: lengths are rounded up to multiples of this.
+        length_grain: sequences are padded to a multiple of this.
         seed: of the order.
-        skip: leave out this many batches, without making them.
-        row_grain: rows of a batch are padded to a multiple of this.
-        reads_hidden: the draft reads the target's hidden states, which every rollout has.
+        skip: leave out this many batches without making them.
+        row_grain: the number of rows is padded to a multiple of this.
+        reads_hidden: the draft reads the target's hidden states; every rollout has them.
     """
-    most = _rows_of_buckets(rollouts, batch_tokens, length_grain)
-    groups = _groups(rollouts, most, batch_tokens, length_grain, seed)
-    for bucket, rows in itertools.islice(groups, skip, None):
-        num_rows = -(-most[bucket] // row_grain) * row_grain
-        yield make_batch(rows, columns, bucket, batch_tokens, num_rows, reads_hidden)
+    num_rows = _rows_per_length(rollouts, batch_tokens, length_grain)
+    groups = _groups(rollouts, num_rows, batch_tokens, length_grain, seed)
+    for length, rows in itertools.islice(groups, skip, None):
+        padded_rows = -(-num_rows[length] // row_grain) * row_grain
+        yield make_batch(rows, columns, length, batch_tokens, padded_rows, reads_hidden)
 
 
-def _groups(rollouts, most, batch_tokens, length_grain, seed) -> Iterator[tuple[int, list[Rollout]]]:
+def _groups(
+    rollouts: Sequence[Rollout],
+    num_rows: Mapping[int, int],
+    batch_tokens: int,
+    length_grain: int,
+    seed: tuple[int, ...],
+) -> Iterator[tuple[int, list[Rollout]]]:
+    """Yields the rows of each batch with their padded length, in random order."""
     open_batches: dict[int, list[Rollout]] = {}
     for index in np.random.default_rng(seed).permutation(len(rollouts)):
         rollout = rollouts[index]
-        bucket = _bucket(rollout, length_grain)
-        rows = open_batches.setdefault(bucket, [])
-        if rows and (
-            len(rows) == most[bucket] or sum(len(row.response) for row in rows) + len(rollout.response) > batch_tokens
-        ):
-            yield bucket, rows
-            rows = open_batches[bucket] = []
+        length = _padded_length(rollout, length_grain)
+        rows = open_batches.setdefault(length, [])
+        num_tokens = sum(len(row.response) for row in rows) + len(rollout.response)
+        if rows and (len(rows) == num_rows[length] or num_tokens > batch_tokens):
+            yield length, rows
+            rows = open_batches[length] = []
         rows.append(rollout)
     yield from sorted(open_batches.items())
 
 
-def _bucket(rollout: Rollout, length_grain: int) -> int:
-    length = len(rollout.prompt) + len(rollout.response) - 1
-    return -(-length // length_grain) * length_grain
+def _padded_length(rollout: Rollout, grain: int) -> int:
+    return -(-(len(rollout.prompt) + len(rollout.response) - 1) // grain) * grain
 
 
-def _rows_of_buckets(rollouts: Sequence[Rollout], batch_tokens: int, length_grain: int) -> dict[int, int]:
-    """Returns the rows of a batch, by length: as many as responses of that length's mean fill it.
+def _rows_per_length(rollouts: Sequence[Rollout], batch_tokens: int, length_grain: int) -> dict[int, int]:
+    """Returns how many rows a batch of each length has: as many as fill it with responses of their mean length.
 
-    A row more would seldom be used, and be computed all the same. Rounded: a corpus that grows keeps most shapes.
+    More rows would mostly be padding. The number is rounded, so that most shapes stay the same when a corpus grows.
     """
     responses: dict[int, list[int]] = {}
     for rollout in rollouts:
-        responses.setdefault(_bucket(rollout, length_grain), []).append(len(rollout.response))
+        responses.setdefault(_padded_length(rollout, length_grain), []).append(len(rollout.response))
     found = {}
-    for bucket, lengths in responses.items():
-        rows = min(batch_tokens / np.mean(lengths), _MOST_PER_TOKEN * batch_tokens / bucket)
-        grain = max(1, 2 ** int(np.log2(max(rows, 1)) - 2))  # Steps of an eighth to a quarter.
-        found[bucket] = max(1, round(rows / grain) * grain)
+    for length, lengths in responses.items():
+        rows = min(batch_tokens / np.mean(lengths), _MAX_SLOTS_PER_TOKEN * batch_tokens / length)
+        grain = max(1, 2 ** int(np.log2(max(rows, 1)) - 2))  # Rounds by at most an eighth.
+        found[length] = max(1, round(rows / grain) * grain)
     return found
 
 
@@ -118,57 +110,59 @@ def make_batch(
     batch_tokens: int,
     num_rows: int,
     reads_hidden: bool = False,
-) -> Batch:
-    """Lays rollouts out, padded to ``[num_rows, length]`` and `batch_tokens` response tokens."""
-    batch, top = num_rows, rows[0].distribution_ids.shape[1]
-    tokens, lengths = np.zeros((batch, length), np.int32), np.zeros(batch, np.int32)
+) -> TrainingBatch:
+    """Pads rollouts to ``[num_rows, length]`` and `batch_tokens` response tokens.
+
+    Raises:
+        ValueError: if the draft reads hidden states and a rollout has none.
+    """
+    tokens, lengths = pad_sequences([row.inputs for row in rows], num_rows, length)
     selected, weights = np.zeros(batch_tokens, np.int32), np.zeros(batch_tokens, np.float32)
-    distribution_ids = np.zeros((batch_tokens, top), np.int32)
-    distribution_logprobs = np.full((batch_tokens, top), -np.inf, np.float32)
-    filled = 0
+    top = rows[0].distribution_ids.shape[1]
+    ids, logprobs = np.zeros((batch_tokens, top), np.int32), np.full((batch_tokens, top), -np.inf, np.float32)
+    start = 0
     for index, row in enumerate(rows):
-        sequence = np.concatenate([row.prompt, row.response[:-1]])
         count = len(row.response)
-        tokens[index, : len(sequence)], lengths[index] = sequence, len(sequence)
-        span = slice(filled, filled + count)
+        span = slice(start, start + count)
         selected[span] = index * length + len(row.prompt) - 1 + np.arange(count)
         weights[span] = 1
-        distribution_ids[span], distribution_logprobs[span] = row.distribution_ids, row.distribution_logprobs
-        filled += count
-    distribution_columns = columns[distribution_ids]
-    distribution_probs = np.where(distribution_columns >= 0, np.exp(distribution_logprobs), 0).astype(np.float32)
-    distribution_mass = distribution_probs.sum(axis=1)
-    distribution_probs /= np.maximum(distribution_mass[:, None], 1e-9)
-    hidden = _hidden(rows, num_rows, length) if reads_hidden else None
-    return Batch(
-        tokens,
-        lengths,
-        selected,
-        weights,
-        distribution_columns,
-        distribution_probs,
-        distribution_columns[:, 0],
-        distribution_mass,
-        hidden,
-    )
+        ids[span], logprobs[span] = row.distribution_ids, row.distribution_logprobs
+        start += count
+    distribution_columns = columns[ids]
+    probs = np.where(distribution_columns >= 0, np.exp(logprobs), 0).astype(np.float32)
+    mass = probs.sum(axis=1)
+    probs /= np.maximum(mass[:, None], 1e-9)
+    hidden = _pad_hidden(rows, num_rows, length) if reads_hidden else None
+    labels = distribution_columns[:, 0]
+    return TrainingBatch(tokens, lengths, selected, weights, distribution_columns, probs, labels, mass, hidden)
 
 
-def single_batches(rollouts: Sequence[Rollout], draft: Model) -> Iterator[Batch]:
-    """Yields a batch per rollout, padded to few shapes: an evaluation has hundreds of rows, not millions."""
+def pad_sequences(
+    sequences: Sequence[np.ndarray], num_rows: int, length: int
+) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B"]]:
+    """Pads token sequences on the right; returns tokens ``[num_rows, length]`` and lengths ``[num_rows]``, int32."""
+    tokens, lengths = np.zeros((num_rows, length), np.int32), np.zeros(num_rows, np.int32)
+    for index, sequence in enumerate(sequences):
+        tokens[index, : len(sequence)], lengths[index] = sequence, len(sequence)
+    return tokens, lengths
+
+
+def single_batches(rollouts: Sequence[Rollout], draft: Model) -> Iterator[TrainingBatch]:
+    """Yields one batch per rollout for an evaluation, padded to few shapes."""
     columns = output_columns(proposed_ids(draft), draft.config.vocab_size)
     longest = max(len(rollout.response) for rollout in rollouts)
     for rollout in rollouts:
-        length = len(rollout.prompt) + len(rollout.response) - 1
-        padded = -(-length // _EVALUATED_GRAIN) * _EVALUATED_GRAIN
-        yield make_batch([rollout], columns, padded, longest, 1, draft.config.hidden_width is not None)
+        length = _padded_length(rollout, _EVALUATION_GRAIN)
+        yield make_batch([rollout], columns, length, longest, 1, draft.config.hidden_width is not None)
 
 
-def _hidden(rows: Sequence[Rollout], num_rows: int, length: int) -> Float[np.ndarray, "B T E"]:
-    """Lays the target's hidden states out."""
-    kept = [row.hidden_states for row in rows if row.hidden_states is not None]
+def _pad_hidden(rows: Sequence[Rollout], num_rows: int, length: int) -> Float[np.ndarray, "B T E"]:
+    kept = [row.hidden for row in rows if row.hidden is not None]
     if len(kept) < len(rows):
-        raise ValueError("rollouts without the target's hidden states: write the corpus with rollout.keep_features")
-    hidden = np.zeros((num_rows, length, kept[0].shape[1]), np.float16)
-    for index, hidden_states in enumerate(kept):
-        hidden[index, : len(hidden_states)] = hidden_states
-    return hidden
+        raise ValueError(
+            "rollouts without the target's hidden states: write the corpus with rollout.keep_hidden_states"
+        )
+    padded = np.zeros((num_rows, length, kept[0].shape[1]), np.float16)
+    for index, hidden in enumerate(kept):
+        padded[index, : len(hidden)] = hidden
+    return padded

@@ -1,4 +1,4 @@
-"""Counts a target's outputs into a retrieval datastore."""
+"""Builds a retrieval datastore from a target's answers."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,17 +13,18 @@ from bass_jax.training.agreement import Agreement, agreement_of
 from bass_jax.training.corpus import Corpus
 from bass_jax.training.data import corpus_rows
 from bass_jax.training.distill_config import DistillConfig
-from bass_jax.training.held_out import HELD_OUT, held_out_groups
+from bass_jax.training.evaluate import HELD_OUT, held_out_groups
+from bass_jax.training.prompts import prompt_source
 from bass_jax.training.rollout import Rollout
 from bass_jax.training.write_corpus import target_path
 from bass_jax.typing import Float, Int, UInt
 
-_SAME = 32
-"""A longer context that foresees the same token, no more than this many 255ths surer or less sure, is left out."""
+_SAME_CONFIDENCE = 32
+"""A longer context is left out if it predicts the same token with a confidence that differs by at most this, of 255."""
 
 
 class DatastoreArrays(NamedTuple):
-    """What a `bass_jax.drafters.RetrievalDrafter` holds, in NumPy."""
+    """The arrays of a `bass_jax.drafters.RetrievalDrafter`, in NumPy."""
 
     keys: UInt[np.ndarray, "E"]
     tokens: Int[np.ndarray, "E"] | UInt[np.ndarray, "E"]
@@ -31,35 +32,29 @@ class DatastoreArrays(NamedTuple):
 
 
 class _Contexts(NamedTuple):
-    """Distinct contexts of one length, ascending by hash: what they foresee, with what is left out of the store."""
+    """The distinct contexts of one length in ascending order of their hashes, with the token that each predicts."""
 
     hashes: np.ndarray  # [c] uint32
     tokens: np.ndarray  # [c] int32
     confidence: np.ndarray  # [c] uint8
-    num_seen: np.ndarray  # [c] int64, of the token
+    num_seen: np.ndarray  # [c] int64, how often the token followed
 
 
 class BuiltDatastore(NamedTuple):
-    """What building a store leaves.
+    """The result of `distill_datastore`."""
 
-    Attributes:
-        num_entries: contexts in the file.
-        num_tokens: response tokens that were counted.
-        agreements: by held-out domain, of the store by itself; empty where no held-out answers were written.
-    """
-
-    num_entries: int
-    num_tokens: int
-    agreements: dict[str, Agreement]
+    num_entries: int  # contexts in the file
+    num_tokens: int  # response tokens that were counted
+    agreements: dict[str, Agreement]  # of the datastore as a drafter, by held-out domain
 
 
 def distill_datastore(
     config: DistillConfig, path: Path, *, max_ngram: int = 4, min_ngram: int = 1, max_entries: int = 1_600_000
 ) -> BuiltDatastore:
-    """Builds a store from a distillation's corpus, writes it, and measures it on the held-out answers.
+    """Builds a datastore from the corpus of a distillation, writes it, and evaluates it on the held-out answers.
 
     Args:
-        config: whose corpus is written; prompts that overlap the held-out ones are left out, as in training.
+        config: of the distillation; its corpus is written. Answers to held-out prompts are left out as in training.
         path: of the file.
         max_ngram: see `build_datastore`.
         min_ngram: see `build_datastore`.
@@ -68,9 +63,8 @@ def distill_datastore(
     Raises:
         ValueError: as `build_datastore`; if there is no corpus, or it overlaps the held-out prompts.
     """
-    target_file = target_path(config.target)
-    tokenizer = load_tokenizer(target_file)
-    rows = corpus_rows(config, tokenizer)
+    tokenizer = load_tokenizer(target_path(config.target))
+    rows = corpus_rows(config, prompt_source(config), tokenizer)
     trained = rows.trained(rows.shards())
     lengths = {"max_ngram": max_ngram, "min_ngram": min_ngram}
     arrays = build_datastore(trained, max_entries=max_entries, **lengths)
@@ -82,33 +76,37 @@ def distill_datastore(
     agreements = {}
     if (directory := config.corpus_root / HELD_OUT).is_dir():
         for (name, _), answers in held_out_groups(Corpus(directory), is_sampled=False):
-            found = [_foreseen(arrays, row, lengths) for row in answers]
-            agreements[name] = agreement_of(found, config.draft_len)
+            matches = [_matches(arrays, row, lengths) for row in answers]
+            agreements[name] = agreement_of(matches, config.draft_len)
     return BuiltDatastore(len(arrays.keys), num_tokens, agreements)
 
 
-def _foreseen(arrays: DatastoreArrays, row: Rollout, lengths: dict[str, int]) -> np.ndarray:
-    """Where the store alone would have drafted the answer's token."""
-    drafts, _ = foresee(arrays, np.concatenate([row.prompt, row.response]), len(row.prompt), **lengths)
-    return drafts == row.response
+def _matches(arrays: DatastoreArrays, row: Rollout, lengths: dict[str, int]) -> np.ndarray:
+    """Returns where the datastore would draft the answer's token."""
+    tokens, _ = look_up(arrays, np.concatenate([row.prompt, row.response]), len(row.prompt), **lengths)
+    return tokens == row.response
 
 
 def build_datastore(
     rollouts: Iterable[Rollout], *, max_ngram: int = 4, min_ngram: int = 1, max_entries: int = 1_600_000
 ) -> DatastoreArrays:
-    """Keeps, for every context of `min_ngram` to `max_ngram` tokens, what the target held most probable most often.
+    """Finds the most frequent next token after every context of `min_ngram` to `max_ngram` tokens.
 
-    Counted are the target's most probable tokens, which for sampled answers are not always those that it wrote. A
-    longer context that says what the shorter one says is left out: looking it up backs off to the same draft.
+    The target's most probable tokens are counted, which in sampled answers can differ from the sampled ones. A longer
+    context is left out if it predicts the same as the shorter one, to which a lookup falls back.
 
     Args:
         rollouts: of the target.
         max_ngram: longest context.
         min_ngram: shortest context.
-        max_entries: those seen least often are left out above this many; an entry takes 7 bytes.
+        max_entries: maximum number of contexts; the rarest are left out. An entry takes 7 bytes.
+
+    Returns:
+        The arrays; ``confidence`` is the share of the context's occurrences that the token followed, times 255, with
+        absolute discounting (Ney et al. 1994).
 
     Raises:
-        ValueError: if there is nothing to count, or the lengths of contexts are out of order.
+        ValueError: if there are no rollouts, or an option is out of range.
     """
     if not 1 <= min_ngram <= max_ngram:
         raise ValueError(f"min_ngram={min_ngram}: expected 1 to max_ngram={max_ngram}")
@@ -124,16 +122,16 @@ def build_datastore(
         if shorter is None:
             is_kept = np.ones(len(found.hashes), bool)
         else:
-            # Every context ends in a shorter one, which was seen whenever it was.
+            # Each context ends with a shorter one, which was counted too.
             place = np.searchsorted(shorter.hashes, hashes[is_whole, column - 1][first])
             change = np.abs(found.confidence.astype(int) - shorter.confidence[place])
-            is_kept = (found.tokens != shorter.tokens[place]) | (change > _SAME)
+            is_kept = (found.tokens != shorter.tokens[place]) | (change > _SAME_CONFIDENCE)
             found = found._replace(confidence=np.where(is_kept, found.confidence, shorter.confidence[place]))
         shorter = found
         kept.append(_Contexts(*(field[is_kept] for field in found)))
     keys, tokens, confidence, num_seen = (np.concatenate(parts) for parts in zip(*kept, strict=True))
     chosen = np.argsort(-num_seen, kind="stable")[:max_entries]
-    # Of two contexts with one hash the shorter stays, which came first.
+    # Of two contexts with the same hash the shorter one comes first and is kept.
     keys, unique = np.unique(keys[np.sort(chosen)], return_index=True)
     chosen = np.sort(chosen)[unique]
     tokens = tokens[chosen]
@@ -142,20 +140,20 @@ def build_datastore(
     )
 
 
-def foresee(
+def look_up(
     arrays: DatastoreArrays, sequence: Int[np.ndarray, "n"], start: int, max_ngram: int, min_ngram: int
 ) -> tuple[Int[np.ndarray, "m"], Float[np.ndarray, "m"]]:
-    """Returns what the store drafts at every position from `start` on, given the sequence before it.
+    """Returns what the datastore predicts at every position from `start` on, given the tokens before it.
 
     Args:
-        arrays: of the store.
+        arrays: of the datastore.
         sequence: ``[n]`` tokens.
-        start: first position; at least 1.
+        start: first position, at least 1.
         max_ngram: longest context.
         min_ngram: shortest context.
 
     Returns:
-        Tokens, -1 where no context is known, and how sure each is, 0 to 1.
+        Tokens, -1 where no context is found, and their confidences from 0 to 1.
     """
     positions = np.arange(start, len(sequence))
     hashes = suffix_hashes(_windows(sequence, positions, max_ngram))
@@ -169,7 +167,7 @@ def foresee(
 
 
 def _observations(rollouts: Sequence[Rollout], size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of every response position: the tokens before it ``[m, size]``, how many there are, the most probable token."""
+    """Returns, per response position, the tokens before it ``[m, size]``, their number and the most probable token."""
     if not rollouts:
         raise ValueError("rollouts: there is nothing to count")
     windows, num_known = [], []
@@ -178,25 +176,22 @@ def _observations(rollouts: Sequence[Rollout], size: int) -> tuple[np.ndarray, n
         positions = np.arange(len(rollout.prompt), len(sequence))
         windows.append(_windows(sequence, positions, size))
         num_known.append(positions)
-    return (
-        np.concatenate(windows),
-        np.concatenate(num_known),
-        np.concatenate([row.distribution_ids[:, 0] for row in rollouts]),
-    )
+    most_probable = np.concatenate([row.distribution_ids[:, 0] for row in rollouts])
+    return np.concatenate(windows), np.concatenate(num_known), most_probable
 
 
 def _windows(sequence: np.ndarray, positions: np.ndarray, size: int) -> np.ndarray:
-    """The `size` tokens before every position; what lies before the start is 0."""
+    """Returns the `size` tokens before every position, 0 before the start of the sequence."""
     padded = np.concatenate([np.zeros(size, sequence.dtype), sequence])
     return np.lib.stride_tricks.sliding_window_view(padded, size)[positions]
 
 
 def _count(hashes: np.ndarray, tokens: np.ndarray) -> tuple[_Contexts, np.ndarray]:
-    """The most probable token of every distinct hash; also a place in `hashes` where each occurs."""
+    """Returns the most frequent token of every distinct hash, and an index into `hashes` where each occurs."""
     pairs, first, num_seen = np.unique(
         hashes.astype(np.uint64) << np.uint64(32) | tokens.astype(np.uint64), return_index=True, return_counts=True
     )
-    # The most frequent of a hash comes first; among equals the lower token.
+    # The most frequent token of a hash comes first, the lower one of equals.
     order = np.lexsort((-num_seen, pairs >> np.uint64(32)))
     distinct, best = np.unique(pairs[order] >> np.uint64(32), return_index=True)
     total = np.add.reduceat(num_seen[order], best)
@@ -204,8 +199,6 @@ def _count(hashes: np.ndarray, tokens: np.ndarray) -> tuple[_Contexts, np.ndarra
     discount = once / max(once + 2 * twice, 1)
     chosen = order[best]
     confidence = np.round(255 * np.maximum(num_seen[chosen] - discount, 0) / total)
-    most_probable = (pairs[chosen] & np.uint64(0xFFFFFFFF)).astype(np.int32)
-    return (
-        _Contexts(distinct.astype(np.uint32), most_probable, confidence.astype(np.uint8), num_seen[chosen]),
-        first[chosen],
-    )
+    most_frequent = (pairs[chosen] & np.uint64(0xFFFFFFFF)).astype(np.int32)
+    contexts = _Contexts(distinct.astype(np.uint32), most_frequent, confidence.astype(np.uint8), num_seen[chosen])
+    return contexts, first[chosen]

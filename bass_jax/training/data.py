@@ -1,4 +1,4 @@
-"""What a training reads of its corpora: rows in memory, split into trained and held out."""
+"""The rows of a corpus that a training reads, split into trained and held-out ones."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -7,22 +7,20 @@ from pathlib import Path
 from bass_jax.checkpoint import Tokenizer
 from bass_jax.training.corpus import Corpus
 from bass_jax.training.distill_config import DistillConfig
-from bass_jax.training.overlap import OverlapCheck
-from bass_jax.training.prompts import held_out_texts
+from bass_jax.training.prompts import PromptSource
 from bass_jax.training.rollout import Rollout
-from bass_jax.training.write_corpus import open_corpus
 
 _SPLITS = 10_000
 _MAX_OVERLAP = 0.05
 _SHARDS = 1_000_000
-"""Of one corpus, at most: those of the next are numbered from here on."""
+"""Offset between the shard numbers of two corpora."""
 
 
 class CorpusRows:
-    """The rows of corpora, shard by shard, read once.
+    """The rows of several corpora, read shard by shard and kept in memory.
 
-    A row is held out by its prompt alone, so that all answers to one prompt fall on one side, and a corpus
-    that grows keeps its split.
+    A row is held out by its prompt alone. All answers to a prompt are therefore on one side, and the split does not
+    change when a corpus grows.
     """
 
     def __init__(
@@ -32,13 +30,13 @@ class CorpusRows:
         max_response: int,
         find_overlap: Callable[[Rollout], str | None] = lambda row: None,
     ):
-        """Prepares to read.
+        """Reads nothing yet.
 
         Args:
-            corpora: may still be written to by another process.
+            corpora: other processes may still add shards.
             held_out_share: of the prompts.
-            max_response: longest response that is used, in tokens.
-            find_overlap: see `without_overlap`.
+            max_response: rows with more response tokens are left out.
+            find_overlap: returns what the prompt of a row shares with a prompt to evaluate on, or None; see `rows`.
         """
         self._corpora = tuple(corpora)
         self._threshold = held_out_share * _SPLITS
@@ -48,23 +46,37 @@ class CorpusRows:
 
     def shards(self) -> list[int]:
         """Returns the numbers of the shards that exist now, corpus by corpus."""
-        return [place * _SHARDS + number for place, corpus in enumerate(self._corpora) for number in corpus.shards()]
+        return [index * _SHARDS + number for index, corpus in enumerate(self._corpora) for number in corpus.shards()]
 
     def rows(self, shards: Sequence[int]) -> list[Rollout]:
-        """Returns the rows of `shards`."""
+        """Returns the rows of `shards` without those that overlap a prompt to evaluate on.
+
+        Raises:
+            ValueError: if more than a few rows of a shard overlap, because the corpus then was made from prompts to
+                evaluate on.
+        """
         for number in shards:
             if number not in self._shards:
-                place, own_number = divmod(number, _SHARDS)
-                rows = [rollout for rollout, _ in self._corpora[place].read_shard(own_number)]
-                rows = without_overlap(rows, self._find_overlap)
-                self._shards[number] = [row for row in rows if len(row.response) <= self._max_response]
+                self._shards[number] = self._read(number)
         return [row for number in shards for row in self._shards[number]]
+
+    def _read(self, number: int) -> list[Rollout]:
+        index, own_number = divmod(number, _SHARDS)
+        rows = [rollout for rollout, _ in self._corpora[index].read_shard(own_number)]
+        overlaps = [self._find_overlap(row) for row in rows]
+        found = [overlap for overlap in overlaps if overlap is not None]
+        if len(found) > max(2, _MAX_OVERLAP * len(rows)):
+            raise ValueError(
+                f"the corpus overlaps the held-out prompts: {len(found)} of {len(rows)} rows, first on {found[0]!r}"
+            )
+        kept = [row for row, overlap in zip(rows, overlaps, strict=True) if overlap is None]
+        return [row for row in kept if len(row.response) <= self._max_response]
 
     def trained(self, shards: Sequence[int]) -> list[Rollout]:
         """Returns the rows to train on.
 
         Raises:
-            ValueError: if there is none.
+            ValueError: if there are none; see also `rows`.
         """
         rows = [row for row in self.rows(shards) if not self._is_held_out(row)]
         if not rows:
@@ -72,51 +84,37 @@ class CorpusRows:
         return rows
 
     def held_out(self, shards: Sequence[int]) -> list[Rollout]:
-        """Returns the greedy rows that are kept apart."""
+        """Returns the greedy rows that are not trained on."""
         return [row for row in self.rows(shards) if self._is_held_out(row) and row.temperature == 0]
 
     def _is_held_out(self, row: Rollout) -> bool:
         return zlib.crc32(row.prompt.tobytes()) % _SPLITS < self._threshold
 
 
-def without_overlap(rows: Sequence[Rollout], find: Callable[[Rollout], str | None]) -> list[Rollout]:
-    """Leaves out rows whose prompt is one to evaluate on.
-
-    The recipe leaves them out before the target answers; this is for a corpus that others wrote.
-
-    Args:
-        rows: of one shard.
-        find: returns the run of words that a row shares with a held-out prompt, or None.
+def corpus_rows(config: DistillConfig, source: PromptSource, tokenizer: Tokenizer) -> CorpusRows:
+    """Opens the corpora of a configuration for training.
 
     Raises:
-        ValueError: quoting the run, if more than a few rows overlap: the recipe is wrong then.
+        ValueError: if one of them is missing, or one of `DistillConfig.extra_corpora` is another target's.
     """
-    runs = [find(row) for row in rows]
-    found = [run for run in runs if run is not None]
-    if len(found) > max(2, _MAX_OVERLAP * len(rows)):
-        raise ValueError(
-            f"the corpus overlaps the held-out prompts: {len(found)} of {len(rows)} rows, first on {found[0]!r}"
-        )
-    return [row for row, run in zip(rows, runs, strict=True) if run is None]
-
-
-def corpus_rows(config: DistillConfig, tokenizer: Tokenizer) -> CorpusRows:
-    """Opens the configuration's corpora for training, without what overlaps the held-out prompts.
-
-    Raises:
-        ValueError: if one of `DistillConfig.extra_corpora` is absent, or another target's.
-    """
-    check = OverlapCheck(held_out_texts(config.prompts), config.prompts.overlap_words)
     return CorpusRows(
-        [open_corpus(config), *(_extra_corpus(config, Path(directory)) for directory in config.extra_corpora)],
+        [Corpus(config.corpus_root / "corpus"), *extra_corpora(config)],
         config.training.held_out_share,
         config.training.batch_tokens,
-        lambda row: check.find(tokenizer.decode(row.prompt)),
+        lambda row: source.find_overlap(tokenizer.decode(row.prompt)),
     )
 
 
-def _extra_corpus(config: DistillConfig, directory: Path) -> Corpus:
-    corpus = Corpus(directory / "corpus")
-    if (found := corpus.description().get("target")) != config.target:
-        raise ValueError(f"extra_corpora: {directory} is of target {found!r}, expected {config.target!r}")
-    return corpus
+def extra_corpora(config: DistillConfig) -> list[Corpus]:
+    """Opens `DistillConfig.extra_corpora`.
+
+    Raises:
+        ValueError: if one is missing, or another target's.
+    """
+    corpora = [Corpus(Path(directory) / "corpus") for directory in config.extra_corpora]
+    for corpus in corpora:
+        if (found := corpus.description().get("target")) != config.target:
+            raise ValueError(
+                f"extra_corpora: {corpus.directory.parent} is of target {found!r}, expected {config.target!r}"
+            )
+    return corpora

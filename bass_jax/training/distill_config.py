@@ -1,4 +1,4 @@
-"""The configuration of a distillation: one YAML file, checked to the last key."""
+"""The configuration of a distillation, one YAML file."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,24 +7,54 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bass_jax.runtime.yaml_config import forbid_extra, parse_yaml, read_yaml
-from bass_jax.training import recipe
+from bass_jax.runtime.yaml_config import forbid_extra, read_yaml
+
+
+def _check_positive(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"{name}={value}: expected a positive number")
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptsConfig:
+    """Where the prompts come from: `files`, or `source`.
+
+    Attributes:
+        files: JSON Lines files of training prompts, gzipped or not.
+        template: the user message; ``{field}`` is replaced by that field of a row.
+        held_out: JSON Lines files of prompts to evaluate on. Training prompts that contain one are left out.
+        source: ``"module:attribute"`` of a function that makes a `bass_jax.training.PromptSource`.
+        options: read by `source`.
+        max_prompt_tokens: longer prompts, counted with the chat template, are left out.
+    """
+
+    files: tuple[str, ...] = ()
+    template: str = "{prompt}"
+    held_out: tuple[str, ...] = ()
+    source: str | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    max_prompt_tokens: int = 256
+
+    def __post_init__(self):
+        if bool(self.files) == (self.source is not None):
+            raise ValueError(f"files={self.files}, source={self.source!r}: expected one of them")
 
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
-    """How the target writes the corpus.
+    """How the target answers the prompts.
 
     Attributes:
-        num_tokens: response tokens to write.
+        num_tokens: response tokens to generate.
         max_new_tokens: per prompt.
         batch: prompts decoded together.
-        temperatures: temperature to its share of the prompts; 0 is greedy.
-        top: tokens of the target's distribution kept per position.
-        dtype: of the target while it writes. bfloat16 is twice as fast on a CPU with AVX-512 BF16 and
-            ten times slower on one without.
-        keep_features: also store the target's final hidden states, which a hidden-state draft is trained on:
-            ``2 D`` bytes per token.
+        temperatures: maps each temperature to its share of the prompts; 0 is greedy.
+        top: tokens of the target's distribution stored per position, the most probable ones.
+        dtype: of the target. On a CPU, bfloat16 is twice as fast with AVX-512 BF16 and ten times slower without.
+        keep_hidden_states: also store the target's final hidden states, ``2 D`` bytes per token, for a draft that reads
+            them.
     """
 
     num_tokens: int = 1_000_000
@@ -36,18 +66,22 @@ class RolloutConfig:
     keep_hidden_states: bool = False
 
     def __post_init__(self):
-        for name in ("num_tokens", "max_new_tokens", "batch", "top"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: expected a positive number")
+        _check_positive(self, "num_tokens", "max_new_tokens", "batch", "top")
         if not self.temperatures or min(self.temperatures) < 0 or min(self.temperatures.values()) < 0:
             raise ValueError("temperatures: expected shares of temperatures, none negative")
         if not sum(self.temperatures.values()) > 0:
             raise ValueError("temperatures: expected a share above 0")
 
+    def draw_temperature(self, draw: float) -> float:
+        """Maps a uniform draw from [0, 1) to a temperature, in proportion to the shares."""
+        values, shares = zip(*self.temperatures.items(), strict=True)
+        ends = np.cumsum(np.array(shares, float) / sum(shares))
+        return values[min(int(np.searchsorted(ends, draw, side="right")), len(values) - 1)]
+
 
 @dataclasses.dataclass(frozen=True)
 class DraftConfig:
-    """Shape of the draft; vocabulary, context and rotary base are the target's.
+    """The size of the draft. The vocabulary, the context and the rotary base are the target's.
 
     Attributes:
         width: D.
@@ -56,13 +90,14 @@ class DraftConfig:
         num_kv_heads: K.
         head_dim: H.
         mlp_width: F.
-        output_vocab_size: O; the tokens that the corpus uses most, bytes and specials. None keeps all.
-        reads_hidden: the draft reads the target's final hidden state at the token before; the corpus keeps them then.
-        target_layers: layers of the target that the draft starts from, in this order; everything above but
-            `output_vocab_size` is then the target's.
-        start: checkpoint of a draft of this shape, for this target, to go on from; its output vocabulary is kept. It
-            may have fewer layers, and with `reads_hidden` read tokens alone: it begins as good as it was. A smaller
-            output vocabulary grows by the tokens that the corpus uses most.
+        output_vocab_size: O, tokens that the draft can propose: the most frequent ones of the corpus, all single bytes
+            and all special tokens. None: the target's vocabulary.
+        reads_hidden: the draft also reads the target's final hidden state at the previous token.
+        target_layers: layers of the target, in order, that the draft starts as. Its size is then the target's, except
+            for `output_vocab_size`.
+        start: path of a draft for this target to continue from. It must have the size above, with three exceptions:
+            it may have fewer layers, a smaller output vocabulary, or not read hidden states although `reads_hidden` is
+            set. What is added does not change the draft's predictions at first.
     """
 
     width: int = 256
@@ -78,30 +113,30 @@ class DraftConfig:
 
     def __post_init__(self):
         if self.start is not None and self.target_layers:
-            raise ValueError(f"start={self.start!r}: expected no target_layers beside it")
+            raise ValueError(f"start={self.start!r}, target_layers={self.target_layers}: expected one of them")
 
 
 type Schedule = float | int | tuple[tuple[float | int, float | int], ...]
-"""A weight, or points ``(share of the steps, weight)`` that it runs through, ascending and linear in between."""
+"""A weight, or points ``(share of the steps, weight)`` in ascending order with linear interpolation between them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
-    """What is minimized, per response token: a mixture whose weights may change with the steps.
+    """The loss per response token: a weighted sum whose weights may change during training.
 
-    The target's distribution is known at its most probable tokens; for the reverse divergence and the total variation
-    all others together are one more token.
+    Only the target's most probable tokens are stored. For the reverse divergence and the total variation, all other
+    tokens count as one more token.
 
     Attributes:
-        soft_weight: of the cross-entropy to the target's top distribution, renormalized over the output vocabulary: the
-            forward KL divergence and a constant.
+        soft_weight: of the cross-entropy to the target's stored distribution, renormalized over the output vocabulary.
+            It equals the forward KL divergence plus a constant.
         hard_weight: of the cross-entropy to the target's most probable token.
         reverse_weight: of the KL divergence from the draft's distribution to the target's.
-        total_variation_weight: of the distance between the distributions: the share of drafts that is rejected at
-            temperature 1.
-        hidden_weight: of a hidden-state draft's error in predicting the target's hidden state, relative to its size.
-        unroll: drafts in a row that a hidden-state draft is trained for, in as many passes: the first reads the
-            target's states; in the last, ``unroll - 1`` of every ``2 unroll`` positions read what it predicted itself.
+        total_variation_weight: of the total variation distance, which is the rejection rate at temperature 1.
+        hidden_weight: of the relative squared error of the predicted hidden states, for a draft that reads them.
+        unroll: consecutive drafts that a draft that reads hidden states is trained for, with one pass each. The first
+            pass reads the target's hidden states. In the last one, ``unroll - 1`` of every ``2 unroll`` positions read
+            hidden states that the draft predicted.
     """
 
     soft_weight: Schedule = 0.7
@@ -122,8 +157,7 @@ class LossConfig:
             total += sum(weight for _, weight in points)
         if not total > 0:
             raise ValueError(f"{', '.join(names)}: expected weights, not all 0")
-        if self.unroll < 1:
-            raise ValueError(f"unroll={self.unroll}: expected a positive number")
+        _check_positive(self, "unroll")
 
     def weight_at(self, name: str, share: float) -> float:
         """Returns the weight `name` after that share of the steps."""
@@ -137,20 +171,20 @@ def _points(weight: Schedule) -> tuple[tuple[float | int, float | int], ...]:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimizer, with a linear warm-up and a decay.
+    """The optimizer. The learning rate rises linearly from 0 to its peak and then decays.
 
     Attributes:
-        kind: ``"adamw"``, or ``"muon"``: orthogonalised momentum on the layers' matrices, AdamW elsewhere.
+        kind: ``"adamw"``; or ``"muon"`` for the matrices of the layers and AdamW for everything else.
         learning_rate: AdamW's peak.
         muon_learning_rate: Muon's peak.
-        schedule: ``"cosine"`` decays over the whole run; ``"wsd"`` holds the peak, then falls linearly over
-            the last `decay_share` of the steps.
-        warmup_steps: linear rise from 0.
-        final_share: last learning rate over the peak.
+        schedule: ``"cosine"`` decays over the whole run. ``"wsd"`` (warm-up, stable, decay) keeps the peak and decays
+            linearly over the last `decay_share` of the steps.
+        warmup_steps: steps to the peak.
+        final_share: the last learning rate relative to the peak.
         decay_share: see `schedule`.
-        weight_decay: on matrices, not on norms.
+        weight_decay: on matrices only.
         beta2: of the second moment.
-        clip_norm: of the whole gradient.
+        clip_norm: maximum norm of the whole gradient.
     """
 
     kind: Literal["adamw", "muon"] = "adamw"
@@ -165,30 +199,29 @@ class OptimizerConfig:
     clip_norm: float = 1.0
 
     def __post_init__(self):
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate={self.learning_rate}: expected a positive number")
+        _check_positive(self, "learning_rate")
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
-    """Length and shape of the training.
+    """The length of the training and its batches.
 
     Attributes:
         num_steps: optimizer steps.
-        batch_tokens: response tokens per step, at most.
-        length_grain: sequences are padded to multiples of this; each length has an executable of its own.
-        log_every: steps between two lines of metrics.
-        save_every: steps between two checkpoints.
-        held_out_share: share of the corpus' prompts kept apart, to watch agreement while training.
-        accumulate: batches whose mean gradient makes one step.
-        patience: stop after this many checkpoints without a better block efficiency on the prompts kept apart, and
-            return the best; None trains to the end.
-        on_policy_share: share of the batches whose answers the draft writes itself, for the target to score.
+        batch_tokens: maximum number of response tokens per batch.
+        length_grain: sequences are padded to a multiple of this; one step is compiled per length.
+        log_every: steps between two lines of the log.
+        save_every: steps between two training checkpoints.
+        held_out_share: share of the corpus's prompts that is not trained on; checkpoints are evaluated on it.
+        accumulate: batches per optimizer step.
+        patience: stop after this many checkpoints without a higher block efficiency on the held-out share, and return
+            the best checkpoint. None: train for `num_steps`.
+        on_policy_share: share of the batches in which the draft writes the answers and the target scores them.
         data_shards: devices that a batch is split over.
-        param_shards: devices that heads, mlp and vocabulary are split over, for each of those.
-        dtype: of the passes; parameters, their gradient's mean and the optimizer's state are float32.
-        product_dtype: what products with weights round their inputs to in float32 passes, and in their gradients by
-            activations; gradients by weights are those of exact products (see `ModelConfig`).
+        param_shards: devices that attention heads, MLP and vocabulary are split over.
+        dtype: of the passes. Parameters, gradients and the optimizer's state are float32.
+        product_dtype: of the inputs of products with weights in float32 passes, and of the gradients with respect to
+            activations; see `ModelConfig`.
     """
 
     num_steps: int = 2000
@@ -206,14 +239,8 @@ class TrainingConfig:
     product_dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self):
-        positive = (
-            "num_steps", "batch_tokens", "length_grain", "log_every", "save_every", "accumulate", "patience",
-            "data_shards", "param_shards",
-        )  # fmt: skip
-        for name in positive:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: expected a positive number")
+        _check_positive(self, "num_steps", "batch_tokens", "length_grain", "log_every", "save_every")
+        _check_positive(self, "accumulate", "patience", "data_shards", "param_shards")
         if self.batch_tokens % self.data_shards:
             raise ValueError(f"batch_tokens={self.batch_tokens}: expected a multiple of data_shards={self.data_shards}")
         if not 0 <= self.on_policy_share <= 1:
@@ -227,27 +254,28 @@ class DistillConfig:
     """A distillation, from prompts to a draft.
 
     Attributes:
-        target: checkpoint of the target: what `bass_jax.checkpoint.load_model` takes, or ``"package:module"``
-            for the one model file inside an installed package.
-        output_dir: of corpus, checkpoints, metrics and draft.
-        prompts: the data recipe.
-        rollout: how the corpus is written.
-        draft: shape of the draft.
-        loss: what is minimized.
-        optimizer: how.
-        training: for how long.
-        seed: of everything that is drawn.
+        target: the target: what `bass_jax.checkpoint.load_model` takes, or ``"package:module"`` for the only ``.gguf``
+            file of an installed package.
+        prompts: where the prompts come from.
+        output_dir: directory of everything that is written; see ``docs/draft_training.md``.
+        rollout: how the target answers them.
+        draft: the size of the draft.
+        loss: the loss.
+        optimizer: the optimizer.
+        training: the length of the training and its batches.
+        seed: of all random numbers.
         draft_len: draft length of the reported block efficiency.
-        corpus_dir: where ``corpus/``, ``questions/`` and ``held_out/`` lie, if not in `output_dir`: several drafts can
+        corpus_dir: `output_dir` of another run whose corpus and held-out answers are used, so that several drafts can
             learn from one corpus.
-        extra_corpora: directories of other runs on the same target whose ``corpus/`` the training reads too.
-        is_packed: the draft's matrices are written in INT8, half of bfloat16, and widened as they are read.
-        held_out_temperatures: at which the held-out prompts are answered too, for the acceptance of sampled answers.
+        extra_corpora: directories of further runs with the same target whose corpora are trained on too.
+        is_packed: store the draft's matrices in INT8 instead of bfloat16; they are converted on loading.
+        held_out_temperatures: temperatures above 0 at which the held-out prompts are answered too, to measure the
+            acceptance of sampled answers.
     """
 
     target: str
-    output_dir: str
-    prompts: recipe.PromptRecipe
+    prompts: PromptsConfig
+    output_dir: str = "runs/distill"
     rollout: RolloutConfig = RolloutConfig()
     draft: DraftConfig = DraftConfig()
     loss: LossConfig = LossConfig()
@@ -263,25 +291,19 @@ class DistillConfig:
     def __post_init__(self):
         if any(not temperature > 0 for temperature in self.held_out_temperatures):
             raise ValueError(f"held_out_temperatures={self.held_out_temperatures}: expected numbers above 0")
+        if self.draft.reads_hidden and self.training.on_policy_share:
+            share = self.training.on_policy_share
+            raise ValueError(f"on_policy_share={share}: expected 0 for a draft that reads hidden states")
 
     @property
     def corpus_root(self) -> Path:
-        """`corpus_dir`, once it is settled."""
+        """The directory of the corpus and the held-out answers."""
         return Path(self.output_dir if self.corpus_dir is None else self.corpus_dir)
 
 
-forbid_extra(
-    recipe.JsonlSource, recipe.DocumentedCodeSource, recipe.PythonFunctionsSource, recipe.SelfAskedSource,
-    recipe.HeldOut, recipe.PromptRecipe, RolloutConfig, DraftConfig, LossConfig, OptimizerConfig, TrainingConfig,
-    DistillConfig,
-)  # fmt: skip
+forbid_extra(PromptsConfig, RolloutConfig, DraftConfig, LossConfig, OptimizerConfig, TrainingConfig, DistillConfig)
 
 
-def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> DistillConfig:
+def load_distill_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> DistillConfig:
     """Reads a configuration; see `bass_jax.runtime.yaml_config.read_yaml`."""
     return read_yaml(DistillConfig, path, overrides)
-
-
-def parse_config(content: Mapping[str, Any], name: str) -> DistillConfig:
-    """Checks a parsed configuration; see `load_config`."""
-    return parse_yaml(DistillConfig, content, name)

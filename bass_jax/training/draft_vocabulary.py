@@ -1,4 +1,4 @@
-"""The output vocabulary of a draft: the tokens that its target uses most."""
+"""The output vocabulary of a draft: the most frequent tokens of its target."""
 
 from collections.abc import Iterable
 
@@ -18,21 +18,21 @@ def choose_output_ids(
     size: int,
     always: Iterable[int] = (),
 ) -> Int[np.ndarray, "O"]:
-    """Chooses the most frequent tokens.
+    """Returns the most frequent tokens.
 
     Args:
-        responses: token ids that the target wrote.
-        prompts: token ids of prompts, whether answered or not; their shares count for less, since answers
-            repeat them in part.
+        responses: token ids of the target's answers.
+        prompts: token ids of all prompts, answered or not. They have a smaller weight, because answers repeat them in
+            part.
         vocab_size: V.
-        size: O, tokens to choose.
-        always: tokens that are chosen whatever their count: bytes and specials.
+        size: O.
+        always: tokens that are included in any case, such as bytes and special tokens.
 
     Returns:
-        ``[O]`` int32 in increasing order.
+        ``[O]`` int32 in ascending order.
 
     Raises:
-        ValueError: if `size` exceeds the vocabulary or does not hold `always`.
+        ValueError: if `size` is larger than the vocabulary or smaller than `always`.
     """
     forced = sorted(set(always))
     if not len(forced) <= size <= vocab_size:
@@ -41,19 +41,19 @@ def choose_output_ids(
         )
     counts = _shares(responses, vocab_size) + _PROMPT_WEIGHT * _shares(prompts, vocab_size)
     counts[forced] = np.inf
-    # Stable: among equals, byte-pair merges learned earlier have lower ids and are more common.
+    # Stable: of equal counts the lower id comes first. Byte-pair merges with lower ids are more common.
     return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
 
 
 def output_columns(output_ids: Int[np.ndarray, "O"], vocab_size: int) -> Int[np.ndarray, "V"]:
-    """Returns the inverse: the column of every token, -1 for those outside."""
+    """Returns the column of every token in the draft's head, -1 for tokens without one."""
     columns = np.full(vocab_size, -1, np.int32)
     columns[output_ids] = np.arange(len(output_ids), dtype=np.int32)
     return columns
 
 
 def proposed_ids(draft: Model) -> Int[np.ndarray, "O"]:
-    """Returns the token of every column of a draft's head."""
+    """Returns the token of every column of the draft's head."""
     return np.arange(draft.config.vocab_size) if draft.output_ids is None else np.asarray(draft.output_ids)
 
 

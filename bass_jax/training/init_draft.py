@@ -1,4 +1,4 @@
-"""A new draft for a target: shape, shared embedding, initial parameters."""
+"""The initial parameters of a draft, and changes to a trained draft that do not change its predictions."""
 
 import dataclasses
 
@@ -14,25 +14,36 @@ from bass_jax.typing import Array, Float, Int, Key, Params
 _HEAD_SCALE = 0.02
 
 _RIDGE = 1e-3
-"""Of the least squares for new columns of a head, relative to the mean energy of a direction."""
+"""Regularization of the least squares for new columns of a head, relative to the mean energy of a direction."""
 
-_WRITERS = ("out", "out_bias", "down", "down_bias")
+_RESIDUAL_OUTPUTS = ("out", "out_bias", "down", "down_bias")
 """Parameters of a layer whose products are added to the residual stream."""
 
 
 def draft_config(shape: DraftConfig, target: ModelConfig, dtype: str = "float32") -> ModelConfig:
-    """Completes a draft's shape with what it has from its target.
+    """Returns the configuration of a draft for a target.
 
     Raises:
-        ValueError: if the target lacks one of the layers.
+        ValueError: if the target does not have one of `target_layers`.
     """
+    common = {
+        "output_vocab_size": shape.output_vocab_size,
+        "hidden_width": target.width if shape.reads_hidden else None,
+        "dtype": dtype,
+    }
     if shape.target_layers:
-        return _pruned_config(shape, target, dtype)
+        for layer in shape.target_layers:
+            if not 0 <= layer < target.num_layers:
+                raise ValueError(f"target_layers: {layer}: the target has layers 0 to {target.num_layers - 1}")
+        layers = tuple(target.layers[layer] for layer in shape.target_layers)
+        is_tied = target.is_tied and shape.output_vocab_size is None
+        return dataclasses.replace(target, layers=layers, is_tied=is_tied, **common)
     layer = next((layer for layer in target.layers if layer.attention.window is None), target.layers[0])
     rope = layer.attention.rope or RopeConfig()
-    rope = RopeConfig(rope.base, scaling=rope.scaling)
     norm = NormConfig(eps=layer.norm.eps)
-    attention = AttentionConfig(shape.num_heads, shape.num_kv_heads, shape.head_dim, rope)
+    attention = AttentionConfig(
+        shape.num_heads, shape.num_kv_heads, shape.head_dim, RopeConfig(rope.base, scaling=rope.scaling)
+    )
     return ModelConfig(
         vocab_size=target.vocab_size,
         width=shape.width,
@@ -41,66 +52,52 @@ def draft_config(shape: DraftConfig, target: ModelConfig, dtype: str = "float32"
         final_norm=norm,
         is_tied=False,
         embedding_width=target.embedding_width or target.width,
-        output_vocab_size=shape.output_vocab_size,
-        hidden_width=target.width if shape.reads_hidden else None,
-        dtype=dtype,
-    )
-
-
-def _pruned_config(shape: DraftConfig, target: ModelConfig, dtype: str) -> ModelConfig:
-    """The target with the chosen layers alone."""
-    for layer in shape.target_layers:
-        if not 0 <= layer < target.num_layers:
-            raise ValueError(f"target_layers: {layer}: the target has layers 0 to {target.num_layers - 1}")
-    return dataclasses.replace(
-        target,
-        layers=tuple(target.layers[layer] for layer in shape.target_layers),
-        is_tied=target.is_tied and shape.output_vocab_size is None,
-        output_vocab_size=shape.output_vocab_size,
-        hidden_width=target.width if shape.reads_hidden else None,
-        dtype=dtype,
+        **common,
     )
 
 
 def init_draft(shape: DraftConfig, target: Model, output_ids: Int[np.ndarray, "O"], key: Key[Array, ""]) -> Model:
-    """Makes a draft that shares the target's embedding.
+    """Returns an untrained draft that shares the target's embedding.
 
-    The projection starts as the principal directions of the proposed tokens' embeddings, scaled to a
-    root mean square of 1; the head starts as the projected embeddings themselves, small. With `target_layers` all that
-    the draft and the target have in common starts as the target's.
-    A hidden-state draft starts with the target's own way of scoring what it predicts.
+    The embedding projection is initialized with the principal directions of the proposed tokens' embeddings, scaled to
+    a root mean square of 1. The head is initialized with the projected embeddings times a small factor. A draft that
+    reads hidden states starts with the target's head; see `_hidden_params`. With `target_layers`, all parameters that
+    the target has too start as the target's.
 
     Args:
         shape: of the draft.
         target: gives the embedding, in float32.
-        output_ids: ``[O]`` tokens that the draft proposes.
+        output_ids: ``[O]``, tokens that the draft can propose.
         key: of the layers' parameters.
     """
     config = draft_config(shape, target.config)
-    if config.output_vocab_size is None:
+    has_all = config.output_vocab_size is None
+    if has_all:
         output_ids = np.arange(config.vocab_size, dtype=np.int32)
     params = dict(init_params(config, key))
-    embedding = jnp.asarray(target.params["embedding"], jnp.float32)
-    has_all = config.output_vocab_size is None
     if shape.target_layers:
-        params |= _pruned_params(shape, target, params, output_ids)
-        return Model(jax.tree.map(jnp.asarray, params), config, None if has_all else jnp.asarray(output_ids))
-    chosen = np.asarray(embedding)[:, output_ids]
-    directions = principal_directions(chosen, config.width)
-    projected = directions.T @ chosen
-    scale = 1 / max(float(np.sqrt((projected**2).mean())), 1e-9)
-    params["embedding"] = embedding
-    params["embedding_projection"] = jnp.asarray(directions * scale)
-    params["head"] = jnp.asarray(projected * scale * _HEAD_SCALE)
-    if shape.reads_hidden and config.embedding_width == config.hidden_width:
-        params |= _hidden_params(target, directions, projected)
+        params |= _target_params(shape, target, params, output_ids)
+    else:
+        embedding = jnp.asarray(target.params["embedding"], jnp.float32)
+        proposed = np.asarray(embedding)[:, output_ids]
+        directions = principal_directions(proposed, config.width)
+        projected = directions.T @ proposed
+        scale = 1 / max(float(np.sqrt((projected**2).mean())), 1e-9)
+        params |= {
+            "embedding": embedding,
+            "embedding_projection": directions * scale,
+            "head": projected * scale * _HEAD_SCALE,
+        }
+        if shape.reads_hidden and config.embedding_width == config.hidden_width:
+            params |= _hidden_params(target, directions, projected)
     return Model(jax.tree.map(jnp.asarray, params), config, None if has_all else jnp.asarray(output_ids))
 
 
 def _hidden_params(target: Model, directions: Float[np.ndarray, "E D"], projected: Float[np.ndarray, "D O"]) -> Params:
-    """Where a hidden-state draft starts: it reads and predicts in the same directions, and scores as its target does.
+    """Returns parameters with which the draft scores a predicted hidden state as the target would score a true one.
 
-    A predicted hidden state that is right then has the target's logits, but for what the directions leave out.
+    The draft reads and predicts hidden states in the same directions. A correct prediction then has the target's
+    logits, up to what is outside these directions.
     """
     found = {"hidden_projection": directions, "hidden_output": directions.T, "head": projected}
     if (scale := target.params.get("final_norm")) is not None:
@@ -109,76 +106,8 @@ def _hidden_params(target: Model, directions: Float[np.ndarray, "E D"], projecte
     return {name: jnp.asarray(leaf, jnp.float32) for name, leaf in found.items()}
 
 
-def with_hidden(draft: Model, target: ModelConfig) -> Model:
-    """Lets a draft that reads tokens alone read its target's hidden states too.
-
-    What reads and predicts them starts at zero: the draft says what it said before, and learns from there.
-    """
-    config = dataclasses.replace(draft.config, hidden_width=target.width)
-    params = dict(init_params(config, jax.random.key(0))) | dict(draft.params)
-    for name in ("hidden_projection", "hidden_output"):
-        params[name] = jnp.zeros_like(params[name])
-    return Model(params, config, draft.output_ids)
-
-
-def with_layers(draft: Model, num_layers: int) -> Model:
-    """Gives a draft more layers, spread evenly: it says what it said before, and learns from there.
-
-    A new layer is a copy of the one below, but for what writes to the residual stream: that starts at zero (block
-    expansion, Wu et al. 2024).
-
-    Raises:
-        ValueError: if the draft has more layers already.
-    """
-    have = draft.config.num_layers
-    if num_layers < have:
-        raise ValueError(f"num_layers={num_layers}: the draft has {have}")
-    params = {name: leaf for name, leaf in draft.params.items() if not name.startswith("layer_")}
-    sources = [place * have // num_layers for place in range(num_layers)]
-    for place, source in enumerate(sources):
-        layer = draft.params[f"layer_{source}"]
-        is_new = place > 0 and source == sources[place - 1]
-        params[f"layer_{place}"] = _silenced(layer) if is_new else layer
-    layers = tuple(draft.config.layers[source] for source in sources)
-    return Model(params, dataclasses.replace(draft.config, layers=layers), draft.output_ids)
-
-
-def with_output_ids(draft: Model, output_ids: Int[np.ndarray, "O"]) -> Model:
-    """Lets a draft propose other tokens: it scores those that it had as before, and learns the rest from there.
-
-    A new token's column is what its embedding is to the columns that are there: a linear map of embeddings, by least
-    squares.
-
-    Args:
-        draft: with a trimmed head and no bias in it.
-        output_ids: ``[O]`` distinct tokens.
-    """
-    have = np.asarray(draft.output_ids)
-    embedding, head = (np.asarray(draft.params[name], np.float32) for name in ("embedding", "head"))
-    known = embedding[:, have]
-    # Solved through the few by few products: the columns are many.
-    energy = known @ known.T
-    ridge = _RIDGE * np.trace(energy) / len(energy) * np.eye(len(energy), dtype=np.float32)
-    mapped = np.linalg.solve(energy + ridge, known @ head.T)
-    columns = mapped.T @ embedding[:, output_ids]
-    place = {int(token): column for column, token in enumerate(have)}
-    kept = np.array([place.get(int(token), -1) for token in output_ids])
-    columns[:, kept >= 0] = head[:, kept[kept >= 0]]
-    config = dataclasses.replace(draft.config, output_vocab_size=len(output_ids))
-    return Model(dict(draft.params) | {"head": jnp.asarray(columns)}, config, jnp.asarray(output_ids))
-
-
-def _silenced(layer: Params) -> Params:
-    """The layer with nothing to add to the residual stream."""
-
-    def leaf(path, value):
-        return jnp.zeros_like(value) if path[-1].key in _WRITERS else value
-
-    return jax.tree_util.tree_map_with_path(leaf, layer)
-
-
-def _pruned_params(shape: DraftConfig, target: Model, params: Params, output_ids: Int[np.ndarray, "O"]) -> Params:
-    """The target's parameters that have a place in `params`."""
+def _target_params(shape: DraftConfig, target: Model, params: Params, output_ids: Int[np.ndarray, "O"]) -> Params:
+    """Returns the target's parameters that the draft has too."""
     found = {name: leaf for name, leaf in target.params.items() if name in params and not name.startswith("layer_")}
     found |= {f"layer_{place}": target.params[f"layer_{layer}"] for place, layer in enumerate(shape.target_layers)}
     if "head" in params:
@@ -190,12 +119,74 @@ def _pruned_params(shape: DraftConfig, target: Model, params: Params, output_ids
 
 
 def principal_directions(columns: Float[np.ndarray, "E O"], width: int) -> Float[np.ndarray, "E D"]:
-    """Returns the `width` orthonormal directions that hold most of the columns' energy.
+    """Returns the `width` orthonormal directions with most of the columns' energy; those past E are zeros.
 
-    Not centred: the mean is a direction like others, and the residual stream can use it. A width above E
-    is filled with zeros.
+    The mean is not subtracted, because the residual stream can use its direction like any other.
     """
     _, vectors = np.linalg.eigh(columns @ columns.T)
     directions = vectors[:, ::-1][:, :width]
-    missing = width - directions.shape[1]
-    return np.pad(directions, ((0, 0), (0, missing))).astype(np.float32)
+    return np.pad(directions, ((0, 0), (0, width - directions.shape[1]))).astype(np.float32)
+
+
+def add_hidden_input(draft: Model, target: ModelConfig) -> Model:
+    """Lets a draft that reads only tokens read its target's hidden states too.
+
+    The new parameters start at zero, so that the draft's predictions do not change at first.
+    """
+    config = dataclasses.replace(draft.config, hidden_width=target.width)
+    params = dict(init_params(config, jax.random.key(0))) | dict(draft.params)
+    for name in ("hidden_projection", "hidden_output"):
+        params[name] = jnp.zeros_like(params[name])
+    return Model(params, config, draft.output_ids)
+
+
+def add_layers(draft: Model, num_layers: int) -> Model:
+    """Adds layers to a draft, evenly spread, that do not change its predictions at first.
+
+    A new layer is a copy of the one below, except for the matrices that write to the residual stream, which start at
+    zero. Source: block expansion (Wu et al. 2024).
+
+    Raises:
+        ValueError: if the draft has more layers.
+    """
+    have = draft.config.num_layers
+    if num_layers < have:
+        raise ValueError(f"num_layers={num_layers}: the draft has {have}")
+    params = {name: leaf for name, leaf in draft.params.items() if not name.startswith("layer_")}
+    sources = [place * have // num_layers for place in range(num_layers)]
+    for place, source in enumerate(sources):
+        layer = draft.params[f"layer_{source}"]
+        is_new = place > 0 and source == sources[place - 1]
+        params[f"layer_{place}"] = _without_output(layer) if is_new else layer
+    layers = tuple(draft.config.layers[source] for source in sources)
+    return Model(params, dataclasses.replace(draft.config, layers=layers), draft.output_ids)
+
+
+def _without_output(layer: Params) -> Params:
+    def leaf(path, value):
+        return jnp.zeros_like(value) if path[-1].key in _RESIDUAL_OUTPUTS else value
+
+    return jax.tree_util.tree_map_with_path(leaf, layer)
+
+
+def change_output_ids(draft: Model, output_ids: Int[np.ndarray, "O"]) -> Model:
+    """Changes the output vocabulary of a draft. Tokens that it could propose before keep their columns of the head.
+
+    The column of a new token is a linear map of its embedding, fitted to the old columns by least squares.
+
+    Args:
+        draft: with a reduced output vocabulary and no bias in its head.
+        output_ids: ``[O]`` distinct tokens.
+    """
+    have = np.asarray(draft.output_ids)
+    embedding, head = (np.asarray(draft.params[name], np.float32) for name in ("embedding", "head"))
+    known = embedding[:, have]
+    energy = known @ known.T  # [E, E], much smaller than the number of columns.
+    ridge = _RIDGE * np.trace(energy) / len(energy) * np.eye(len(energy), dtype=np.float32)
+    linear_map = np.linalg.solve(energy + ridge, known @ head.T)
+    columns = linear_map.T @ embedding[:, output_ids]
+    place = {int(token): column for column, token in enumerate(have)}
+    kept = np.array([place.get(int(token), -1) for token in output_ids])
+    columns[:, kept >= 0] = head[:, kept[kept >= 0]]
+    config = dataclasses.replace(draft.config, output_vocab_size=len(output_ids))
+    return Model(dict(draft.params) | {"head": jnp.asarray(columns)}, config, jnp.asarray(output_ids))

@@ -1,4 +1,6 @@
-"""Builds the optimizer of a distillation."""
+"""The optimizer of a distillation."""
+
+import functools
 
 import jax
 import optax
@@ -7,45 +9,50 @@ from optax.contrib import MuonDimensionNumbers, muon
 from bass_jax.training.distill_config import OptimizerConfig
 from bass_jax.typing import Params
 
-_INPUT_AXES = {
-    "qkv": (0,), "out": (0, 1, 2), "gate_up": (0,), "down": (0,), "hidden_projection": (0,), "hidden_output": (0,)
-}  # fmt: skip
-_OUTPUT_AXES = {
-    "qkv": (1, 2, 3), "out": (3,), "gate_up": (1, 2), "down": (1,), "hidden_projection": (1,), "hidden_output": (1,)
-}  # fmt: skip
+_MUON_AXES = {
+    "qkv": MuonDimensionNumbers((0,), (1, 2, 3)),
+    "out": MuonDimensionNumbers((0, 1, 2), (3,)),
+    "gate_up": MuonDimensionNumbers((0,), (1, 2)),
+    "down": MuonDimensionNumbers((0,), (1,)),
+    "hidden_projection": MuonDimensionNumbers((0,), (1,)),
+    "hidden_output": MuonDimensionNumbers((0,), (1,)),
+}
+"""The axes of a parameter that are its matrix's rows and columns. AdamW optimizes all others."""
 
 _MUON_COEFFICIENTS = ((3.4445, -4.7750, 2.0315),) * 5
-"""Of the five Newton-Schulz iterations: Optax's own, but one by one, which makes Optax loop over them. Given once, they
-are unrolled, and XLA for a CPU computes the sums of all iterations before again at every transpose: 137 ms a step where
-a loop takes 64 (the quickstart's draft on two cores, 2026-11-23, medians of twelve, in turns)."""
+"""Optax's coefficients, given once for each of the five Newton-Schulz iterations, so that Optax loops over them.
+
+Given once for all, the iterations are unrolled, and XLA on a CPU recomputes earlier iterations at every transpose: 137
+ms per step instead of 64 (quickstart draft, two cores, 2026-11-23, medians of twelve, in turns).
+"""
 
 
-def schedule(config: OptimizerConfig, peak: float, num_steps: int) -> optax.Schedule:
-    """Learning rate of every step: a linear rise to `peak`, then the configured decay."""
+def learning_rate_schedule(config: OptimizerConfig, peak: float, num_steps: int) -> optax.Schedule:
+    """Returns the learning rate of every step: a linear rise to `peak`, then the configured decay."""
     warm_up = min(config.warmup_steps, num_steps // 2)
     if config.schedule == "cosine":
         return optax.warmup_cosine_decay_schedule(0.0, peak, warm_up, num_steps, peak * config.final_share)
     decay = max(1, min(round(num_steps * config.decay_share), num_steps - warm_up))
-    return optax.join_schedules(
-        [
-            optax.linear_schedule(0.0, peak, warm_up),
-            optax.constant_schedule(peak),
-            optax.linear_schedule(peak, peak * config.final_share, decay),
-        ],
-        [warm_up, num_steps - decay],
-    )
+    parts = [
+        optax.linear_schedule(0.0, peak, warm_up),
+        optax.constant_schedule(peak),
+        optax.linear_schedule(peak, peak * config.final_share, decay),
+    ]
+    return optax.join_schedules(parts, [warm_up, num_steps - decay])
 
 
+@functools.cache
 def make_optimizer(config: OptimizerConfig, num_steps: int, accumulate: int = 1) -> optax.GradientTransformation:
-    """AdamW or Muon, behind a clip of the whole gradient's norm, on the mean gradient of `accumulate` batches."""
-    rate = schedule(config, config.learning_rate, num_steps)
+    """Returns AdamW or Muon after clipping by the global norm, on the mean gradient of `accumulate` batches.
+
+    Equal arguments give the same object, so that a second training in a process does not compile its step again.
+    """
+    rate = learning_rate_schedule(config, config.learning_rate, num_steps)
     if config.kind == "adamw":
-        inner = optax.adamw(
-            rate, b2=config.beta2, weight_decay=config.weight_decay, mask=lambda params: _is_matrix(params)
-        )
+        inner = optax.adamw(rate, b2=config.beta2, weight_decay=config.weight_decay, mask=_is_matrix)
     else:
         inner = muon(
-            schedule(config, config.muon_learning_rate, num_steps),
+            learning_rate_schedule(config, config.muon_learning_rate, num_steps),
             adam_learning_rate=rate,
             adam_b2=config.beta2,
             adam_weight_decay=config.weight_decay,
@@ -61,10 +68,4 @@ def _is_matrix(params: Params):
 
 
 def _muon_axes(params: Params):
-    """Which axes of a layer's tensor are its matrix's rows and columns; None leaves it to AdamW."""
-
-    def axes(path, leaf):
-        name = path[-1].key
-        return MuonDimensionNumbers(_INPUT_AXES[name], _OUTPUT_AXES[name]) if name in _INPUT_AXES else None
-
-    return jax.tree_util.tree_map_with_path(axes, params)
+    return jax.tree_util.tree_map_with_path(lambda path, _: _MUON_AXES.get(path[-1].key), params)

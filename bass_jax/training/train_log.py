@@ -1,4 +1,4 @@
-"""The log of a training: one JSON line per few steps, and one per measurement on held-out prompts."""
+"""The log of a training, one JSON object per line."""
 
 import json
 import math
@@ -10,69 +10,56 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from bass_jax.runtime.files import read_jsonl
+from bass_jax.training.agreement import Agreement
 from bass_jax.training.loss import LossParts
-from bass_jax.training.training_checkpoints import Place
+from bass_jax.training.training_checkpoints import TrainPosition
 from bass_jax.typing import Array
 
 _MEANS = ("soft", "hard", "reverse", "total_variation", "hidden", "agreement")
 
 
 class TrainProgress(NamedTuple):
-    """One line of metrics.
+    """One line of the log: means since the previous line, per response token. See also `LossParts`."""
 
-    Attributes:
-        step: optimizer steps taken.
-        epoch: passes over the corpus begun, less one.
-        loss: mean since the last line, per response token.
-        soft: parts of the loss, before their weights; see `bass_jax.training.loss.LossParts`.
-        hard: likewise.
-        reverse: likewise.
-        total_variation: likewise; about the share of drafts that is rejected at temperature 1.
-        hidden: likewise.
-        agreement: with the target's most probable token, on the batches trained on.
-        tokens_per_second: response tokens.
-        seconds: of this process.
-        corpus_tokens: response tokens of this epoch's corpus.
-    """
-
-    step: int
-    epoch: int
-    loss: float
+    step: int  # optimizer steps taken
+    epoch: int  # from 0
+    loss: float  # weighted sum of the parts
     soft: float
     hard: float
     reverse: float
     total_variation: float
     hidden: float
     agreement: float
-    tokens_per_second: float
-    seconds: float
-    corpus_tokens: int
+    tokens_per_second: float  # response tokens
+    seconds: float  # since this process began to train
+    corpus_tokens: int  # response tokens that this epoch reads
 
 
 class TrainLog:
-    """Collects losses on the device, and writes them out once per line: looking at each would stall it."""
+    """Keeps losses on the device until a line is due, because reading one would wait for its step."""
 
     def __init__(self, path: Path, step: int, progress: Callable[[TrainProgress], None] | None):
-        """Opens a log to go on after `step`; later lines will be written again.
+        """Opens a log to continue after `step`; later lines are removed.
 
         Args:
-            path: of the JSON lines.
+            path: of the JSON Lines file.
             step: that the training starts from.
-            progress: told every line of losses.
+            progress: called with every line of losses.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path, self._progress = path, progress
-        self._lines = [line for line in read_log(path) if line["step"] <= step]
+        self._lines = [line for line in read_log(path) if line["step"] <= step] if path.exists() else []
         path.write_text("".join(json.dumps(line) + "\n" for line in self._lines))
         self._pending: list[tuple[int, Array, LossParts]] = []
         self._start = self._last = time.perf_counter()
 
     def add(self, step: int, loss: Array, parts: LossParts) -> None:
-        """Notes one batch, used towards `step`."""
+        """Adds one batch of `step`."""
         self._pending.append((step, loss, parts))
 
-    def write(self, place: Place, corpus_tokens: int) -> None:
-        """Writes the means since the last line.
+    def write(self, position: TrainPosition, corpus_tokens: int) -> None:
+        """Writes a line of losses, if there are any.
 
         Raises:
             ValueError: if a loss is not finite.
@@ -83,48 +70,49 @@ class TrainLog:
         for step, loss in zip(steps, losses, strict=True):
             if not math.isfinite(loss):
                 raise ValueError(
-                    f"loss is {loss} at step {step}: stopped; the last snapshot is from before. "
+                    f"loss is {loss} at step {step}: stopped; the last checkpoint is from before. "
                     "A lower optimizer.learning_rate or clip_norm may help"
                 )
         tokens = np.array([part.num_tokens for part in parts])
-        share = tokens / tokens.sum()
+        shares = tokens / tokens.sum()
         now = time.perf_counter()
         line = TrainProgress(
-            place.step,
-            place.epoch,
-            loss=float(share @ np.array(losses)),
-            **{name: float(share @ np.array([getattr(part, name) for part in parts])) for name in _MEANS},
+            position.step,
+            position.epoch,
+            loss=float(shares @ np.array(losses)),
+            **{name: float(shares @ np.array([getattr(part, name) for part in parts])) for name in _MEANS},
             tokens_per_second=float(tokens.sum() / (now - self._last)),
             seconds=now - self._start,
             corpus_tokens=corpus_tokens,
         )
         self._pending, self._last = [], now
-        self._append({name: _short(value) for name, value in line._asdict().items()})
+        self._append(line._asdict())
         if self._progress is not None:
             self._progress(line)
 
-    def write_held_out(self, place: Place, measured: Any) -> None:
-        """Writes what a snapshot is worth on held-out prompts; the time that took counts for no line."""
-        content = {f"held_out_{name}": _short(value) for name, value in measured._asdict().items()}
-        self._append({"step": place.step, **content})
+    def write_held_out(self, position: TrainPosition, measured: Agreement) -> None:
+        """Writes the agreement on held-out prompts. The time since the previous line is not counted."""
+        self._append(
+            {"step": position.step} | {f"held_out_{name}": value for name, value in measured._asdict().items()}
+        )
         self._last = time.perf_counter()
 
     def block_efficiencies(self) -> dict[int, float]:
-        """Measured on held-out prompts, by step."""
-        name = "held_out_block_efficiency"
+        """Returns the block efficiency on held-out prompts by step."""
+        name = "held_out_tokens_per_pass"
         return {line["step"]: line[name] for line in self._lines if name in line}
 
     def _append(self, line: dict[str, Any]) -> None:
+        line = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in line.items()}
         self._lines.append(line)
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a log; a last one that a kill cut short is left out."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    """Returns the lines of a log without an incomplete last line, which a killed process may leave.
 
-
-def _short(value: Any) -> Any:
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+    Raises:
+        ValueError: if it cannot be read.
+    """
+    return [line for _, line in read_jsonl(path, skip_partial=True)]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,133 +14,127 @@ import optax
 from bass_jax.models import Model
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.training.agreement import measure_agreement
-from bass_jax.training.batches import Batch, epoch_batches
+from bass_jax.training.batches import TrainingBatch, epoch_batches
 from bass_jax.training.data import CorpusRows
 from bass_jax.training.distill_config import DistillConfig, TrainingConfig
 from bass_jax.training.draft_vocabulary import output_columns, proposed_ids
 from bass_jax.training.loss import LossParts, LossWeights, distillation_loss, weights_at
-from bass_jax.training.on_policy import OnPolicy
+from bass_jax.training.on_policy import on_policy_batch
 from bass_jax.training.optimizer import make_optimizer
-from bass_jax.training.placement import Placement
+from bass_jax.training.placement import place, place_params, training_mesh
+from bass_jax.training.rollout import Rollout
 from bass_jax.training.train_log import TrainLog, TrainProgress
-from bass_jax.training.training_checkpoints import Place, SnapshotWriter, load_snapshot
+from bass_jax.training.training_checkpoints import TrainingCheckpoints, TrainPosition
 from bass_jax.typing import Array, Float, Params
 
-_MAX_WATCHED = 64
+_MAX_EVALUATED = 64
 
 
 class TrainState(NamedTuple):
-    """What the next step needs.
+    """The state of a training between two steps."""
 
-    Attributes:
-        params: of the draft, float32, without the embedding, which is the target's and frozen.
-        optimizer: Optax's state.
-    """
-
-    params: Params
-    optimizer: Any
+    params: Params  # of the draft, float32, without the embedding, which is the target's and not trained
+    optimizer: Any  # Optax's state
 
 
 def train(
     config: DistillConfig,
     rows: CorpusRows,
     draft: Model,
+    target: Model,
     *,
-    target: Model | None = None,
     progress: Callable[[TrainProgress], None] | None = None,
-    is_over: bool = False,
+    load_only: bool = False,
 ) -> Model:
-    """Trains until the configured step, going on from the last snapshot if there is one.
+    """Trains up to the configured step, from the last training checkpoint if there is one.
 
-    The order of the data depends on the seed, the epoch and the epoch's shards, all part of the snapshot:
-    a run that was killed ends at the same parameters, bit for bit on one machine's CPU. Every epoch reads
-    the shards that exist when it begins, so that a corpus may still grow meanwhile.
+    The order of the data depends on the seed, the epoch and the epoch's shards, which the checkpoint holds. A run that
+    was killed and continued therefore ends with the same parameters, bit for bit on one machine's CPU. Each epoch reads
+    the shards that exist when it begins, so the corpus may grow during the training.
 
     Args:
-        config: of the distillation; ``output_dir`` receives ``snapshots/`` and ``metrics.jsonl``.
+        config: of the distillation; ``checkpoints/`` and ``metrics.jsonl`` are written to its ``output_dir``.
         rows: of the corpus.
         draft: initial parameters, with the target's embedding.
-        target: scores the draft's own answers, where the configuration has an `on_policy_share`.
-        progress: told at every line of metrics.
-        is_over: take no step; return what the last snapshot holds.
+        target: scores the draft's own answers, if `on_policy_share` is not 0.
+        progress: called with every line of the log.
+        load_only: take no step and return the draft of the last checkpoint.
 
     Returns:
-        The draft of the last step; with `patience` that of the snapshot that was worth most on held-out prompts.
+        The draft after the last step; with `patience` that of the best checkpoint.
 
     Raises:
-        ValueError: if the corpus is empty, the snapshots are of another draft or absent though the training
-            `is_over`, the loss is not finite, or a snapshot cannot be written; the last snapshot then is from before
-            that.
+        ValueError: if the corpus is empty, the checkpoints are of another draft, there is none although `load_only` is
+            set, the loss is not finite, or a checkpoint cannot be written.
     """
     options, output = config.training, Path(config.output_dir)
-    placement = Placement(options, draft.config)
-    params = placement.place_params({name: leaf for name, leaf in draft.params.items() if name != "embedding"})
-    embedding = placement.replicate(draft.params["embedding"])
+    mesh = training_mesh(options)
+    params = {name: leaf for name, leaf in draft.params.items() if name != "embedding"}
+    params = place_params(params, draft.config, mesh)
+    embedding = place(draft.params["embedding"], mesh)
     optimizer = make_optimizer(config.optimizer, options.num_steps, options.accumulate)
-    state = TrainState(params, jax.jit(optimizer.init)(params))
-    place = Place(0, 0, 0, rows.shards())
-    if (snapshot := load_snapshot(output / "snapshots", state)) is not None:
-        place, state = snapshot
-    elif is_over:
-        raise ValueError(f"{output / 'snapshots'}: no snapshot here: run the stage that trains first")
-    like, state = state, jax.tree.map(jnp.array, state)  # Donated below: the caller keeps its own.
+    initial = TrainState(params, jax.jit(optimizer.init)(params))
     columns = output_columns(proposed_ids(draft), draft.config.vocab_size)
-    passes = passes_config(options, draft.config)
-    read_embedding = embedding.astype(options.dtype)
-    log = TrainLog(output / "metrics.jsonl", place.step, progress)
-    own_answers = OnPolicy(config, draft, columns, target) if options.on_policy_share else None
+    step_config = differentiated_config(options, draft.config)
+    step_embedding = embedding.astype(options.dtype)
 
-    def trained(state: TrainState) -> Model:
+    def current(state: TrainState) -> Model:
         return Model(state.params | {"embedding": embedding}, draft.config, draft.output_ids)
 
-    last = place.step if is_over else options.num_steps
-    with SnapshotWriter(output / "snapshots") as snapshots:
-        if is_spent(log.block_efficiencies(), options.patience):
-            last = place.step
-        for reached, batch, num_tokens, is_whole in _batches(config, rows, columns, draft.config, place, last):
-            weights = weights_at(config.loss, reached.step / options.num_steps)
-            if own_answers is not None:
-                batch = own_answers.replace(batch, trained(state), reached)
+    with TrainingCheckpoints(output / "checkpoints") as checkpoints:
+        found = checkpoints.load(initial)
+        if found is None and load_only:
+            raise ValueError(f"{output / 'checkpoints'}: no training checkpoint here: run the train stage first")
+        position, state = found or (TrainPosition(0, 0, 0, rows.shards()), initial)
+        state = jax.tree.map(jnp.array, state)  # A copy, because a step donates it.
+        log = TrainLog(output / "metrics.jsonl", position.step, progress)
+        is_over = load_only or is_spent(log.block_efficiencies(), options.patience)
+        last = position.step if is_over else options.num_steps
+        batches = _batches(config, rows, columns, draft.config, position, last)
+        for position, batch, num_tokens, is_step in batches:
+            weights = weights_at(config.loss, position.step / options.num_steps)
+            if options.on_policy_share:
+                batch = on_policy_batch(config, batch, position, current(state), target, columns)
+            batch = place(batch, mesh, "data")
             state, loss, parts = train_step(
-                passes, config.loss.unroll, optimizer, state, read_embedding, placement.place_batch(batch), weights
+                step_config, config.loss.unroll, optimizer, state, step_embedding, batch, weights
             )
-            log.add(reached.step if is_whole else reached.step + 1, loss, parts)
-            if not is_whole:
+            log.add(position.step if is_step else position.step + 1, loss, parts)
+            if not is_step:
                 continue
-            is_due = reached.step % options.save_every == 0 or reached.step == last
-            if is_due or reached.step % options.log_every == 0:
-                log.write(reached, num_tokens)
+            is_due = position.step % options.save_every == 0 or position.step == last
+            if is_due or position.step % options.log_every == 0:
+                log.write(position, num_tokens)
             if is_due:
-                snapshots.save(reached, state)
-                watched = _watched(rows, reached, draft.config)
-                if watched:
-                    log.write_held_out(reached, measure_agreement(trained(state), watched, config.draft_len))
-                found = log.block_efficiencies()
-                if options.patience is not None and found:
-                    snapshots.best = best_step(found)
-                    if is_spent(found, options.patience):
-                        break
-    found = log.block_efficiencies()
-    if options.patience is not None and found:
-        chosen = load_snapshot(output / "snapshots", like, best_step(found))
-        if chosen is not None:
-            state = chosen[1]
-    return trained(state)
+                evaluated = _evaluated_rows(rows, position, draft.config)
+                if evaluated:
+                    log.write_held_out(position, measure_agreement(current(state), evaluated, config.draft_len))
+                efficiencies = log.block_efficiencies()
+                best = best_step(efficiencies) if options.patience is not None and efficiencies else None
+                checkpoints.save(position, state, best)
+                if is_spent(efficiencies, options.patience):
+                    break
+        efficiencies = log.block_efficiencies()
+        if options.patience is not None and efficiencies:
+            checkpoints.wait()
+            if (chosen := checkpoints.load(initial, best_step(efficiencies))) is not None:
+                state = chosen[1]
+    return current(state)
 
 
-def passes_config(options: TrainingConfig, draft: ModelConfig) -> ModelConfig:
-    """Returns the configuration of the passes to differentiate; the draft that comes out keeps its own, of float32."""
-    rounded = None if options.product_dtype == "float32" else options.product_dtype
-    return dataclasses.replace(draft, dtype=options.dtype, product_dtype=rounded)
+def differentiated_config(options: TrainingConfig, draft: ModelConfig) -> ModelConfig:
+    """Returns the configuration of the passes that are differentiated; the trained draft keeps its own, in float32."""
+    product_dtype = None if options.product_dtype == "float32" else options.product_dtype
+    return dataclasses.replace(draft, dtype=options.dtype, product_dtype=product_dtype)
 
 
 def best_step(block_efficiencies: dict[int, float]) -> int:
-    """Returns the step that was worth most; among equals the first."""
+    """Returns the step with the highest block efficiency, the first one of equals."""
     return max(block_efficiencies, key=lambda step: (block_efficiencies[step], -step))
 
 
 def is_spent(block_efficiencies: dict[int, float], patience: int | None) -> bool:
-    """Whether the last `patience` measurements brought nothing better than one before them."""
+    """Returns whether none of the last `patience` measurements is higher than an earlier one."""
     if patience is None or not block_efficiencies:
         return False
     best = best_step(block_efficiencies)
@@ -154,12 +148,12 @@ def train_step(
     optimizer: optax.GradientTransformation,
     state: TrainState,
     embedding: Float[Array, "E V"],
-    batch: Batch,
+    batch: TrainingBatch,
     weights: LossWeights,
 ) -> tuple[TrainState, Float[Array, ""], LossParts]:
-    """One batch through the optimizer; `state` is donated.
+    """Takes one step of the optimizer on one batch. Donates `state`.
 
-    Parameters stay float32; the pass runs in the configuration's dtype.
+    The parameters are float32; the passes have the dtype of `config`.
     """
 
     def loss_of(params):
@@ -172,51 +166,56 @@ def train_step(
 
 
 def _batches(
-    config: DistillConfig, rows: CorpusRows, columns: np.ndarray, draft: ModelConfig, place: Place, last: int
-) -> Iterator[tuple[Place, Batch, int, bool]]:
-    """Yields batches from `place` to step `last`.
+    config: DistillConfig, rows: CorpusRows, columns: np.ndarray, draft: ModelConfig, position: TrainPosition, last: int
+) -> Iterator[tuple[TrainPosition, TrainingBatch, int, bool]]:
+    """Yields the batches from `position` to step `last`.
 
-    With each come the place after it, the corpus' tokens, and whether it completes a step of the optimizer.
+    Each comes with the position after it, the response tokens of its epoch, and whether it completes an optimizer step.
     """
     options, num_batches = config.training, 0
     reads_hidden = draft.hidden_width is not None
-    while place.step < last:
-        read = rows.trained(place.shards)
+    while position.step < last:
+        trained = rows.trained(position.shards)
         if reads_hidden:
-            read = with_features(read)
-        num_tokens = sum(len(row.response) for row in read)
+            trained = rows_with_hidden(trained)
+        num_tokens = sum(len(row.response) for row in trained)
         batches = epoch_batches(
-            read, columns, batch_tokens=options.batch_tokens, length_grain=options.length_grain,
-            seed=(config.seed, place.epoch), skip=place.batch, row_grain=options.data_shards,
+            trained,
+            columns,
+            batch_tokens=options.batch_tokens,
+            length_grain=options.length_grain,
+            seed=(config.seed, position.epoch),
+            skip=position.batch,
+            row_grain=options.data_shards,
             reads_hidden=reads_hidden,
-        )  # fmt: skip
+        )
         for batch in batches:
             num_batches += 1
-            is_whole = num_batches % options.accumulate == 0
-            place = place._replace(step=place.step + is_whole, batch=place.batch + 1)
-            yield place, batch, num_tokens, is_whole
-            if place.step == last:
+            is_step = num_batches % options.accumulate == 0
+            position = position._replace(step=position.step + is_step, batch=position.batch + 1)
+            yield position, batch, num_tokens, is_step
+            if position.step == last:
                 return
-        place = Place(place.step, place.epoch + 1, 0, rows.shards())
+        position = TrainPosition(position.step, position.epoch + 1, 0, rows.shards())
 
 
-def with_features(rows):
-    """Leaves out rows whose hidden states were not kept.
+def rows_with_hidden(rows: Sequence[Rollout]) -> list[Rollout]:
+    """Returns the rows that have the target's hidden states.
 
     Raises:
-        ValueError: if none is left.
+        ValueError: if there are none.
     """
-    kept = [row for row in rows if row.hidden_states is not None]
+    kept = [row for row in rows if row.hidden is not None]
     if not kept:
         raise ValueError(
-            "draft.reads_hidden: the corpus has no hidden states; write it with rollout.keep_features=true"
+            "draft.reads_hidden: the corpus has no hidden states; write it with rollout.keep_hidden_states=true"
         )
     return kept
 
 
-def _watched(rows: CorpusRows, place: Place, draft: ModelConfig):
-    """Greedy answers to prompts kept apart, at most `_MAX_WATCHED`."""
-    found = rows.held_out(place.shards)
+def _evaluated_rows(rows: CorpusRows, position: TrainPosition, draft: ModelConfig) -> list[Rollout]:
+    """Returns greedy answers to held-out prompts of the corpus, at most `_MAX_EVALUATED`."""
+    found = rows.held_out(position.shards)
     if draft.hidden_width is not None:
-        found = [row for row in found if row.hidden_states is not None]
-    return found[:_MAX_WATCHED]
+        found = [row for row in found if row.hidden is not None]
+    return found[:_MAX_EVALUATED]

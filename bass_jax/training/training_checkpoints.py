@@ -1,142 +1,131 @@
-"""Snapshots of a training: everything that the next step depends on, written while it goes on."""
+"""Training checkpoints: all that the next step depends on, written by Orbax in the background."""
 
-import json
-import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN, PreservationPolicy
 
-_KEEP = 2
-_PLACE = "place.json"
-
-
-class Place(NamedTuple):
-    """Where a training stands in its data.
-
-    Attributes:
-        step: optimizer steps taken.
-        epoch: passes over the corpus begun, less one.
-        batch: batches of this epoch already used.
-        shards: numbers of the shards that this epoch reads.
-    """
-
-    step: int
-    epoch: int
-    batch: int
-    shards: list[int]
+_NUM_KEPT = 2
 
 
-class SnapshotWriter:
-    """Writes ``directory/step_00000123`` whole or not at all, in the background, and drops all but the last two.
+class TrainPosition(NamedTuple):
+    """The position of a training in its data."""
 
-    Attributes:
-        best: a step whose snapshot is kept besides; None for none.
+    step: int  # optimizer steps taken
+    epoch: int  # from 0
+    batch: int  # batches of this epoch that were used
+    shards: list[int]  # numbers of the shards that this epoch reads
+
+
+class _BestStep(PreservationPolicy):
+    """Keeps the checkpoint of the step `best`."""
+
+    best: int | None = None
+
+    def should_preserve(self, checkpoints, *, context):
+        return [checkpoint.step == self.best for checkpoint in checkpoints]
+
+
+class TrainingCheckpoints:
+    """The checkpoints ``directory/step_00000123``: the last two and the best one.
+
+    A checkpoint appears under its name when it is complete. Use it as a context manager: the end waits for the
+    checkpoint that is being written.
     """
 
     def __init__(self, directory: Path):
-        """Args: directory: of the snapshots."""
-        self.best: int | None = None
+        """Opens the directory, which is made if it does not exist."""
         self._directory = directory
-        self._checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
-        self._mover = ThreadPoolExecutor(1)
-        self._pending: tuple[Place, Future[None]] | None = None
+        self._policy = _BestStep()
+        self._manager = ocp.CheckpointManager(
+            directory.absolute(),
+            options=ocp.CheckpointManagerOptions(
+                step_prefix="step",
+                step_format_fixed_length=8,
+                preservation_policy=AnyPreservationPolicy([LatestN(_NUM_KEPT), self._policy]),
+                cleanup_tmp_directories=True,
+            ),
+        )
 
-    def save(self, place: Place, state: Any) -> None:
-        """Begins to write a snapshot; `state` may be donated afterwards.
+    def save(self, position: TrainPosition, state: Any, best: int | None = None) -> None:
+        """Begins to write a checkpoint.
+
+        Args:
+            position: of the training.
+            state: any pytree of arrays; it may be donated afterwards.
+            best: the step of a checkpoint to keep.
 
         Raises:
-            ValueError: if this or the snapshot before cannot be written, saying which is the last that was.
+            ValueError: if this or the previous checkpoint cannot be written.
         """
-        self.finish()
-        partial = self._partial(place)
-        _remove(partial)
+        self.wait()
+        self._policy.best = best
         try:
-            partial.mkdir(parents=True)
-            # A copy: on a CPU the writer may read the very buffers that the next step overwrites.
-            self._checkpointer.save((partial / "state").absolute(), jax.tree.map(jnp.copy, state))
-        except Exception as error:  # Orbax and TensorStore raise what they meet.
-            raise self._failure(place, error) from None
-        self._pending = place, self._mover.submit(self._move, place)
+            # Copied because on a CPU Orbax may read the buffers that the next step overwrites.
+            state = ocp.args.PyTreeSave(jax.tree.map(jnp.copy, state))
+            args = ocp.args.Composite(state=state, position=ocp.args.JsonSave(position._asdict()))
+            self._manager.save(position.step, args=args, force=True)
+        except Exception as error:  # Orbax and TensorStore raise errors of many types.
+            raise self._failure(error) from None
 
-    def _move(self, place: Place) -> None:
-        """Waits until a snapshot is written and moves it to its place: a run that is killed then goes on from it."""
-        partial, final = self._partial(place), self._directory / _name(place.step)
-        self._checkpointer.wait_until_finished()
-        (partial / _PLACE).write_text(json.dumps(place._asdict()))
-        _remove(final)
-        partial.rename(final)
+    def load(self, like: Any, step: int | None = None) -> tuple[TrainPosition, Any] | None:
+        """Reads the checkpoint of `step`, by default the last one; None if there is none.
 
-    def finish(self) -> None:
-        """Waits for the snapshot that is being written, and drops those that it makes superfluous."""
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        place, moved = pending
+        Args:
+            like: a state with the same structure, shapes, dtypes and placement.
+            step: of the checkpoint.
+
+        Raises:
+            ValueError: if it is not a checkpoint of such a state.
+        """
+        step = self._manager.latest_step() if step is None else step
+        if step is None or step not in self._manager.all_steps():
+            return None
         try:
-            moved.result()
+            restore_args = ocp.checkpoint_utils.construct_restore_args(like)
+            args = ocp.args.Composite(
+                state=ocp.args.PyTreeRestore(like, restore_args=restore_args), position=ocp.args.JsonRestore()
+            )
+            found = self._manager.restore(step, args=args)
+            return TrainPosition(**found["position"]), found["state"]
+        except Exception as error:  # Orbax and TensorStore raise errors of many types.
+            raise ValueError(
+                f"{self._directory}/{_name(step)}: not a checkpoint of this training, or of a draft of another size: "
+                f"{_shortened(error)}"
+            ) from None
+
+    def wait(self) -> None:
+        """Waits for the checkpoint that is being written.
+
+        Raises:
+            ValueError: if it cannot be written.
+        """
+        try:
+            self._manager.wait_until_finished()
         except Exception as error:
-            raise self._failure(place, error) from None
-        kept = {_name(self.best)} if self.best is not None else set()
-        for old in sorted(self._directory.glob("step_*"))[:-_KEEP]:
-            if old.name not in kept:
-                _remove(old)
+            raise self._failure(error) from None
 
-    def __enter__(self) -> "SnapshotWriter":
+    def __enter__(self) -> "TrainingCheckpoints":
         return self
 
     def __exit__(self, *error: object) -> None:
         try:
-            self.finish()
+            self.wait()
         finally:
-            self._mover.shutdown()
-            self._checkpointer.close()
+            self._manager.close()
 
-    def _partial(self, place: Place) -> Path:
-        return self._directory / f".{_name(place.step)}.partial"
-
-    def _failure(self, place: Place, error: Exception) -> ValueError:
-        found = sorted(self._directory.glob("step_*"))
-        last = f"the last one is {found[-1].name}" if found else "there is none from before"
-        reason = " ".join(str(error).split())[:200]
-        return ValueError(f"{self._directory}: snapshot of step {place.step} cannot be written ({reason}); {last}")
-
-
-def load_snapshot(directory: Path, like: Any, step: int | None = None) -> tuple[Place, Any] | None:
-    """Reads the snapshot of `step`, by default the last; None when there is none.
-
-    Args:
-        directory: of the snapshots.
-        like: a state of the same structure, shapes, dtypes and placement.
-        step: which.
-
-    Raises:
-        ValueError: if it is not a snapshot of such a state.
-    """
-    found = sorted(directory.glob("step_*" if step is None else _name(step)))
-    if not found:
-        return None
-    path = found[-1]
-    try:
-        place = Place(**json.loads((path / _PLACE).read_text()))
-        restore_args = ocp.checkpoint_utils.construct_restore_args(like)
-        with ocp.PyTreeCheckpointer() as checkpointer:
-            args = ocp.args.PyTreeRestore(like, restore_args=restore_args)
-            state = checkpointer.restore((path / "state").absolute(), args=args)
-    except Exception as error:  # Orbax and TensorStore raise what they meet.
-        raise ValueError(f"{path}: not a snapshot of this training: {' '.join(str(error).split())[:200]}") from None
-    expected, found_shapes = (jax.tree.map(lambda leaf: leaf.shape, tree) for tree in (like, state))
-    if expected != found_shapes:
-        raise ValueError(f"{path}: a snapshot of a draft of another shape")
-    return place, state
+    def _failure(self, error: Exception) -> ValueError:
+        found = sorted(path.name for path in self._directory.glob("step_*") if not path.suffix)
+        last = f"the last one is {found[-1]}" if found else "there is none"
+        return ValueError(f"{self._directory}: a checkpoint cannot be written ({_shortened(error)}); {last}")
 
 
 def _name(step: int) -> str:
     return f"step_{step:08d}"
 
 
-def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
+def _shortened(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

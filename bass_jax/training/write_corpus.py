@@ -1,4 +1,4 @@
-"""Writes a corpus: prompts through the target, wave by wave, resumable at any moment."""
+"""Writes a corpus: the target answers the prompts, one batch per shard."""
 
 import dataclasses
 import importlib.util
@@ -14,29 +14,22 @@ from bass_jax.checkpoint import Tokenizer, load_model, load_tokenizer
 from bass_jax.models import Model
 from bass_jax.training.corpus import Corpus
 from bass_jax.training.distill_config import DistillConfig
-from bass_jax.training.prompts import Prompt, build_prompts
-from bass_jax.training.questions import questions_directory, write_questions
-from bass_jax.training.rollout import roll_out, waves
+from bass_jax.training.prompts import GeneratedPromptSource, PromptSource
+from bass_jax.training.rollout import batches_by_length, roll_out
 
 _WINDOW = 4
 
 
 class WriteProgress(NamedTuple):
-    """Where the writing of a corpus stands.
+    """The progress of writing a worker's share of a corpus."""
 
-    Attributes:
-        num_tokens: response tokens on disk, of this worker's share.
-        wanted: response tokens that the configuration asks of this worker.
-        tokens_per_second: of this run, prompts not counted.
-    """
-
-    num_tokens: int
-    wanted: int
-    tokens_per_second: float
+    num_tokens: int  # response tokens on disk
+    num_wanted: int  # response tokens that the configuration asks for
+    tokens_per_second: float  # of this run
 
 
 def target_path(target: str) -> Path:
-    """Finds the target's checkpoint; ``"package:module"`` is the one ``.gguf`` file inside a package.
+    """Returns the path of the target's checkpoint; ``"package:module"`` is the only ``.gguf`` file inside a package.
 
     Raises:
         ValueError: if the package is not installed or does not hold exactly one such file.
@@ -61,87 +54,68 @@ def load_target(config: DistillConfig, dtype: str) -> tuple[Model, Tokenizer]:
 
 def write_corpus(
     config: DistillConfig,
-    model: Model,
+    source: PromptSource,
+    target: Model,
     tokenizer: Tokenizer,
     *,
     worker: tuple[int, int] = (0, 1),
     progress: Callable[[WriteProgress], None] | None = None,
 ) -> Corpus:
-    """Lets the target answer the recipe's prompts until the corpus has its tokens.
+    """Lets the target answer prompts until the corpus has the tokens that the configuration asks for.
 
-    A shard is one wave of prompts and does not depend on the others, so that a second call goes on where
-    the first was interrupted, and several processes can write one corpus.
+    A shard holds the answers to one batch of prompts and does not depend on other shards. A second call therefore
+    continues an interrupted one, and several processes can write one corpus.
 
     Args:
-        config: the recipe and the rollout.
-        model: the target.
-        tokenizer: its tokenizer, with a chat template.
+        config: of the distillation.
+        source: the prompts.
+        target: the target.
+        tokenizer: with a chat template.
         worker: ``(index, count)``: this process writes every `count`-th shard.
-        progress: told after every shard.
+        progress: called after every shard.
 
     Raises:
-        ValueError: if the corpus was begun from another recipe, or no prompt is short enough.
+        ValueError: if the corpus was begun with other options, or no prompt is short enough.
     """
-    corpus = open_corpus(config, is_new=True)
+    rollout = dataclasses.asdict(config.rollout)
+    # These two can change while a corpus grows.
+    del rollout["num_tokens"], rollout["keep_hidden_states"]
+    prompts_description = {**source.description, "max_prompt_tokens": config.prompts.max_prompt_tokens}
+    description = {"target": config.target, "seed": config.seed, "prompts": prompts_description, "rollout": rollout}
+    corpus = Corpus(config.corpus_root / "corpus", description)
     done = set(corpus.shards())
-    num_tokens = sum(len(rollout.response) for rollout, _ in corpus.read()) // worker[1]
-    wanted = config.rollout.num_tokens // worker[1]
-    if num_tokens >= wanted:
+    num_tokens = sum(len(row.response) for row, _ in corpus.read()) // worker[1]
+    num_wanted = config.rollout.num_tokens // worker[1]
+    if num_tokens >= num_wanted:
         return corpus
-    write_questions(config, model, tokenizer)
-    prompts = [
-        (prompt, ids)
-        for prompt in build_prompts(config.prompts, config.seed, questions_directory(config)).prompts
-        if len(ids := tokenizer.encode_chat(prompt.text)) <= config.prompts.max_prompt_tokens
-    ]
+    if isinstance(source, GeneratedPromptSource):
+        source.write_prompts(target, tokenizer)
+    encoded = [(tokenizer.encode_chat(prompt.text), prompt.source) for prompt in source.prompts()]
+    prompts = [(ids, name) for ids, name in encoded if len(ids) <= config.prompts.max_prompt_tokens]
     if not prompts:
         raise ValueError(f"max_prompt_tokens={config.prompts.max_prompt_tokens}: no prompt is short enough")
-    start = time.perf_counter()
-    written = 0
-    plan = list(waves([len(ids) for _, ids in prompts], config.rollout.batch, _WINDOW))
-    for wave in range(worker[0], len(plan), worker[1]):
-        if wave in done:
+    start, num_written = time.perf_counter(), 0
+    plan = list(batches_by_length([len(ids) for ids, _ in prompts], config.rollout.batch, _WINDOW))
+    for number in range(worker[0], len(plan), worker[1]):
+        if number in done:
             continue
-        chosen: list[tuple[Prompt, np.ndarray]] = [prompts[index] for index in plan[wave]]
         rollouts = roll_out(
-            model,
-            [ids for _, ids in chosen],
-            temperatures=_temperatures(config, plan[wave]),
-            key=jax.random.fold_in(jax.random.key(config.seed), wave),
+            target,
+            [prompts[index][0] for index in plan[number]],
+            temperatures=[
+                config.rollout.draw_temperature(np.random.default_rng((config.seed, index)).random())
+                for index in plan[number]
+            ],
+            key=jax.random.fold_in(jax.random.key(config.seed), number),
             max_new_tokens=config.rollout.max_new_tokens,
             stop_ids=tokenizer.stop_ids,
             top=config.rollout.top,
-            keep_hidden_states=config.rollout.keep_hidden_states,
+            keep_hidden=config.rollout.keep_hidden_states,
         )
-        added = corpus.write(wave, rollouts, [prompt.source for prompt, _ in chosen])
-        num_tokens, written = num_tokens + added, written + added
+        num_added = corpus.write(number, rollouts, [prompts[index][1] for index in plan[number]])
+        num_tokens, num_written = num_tokens + num_added, num_written + num_added
         if progress is not None:
-            speed = written / (time.perf_counter() - start)
-            progress(WriteProgress(num_tokens, wanted, speed))
-        if num_tokens >= wanted:
+            progress(WriteProgress(num_tokens, num_wanted, num_written / (time.perf_counter() - start)))
+        if num_tokens >= num_wanted:
             break
     return corpus
-
-
-def open_corpus(config: DistillConfig, *, is_new: bool = False) -> Corpus:
-    """Opens the configuration's corpus; `is_new` makes it when it is absent.
-
-    Raises:
-        ValueError: if it was begun from another recipe.
-    """
-    rollout = dataclasses.asdict(config.rollout)
-    # More of the same corpus may be asked for, and hidden states are kept beside it.
-    del rollout["num_tokens"], rollout["keep_features"]
-    recipe = dataclasses.asdict(config.prompts)
-    del recipe["data_dir"], recipe["held_out"]
-    description = {"target": config.target, "seed": config.seed, "prompts": recipe, "rollout": rollout}
-    return Corpus(config.corpus_root / "corpus", description if is_new else None)
-
-
-def _temperatures(config: DistillConfig, rows: list[int]) -> list[float]:
-    """Draws each prompt's temperature, by its place in the recipe."""
-    values = list(config.rollout.temperatures)
-    shares = np.array([config.rollout.temperatures[value] for value in values], float)
-    ends = np.cumsum(shares / shares.sum())
-    draws = [np.random.default_rng((config.seed, row)).random() for row in rows]
-    return [values[min(int(np.searchsorted(ends, draw, side="right")), len(values) - 1)] for draw in draws]

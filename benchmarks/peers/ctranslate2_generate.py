@@ -1,6 +1,7 @@
-"""Generation by CTranslate2, timed; runs in an environment of its own and prints one JSON line.
+"""Times generation with CTranslate2. It runs in its own environment and prints one JSON line.
 
-Reads what `transformers_generate.py` reads; the model is converted beside it first. ``dtype`` may also be ``int8``.
+The input is that of `transformers_generate.py`. The model is first converted into a second directory next to it.
+``dtype`` can also be ``int8``.
 """
 
 import json
@@ -35,11 +36,15 @@ def measure(request, generator, tokenizer, rows) -> dict:
         for num in (1, request["num_tokens"]):
             start = time.perf_counter()
             found = generator.generate_batch(
-                chunks, max_length=num, min_length=num, sampling_topk=1, include_prompt_in_result=False,
+                chunks,
+                max_length=num,
+                min_length=num,
+                sampling_topk=1,
+                include_prompt_in_result=False,
                 max_batch_size=len(rows),
-            )  # fmt: skip
+            )
             times.append(time.perf_counter() - start)
-        if repeat:  # The first is the warm-up. One token's time is prefill's.
+        if repeat:  # The first repeat is a warm-up. The time of one token is that of prefill.
             seconds.append((times[1] - times[0]) / (request["num_tokens"] - 1))
     return {"seconds_per_token": seconds, "tokens": [row.sequences_ids[0] for row in found]}
 

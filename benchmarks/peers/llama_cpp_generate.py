@@ -1,7 +1,7 @@
-"""Greedy decoding by llama.cpp, timed; runs in an environment of its own and prints one JSON line.
+"""Times greedy decoding with llama.cpp. It runs in its own environment and prints one JSON line.
 
-Reads what `transformers_generate.py` reads, with ``"gguf"``, a file of the same model, in place of ``"model"``. One row
-at a time, which is what its Python package's interface decodes; larger batches are left out.
+The input is that of `transformers_generate.py`, with ``"gguf"``, a file of the same model, instead of ``"model"``. The
+Python package decodes one row at a time, so larger batches are skipped.
 """
 
 import json
@@ -17,9 +17,13 @@ def main() -> None:
     threads = request.get("threads", 2)
     longest = max(len(row) for rows in request["batches"] for row in rows) + request["num_tokens"]
     model = llama_cpp.Llama(
-        request["gguf"], n_ctx=longest + 8, n_threads=threads, n_threads_batch=threads, verbose=False,
+        request["gguf"],
+        n_ctx=longest + 8,
+        n_threads=threads,
+        n_threads_batch=threads,
+        verbose=False,
         n_gpu_layers=-1 if request["device"] == "cuda" else 0,
-    )  # fmt: skip
+    )
     results = [measure(request, model, rows[0]) if len(rows) == 1 else None for rows in request["batches"]]
     print(json.dumps({"version": llama_cpp.__version__, "threads": threads, "results": results}))
 
@@ -29,17 +33,17 @@ def measure(request, model, row) -> dict:
     for repeat in range(request["repeats"] + 1):
         model.reset()
         model.eval(row)
-        tokens = [best(model)]
+        tokens = [argmax(model)]
         start = time.perf_counter()
         for _ in range(request["num_tokens"] - 1):
             model.eval(tokens[-1:])
-            tokens.append(best(model))
+            tokens.append(argmax(model))
         if repeat:
             seconds.append((time.perf_counter() - start) / (request["num_tokens"] - 1))
     return {"seconds_per_token": seconds, "tokens": [tokens]}
 
 
-def best(model) -> int:
+def argmax(model) -> int:
     logits = llama_cpp.llama_get_logits(model.ctx)
     return int(np.argmax(np.ctypeslib.as_array(logits, shape=(model.n_vocab(),))))
 

@@ -1,11 +1,11 @@
-"""Batched speculation in plain torch over random weights, with forced acceptance: what one would write without us.
+"""Times batched speculation in plain torch with random weights and forced acceptance, as a baseline.
 
     .venv-peers/bin/python benchmarks/peers/torch_speculation.py --target 7.8b --draft 310m --batches 1,8 --device cuda
 
-Static caches, scaled_dot_product_attention over the padded batch with a mask per row, one compiled forward pass per
-model (`--compile`, on a GPU with CUDA graphs) and a loop on the host that reads one small array per step. Accepted
-counts are drawn with `--acceptance`, as `bass-jax bench --acceptance` assumes them; the tokens mean nothing. 0 drafts
-is regular decoding by the same code. The last line is the table as JSON.
+It uses static caches, scaled_dot_product_attention over the padded batch with a mask per row, one compiled forward pass
+per model (`--compile`, on a GPU with CUDA graphs) and a host loop that reads one small array per step. The numbers of
+accepted drafts are sampled with `--acceptance`, as `bass-jax bench --acceptance` assumes them, so the tokens have no
+meaning. A draft length of 0 is regular decoding with the same code. The last line is the table as JSON.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SHAPES = {  # layers, width, query heads, key-value heads, head, mlp
 
 
 class Decoder(torch.nn.Module):
-    """A pre-norm decoder with rotary positions and a plain mlp."""
+    """A pre-norm decoder with rotary positions and an MLP without a gate."""
 
     def __init__(self, shape, vocab, batch, capacity, dtype, device):
         super().__init__()
@@ -47,7 +47,7 @@ class Decoder(torch.nn.Module):
         self.register_buffer("angles", torch.arange(capacity, device=device)[:, None] * turns)
 
     def forward(self, tokens, positions):
-        """Logits ``[B, T, V]``; writes the caches at `positions`."""
+        """Returns logits ``[B, T, V]`` and writes the caches at `positions`."""
         x = self.embedding[tokens]
         batch, width = tokens.shape
         angles = self.angles[positions][:, None]
@@ -124,13 +124,11 @@ def measure(options, batch, draft_len) -> dict:
         counts = is_accepted.long().cumprod(dim=1).sum(dim=1)
         last = logits.argmax(dim=-1).gather(1, counts[:, None]).clone()
         lengths = lengths + counts + 1
-        num = int((counts + 1).sum().cpu())  # what the host must know
-        if step >= 3:  # the first compile and warm
+        num = int((counts + 1).sum().cpu())  # the transfer to the host
+        if step >= 3:  # the first steps compile
             seconds.append(time.perf_counter() - start)
             emitted += num
-    return {
-        "step_ms": round(1e3 * statistics.median(seconds), 3), "tokens_per_s": round(emitted / sum(seconds), 1)
-    }  # fmt: skip
+    return {"step_ms": round(1e3 * statistics.median(seconds), 3), "tokens_per_s": round(emitted / sum(seconds), 1)}
 
 
 def synchronize(device) -> None:

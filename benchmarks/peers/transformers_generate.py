@@ -1,9 +1,10 @@
-"""Generation by `transformers`, timed; runs in the peers' environment and prints one JSON line.
+"""Times generation with `transformers`. It runs in the peers' environment and prints one JSON line.
 
 Reads from standard input: ``{"model": directory, "batches": [[token ids, ...], ...], "num_tokens": n, "repeats": r,
-"mode": m, "device": "cpu" or "cuda", "dtype": "float32" or "bfloat16", "assistant": directory or null}``. Rows of a
-batch have one length, so that nothing is padded. Modes: ``regular``, ``lookup`` (prompt lookup), ``assisted`` (by the
-model in `assistant`), ``compiled`` (static cache and `torch.compile`). All but the first and last take batch 1 alone.
+"mode": m, "device": "cpu" or "cuda", "dtype": "float32" or "bfloat16", "assistant": directory or null}``. The rows of a
+batch have the same length, so that nothing is padded. Modes: ``regular``, ``lookup`` (prompt lookup), ``assisted`` (by
+the model in `assistant`), ``compiled`` (static cache and `torch.compile`). The modes ``lookup`` and ``assisted`` only
+take batch 1.
 """
 
 import json
@@ -24,9 +25,12 @@ def main() -> None:
 
 def measure(request, model, tokens) -> dict:
     options = {
-        "attention_mask": torch.ones_like(tokens), "do_sample": False, "pad_token_id": 0, "eos_token_id": None,
-        **extras(request, model),
-    }  # fmt: skip
+        "attention_mask": torch.ones_like(tokens),
+        "do_sample": False,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+        **mode_options(request, model),
+    }
     seconds = []
     for repeat in range(request["repeats"] + 1):
         times = []
@@ -37,12 +41,13 @@ def measure(request, model, tokens) -> dict:
                 output = model.generate(tokens, max_new_tokens=num, min_new_tokens=num, **options)
             synchronize(tokens)
             times.append(time.perf_counter() - start)
-        if repeat:  # The first is the warm-up. One token's time is prefill's.
+        if repeat:  # The first repeat is a warm-up. The time of one token is that of prefill.
             seconds.append((times[1] - times[0]) / (request["num_tokens"] - 1))
     return {"seconds_per_token": seconds, "tokens": output[:, tokens.shape[1] :].tolist()}
 
 
-def extras(request, model) -> dict:
+def mode_options(request, model) -> dict:
+    """Returns the arguments of `generate` for the requested mode."""
     if request["mode"] == "lookup":
         return {"prompt_lookup_num_tokens": 4}
     if request["mode"] == "assisted":

@@ -1,4 +1,4 @@
-"""Acceptance of drafts and the draw of the next token; no array of the vocabulary's size is written.
+"""Masked acceptance: acceptance of drafts and sampling of the next token without arrays of the vocabulary's size.
 
-Imports `kernels_pallas` alone. Start with `kernels_pallas.ops`.
+Imports jax only. Start with `types.py`, then `kernels.py`; `kernels_pallas.ops` selects the implementation.
 """

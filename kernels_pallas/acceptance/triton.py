@@ -1,6 +1,6 @@
-"""Masked acceptance in Pallas' Triton dialect: NVIDIA GPUs from sm_80 on.
+"""Masked acceptance in Pallas' Triton dialect, for NVIDIA GPUs from sm_80 on.
 
-jax has deprecated this dialect since 0.11.0; the module goes when jax drops it.
+jax 0.11.0 deprecated this dialect; this module will be removed when jax removes it.
 """
 
 import functools
@@ -12,34 +12,27 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas.acceptance.bodies import PrefillChunk
+from kernels_pallas.acceptance.kernel_bodies import VocabBlock
 from kernels_pallas.acceptance.kernels import Operand, accept_in_kernels
-from kernels_pallas.acceptance.verdict import KernelAcceptance
+from kernels_pallas.acceptance.types import AcceptanceInputs, KernelAcceptance
 from kernels_pallas.targets import silence_triton_deprecation
 from kernels_pallas.tuning import AcceptanceTiles
 
 
-def masked_acceptance_triton(*arguments, tiles: AcceptanceTiles, interpret: bool = False) -> KernelAcceptance:
-    """The op of `kernels_pallas.ops.masked_acceptance`.
-
-    Args:
-        *arguments: As `kernels_pallas.acceptance.kernels.accept_in_kernels` takes them.
-        tiles: Chunk sizes and launch parameters.
-        interpret: Run in jax's interpreter.
-
-    Returns:
-        The result.
-    """
+def masked_acceptance_triton(
+    inputs: AcceptanceInputs, *, tiles: AcceptanceTiles, interpret: bool = False
+) -> KernelAcceptance:
+    """Computes `kernels_pallas.ops.masked_acceptance`; `interpret` runs it in jax's interpreter."""
     silence_triton_deprecation()
     options = {
         "compiler_params": plgpu.CompilerParams(num_warps=tiles.num_warps, num_stages=1),
         "interpret": interpret,
     }
-    return accept_in_kernels(functools.partial(_launch, options), *arguments, tiles=tiles)
+    return accept_in_kernels(functools.partial(_launch, options), inputs, tiles)
 
 
 def _launch(options, body, grid, inputs: Sequence[Operand], dtypes, name):
-    """`kernels_pallas.acceptance.kernels.Launch` as one `pallas_call`."""
+    """Implements `kernels_pallas.acceptance.kernels.Launch` with one `pallas_call`."""
 
     def block_of(operand: Operand) -> pl.BlockSpec:
         depth, shape = operand.depth, operand.array.shape
@@ -60,16 +53,16 @@ def _launch(options, body, grid, inputs: Sequence[Operand], dtypes, name):
 
 
 class _Dialect:
-    """`kernels_pallas.acceptance.bodies.Dialect`: masked loads, so that the last piece may stick out."""
+    """Implements `kernels_pallas.acceptance.kernel_bodies.Dialect` with masked loads past the vocabulary."""
 
-    def chunk(self, index, size, vocab_size):
+    def block(self, index, size, vocab_size):
         token = index * size + jnp.arange(size)
-        return PrefillChunk(index * size, token, token < vocab_size)
+        return VocabBlock(index * size, token, token < vocab_size)
 
-    def read(self, ref, chunk, other, *, row=None, is_wanted=True):
-        place = pl.ds(chunk.start, chunk.token.shape[0])
+    def read(self, ref, block, other, *, row=None, is_wanted=True):
+        place = pl.ds(block.start, block.token.shape[0])
         ref = ref.at[place] if row is None else ref.at[row, place]
-        values = plgpu.load(ref, mask=chunk.is_own & is_wanted, other=other)
+        values = plgpu.load(ref, mask=block.is_own & is_wanted, other=other)
         return values.astype(jnp.float32)
 
     def as_float(self, bits):

@@ -1,4 +1,4 @@
-"""Attention of a few new tokens per row over a KV cache with one length per row.
+"""Ragged attention: a few new tokens per row attend to a KV cache whose rows have different lengths.
 
-Imports `kernels_pallas` alone. Start with `kernels_pallas.ops`, which chooses the kernel.
+Imports jax only. Start with `arguments.py`, then `xla.py`; `kernels_pallas.ops` selects the implementation.
 """

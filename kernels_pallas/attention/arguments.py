@@ -1,34 +1,61 @@
-"""What ragged attention accepts: the caller's mistakes, each with a message."""
+"""The inputs of ragged attention, and their checks."""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 FORMS = ("pad", "split", "ragged")
-IMPLEMENTATIONS = ("mosaic_gpu", "triton", "xla", "cudnn")
+IMPLEMENTATIONS = ("mosaic_gpu", "triton", "xla")
 
 
-def capacity_of(k_cache: jax.Array, tables: jax.Array | None) -> int:
-    """S: positions of a row, of a dense cache or of a row's pages."""
-    return k_cache.shape[2] * (1 if tables is None else tables.shape[1])
+class AttentionInputs(NamedTuple):
+    """The arrays of one call, checked and with counts in range; see `kernels_pallas.ops.ragged_attention`."""
+
+    q: jax.Array
+    """`[B, T, N, H]` float32, bfloat16 or float16."""
+    k_cache: jax.Array
+    """`[B, K, S, H]` in q's dtype, or int8 with `k_scale`; with `tables` pages `[P, K, page, H]`."""
+    v_cache: jax.Array
+    """Like `k_cache`."""
+    lengths: jax.Array
+    """`[B]` int32 in `0 ... S`."""
+    num_queries: jax.Array
+    """`[B]` int32 in `0 ... T`."""
+    k_scale: jax.Array | None = None
+    """`[B, K, S]` float32 scales of an int8 `k_cache`."""
+    v_scale: jax.Array | None = None
+    """`[B, K, S]` float32 scales of an int8 `v_cache`."""
+    tables: jax.Array | None = None
+    """`[B, M]` int32 in `0 ... P - 1`: the pages of each row, in order."""
+
+    @property
+    def capacity(self) -> int:
+        """S, the number of cache positions of a row."""
+        return self.k_cache.shape[2] * (1 if self.tables is None else self.tables.shape[1])
 
 
-def check_attention(
-    q: jax.Array,
-    k_cache: jax.Array,
-    v_cache: jax.Array,
-    lengths: jax.Array,
-    num_queries: jax.Array | None,
-    k_scale: jax.Array | None,
-    v_scale: jax.Array | None,
-    tables: jax.Array | None = None,
-    *,
-    form: str,
-    window: int | None,
-    soft_cap: float | None,
-    implementation: str | None,
+class ScoreOptions(NamedTuple):
+    """How scores are computed from products of queries and keys; static."""
+
+    window: int | None
+    """Number of positions that a query sees, itself included; None for all."""
+    scale: float
+    """Factor on the products."""
+    soft_cap: float | None
+    """c: a scaled score x becomes `c tanh(x / c)` before masking (Gemma 2); None for no cap."""
+
+
+def check_attention_inputs(
+    inputs: AttentionInputs, *, form: str, window: int | None, soft_cap: float | None, implementation: str | None
 ) -> None:
-    """Raises `ValueError`, naming the argument, for what `ragged_attention` does not accept."""
+    """Checks the arguments of `kernels_pallas.ops.ragged_attention`; here `num_queries` may be None.
+
+    Raises:
+        ValueError: An argument has another shape, dtype or value than expected.
+    """
+    q, k_cache, v_cache, lengths, num_queries, k_scale, v_scale, tables = inputs
     if q.ndim != 4:
         raise ValueError(f"q has shape {q.shape}; expected [B, T, N, H]")
     batch, num_tokens, num_heads, head_dim = q.shape
@@ -39,13 +66,12 @@ def check_attention(
             raise ValueError(f"k_cache has shape {k_cache.shape}; expected pages [P, K, page, {head_dim}]")
     elif k_cache.ndim != 4 or k_cache.shape[0] != batch or k_cache.shape[3] != head_dim:
         raise ValueError(f"k_cache has shape {k_cache.shape}; expected [{batch}, K, S, {head_dim}]")
-    num_kv_heads, capacity = k_cache.shape[1], capacity_of(k_cache, tables)
     if v_cache.shape != k_cache.shape:
         raise ValueError(f"v_cache has shape {v_cache.shape}; expected k_cache's {k_cache.shape}")
-    if num_heads % num_kv_heads:
-        raise ValueError(f"q has {num_heads} heads; expected a multiple of k_cache's {num_kv_heads}")
-    if num_tokens > capacity:
-        raise ValueError(f"q has {num_tokens} new tokens; expected at most the cache's capacity {capacity}")
+    if num_heads % k_cache.shape[1]:
+        raise ValueError(f"q has {num_heads} heads; expected a multiple of k_cache's {k_cache.shape[1]}")
+    if num_tokens > inputs.capacity:
+        raise ValueError(f"q has {num_tokens} new tokens; expected at most the cache's capacity {inputs.capacity}")
     if q.dtype not in DTYPES:
         raise ValueError(f"q has dtype {q.dtype}; expected float32, bfloat16 or float16")
     if v_cache.dtype != k_cache.dtype:
@@ -75,7 +101,8 @@ def check_attention(
         raise ValueError(f"implementation is {implementation!r}; expected one of {IMPLEMENTATIONS} or None")
 
 
-def check_page_size(tables: jax.Array | None, page_size: int, block_k: int) -> None:
-    """Raises `NotImplementedError` where a kernel's block would reach over the end of a page."""
-    if tables is not None and page_size % block_k:
+def check_page_size(inputs: AttentionInputs, block_k: int) -> None:
+    """Raises `NotImplementedError` if a block of `block_k` positions could cross the end of a page."""
+    page_size = inputs.k_cache.shape[2]
+    if inputs.tables is not None and page_size % block_k:
         raise NotImplementedError(f"the kernel needs pages that its block of {block_k} divides, not of {page_size}")

@@ -1,13 +1,13 @@
-"""Ragged attention in Pallas' Mosaic GPU dialect: Hopper.
+"""Ragged attention in Pallas' Mosaic GPU dialect, for Hopper GPUs.
 
 The grid and the walk are those of the Triton kernel. A program is one warpgroup with 64 query rows, the height of a
-wgmma; K and V come by TMA into a ring of `num_stages` blocks, so the next block is on its way while this one is
-multiplied. A head of 256 is served by two programs, each with all of K and half of V: K comes from the cache the second
-time.
+wgmma. TMA copies K and V into a ring of `num_stages` blocks, so that the next block is copied while the current one is
+multiplied. A head of 256 is computed by two programs, each with all of K and half of V; the second one finds K in the
+L2 cache.
 
-Float32 is left to Triton: wgmma rounds it to TF32, whose products are good to three digits and not to the 1e-5 that the
-op promises. Of an INT8 cache each block is widened to 16 bits in shared memory before it is multiplied; the scales go
-to the scores and to the weights.
+Float32 is left to the Triton kernel: wgmma rounds float32 to TF32, whose products have three correct digits, and the op
+promises an error of 1e-5. Each block of an INT8 cache is converted to 16 bits in shared memory before it is multiplied;
+its scales are applied to the scores and to the weights.
 """
 
 # The dialect re-exports private names and its transforms look abstract to a static checker.
@@ -21,67 +21,42 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.attention.arguments import capacity_of, check_page_size
+from kernels_pallas.attention.arguments import AttentionInputs, ScoreOptions, check_page_size
 from kernels_pallas.attention.packing import combine_splits, pack_rows, unpack_rows
-from kernels_pallas.attention.scores import base_two_scores
+from kernels_pallas.attention.scores import MASKED, base_two_scores
 from kernels_pallas.attention.weights import weight_terms
 from kernels_pallas.tuning import AttentionTiles
 
-# Finite, so that the difference of two masked maxima is 0 and not NaN.
-_MASKED = -1e30
 _BLOCK_M = 64
-# jax 0.11.2 does not lower the store of a widened block into swizzled shared memory.
+# jax 0.11.2 cannot lower the store of a converted block into swizzled shared memory.
 _FIRST_WITH_INT8 = (0, 12)
-# Columns of V that a program multiplies: twice as many, as sum and product, would not fit in its registers.
+# Columns of V that a program multiplies; the sum and the product of twice as many would not fit in its registers.
 _MAX_COLUMNS = 128
 
 
 def ragged_attention_mosaic_gpu(
-    q: jax.Array,
-    k_cache: jax.Array,
-    v_cache: jax.Array,
-    lengths: jax.Array,
-    num_queries: jax.Array,
-    *,
-    form: str,
-    window: int | None,
-    scale: float,
-    soft_cap: float | None = None,
-    tiles: AttentionTiles,
-    k_scale: jax.Array | None = None,
-    v_scale: jax.Array | None = None,
-    tables: jax.Array | None = None,
-    interpret: bool = False,
+    inputs: AttentionInputs, options: ScoreOptions, *, form: str, tiles: AttentionTiles, interpret: bool = False
 ) -> jax.Array:
-    """The op of `kernels_pallas.ops.ragged_attention` as one launch (`split`: B launches).
+    """Computes `kernels_pallas.ops.ragged_attention` in one launch, or in B launches with the form `"split"`.
 
     Args:
-        q: `[B, T, N, H]` queries.
-        k_cache: `[B, K, S, H]` keys in q's dtype, or int8 with `k_scale`.
-        v_cache: `[B, K, S, H]` values, like `k_cache`.
-        lengths: `[B]` int32 in `0 ... S`.
-        num_queries: `[B]` int32 in `0 ... T`.
+        inputs: The op's arguments.
+        options: How scores are computed.
         form: `"pad"`, `"split"` or `"ragged"`.
-        window: Positions a query sees, itself included, or None for all.
-        scale: Factor on the scores.
-        soft_cap: c, where a scaled score x becomes `c tanh(x / c)`, or None.
-        tiles: Tile sizes; `block_m` is 64 and `num_warps` 4 here, whatever they say.
-        k_scale: `[B, K, S]` float32 scales of an int8 `k_cache`, or None.
-        v_scale: `[B, K, S]` float32 scales of an int8 `v_cache`, or None.
-        tables: `[B, M]` int32 in `0 ... P - 1`, where the caches are pages `[P, K, page, H]`; or None.
+        tiles: Tile sizes; `block_m` and `num_warps` are ignored and are always 64 and 4.
         interpret: Run in jax's interpreter.
 
     Returns:
         `[B, T, N, H]` in q's dtype; zero where `t >= num_queries[b]`.
 
     Raises:
-        NotImplementedError: A float32 cache, an INT8 one before jax 0.12, a head size that is no multiple of 16 (of
-            128 above 128), or a capacity that is no multiple of a block.
+        NotImplementedError: The cache is float32, or INT8 before jax 0.12, the head size is no multiple of 16 (of 128
+            above 128), or the capacity or the page size is no multiple of a block.
     """
+    q, k_cache, v_cache, lengths, num_queries, k_scale, v_scale, tables = inputs
     batch, num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads, page_size = k_cache.shape[1:3]
-    capacity = capacity_of(k_cache, tables)
-    check_page_size(tables, page_size, tiles.block_k)
+    num_kv_heads, capacity = k_cache.shape[1], inputs.capacity
+    check_page_size(inputs, tiles.block_k)
     if k_scale is not None and jax.__version_info__ < _FIRST_WITH_INT8 and not interpret:
         raise NotImplementedError(f"the Mosaic GPU kernel of an INT8 cache needs jax 0.12, not {jax.__version__}")
     if q.dtype not in (jnp.bfloat16, jnp.float16):
@@ -101,16 +76,14 @@ def ragged_attention_mosaic_gpu(
     rows = pack_rows(q, num_kv_heads)
     num_rows = rows.shape[2]
     num_tiles = pl.cdiv(num_rows, _BLOCK_M)
-    # A wgmma has 64 rows; of a single tile only those that are queries, in whole swizzle tiles, are read and written.
+    # A wgmma has 64 rows. Of a single tile only the query rows, rounded up to whole swizzle tiles, are copied.
     tile_rows = _BLOCK_M if num_tiles > 1 else pl.cdiv(num_rows, 8) * 8
     rows = jnp.pad(rows, ((0, 0), (0, 0), (0, num_tiles * tile_rows - num_rows), (0, 0)))
     kernel = functools.partial(
         _kernel,
         group=num_heads // num_kv_heads,
         num_kv_heads=num_kv_heads,
-        window=window,
-        scale=scale,
-        soft_cap=soft_cap,
+        options=options,
         tiles=tiles,
         tile_rows=tile_rows,
         is_quantized=k_scale is not None,
@@ -129,7 +102,7 @@ def ragged_attention_mosaic_gpu(
         )
 
     def launch(first_row: int, num_batch_rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Serves rows `first_row ... first_row + num_batch_rows - 1` of the batch in one launch."""
+        """Computes rows `first_row ... first_row + num_batch_rows - 1` of the batch in one launch."""
         partial_rows = (tiles.num_splits, num_batch_rows, num_kv_heads, num_tiles * tile_rows)
         return plgpu.kernel(
             functools.partial(kernel, first_row=first_row),
@@ -179,15 +152,13 @@ def _kernel(
     first_row,
     group,
     num_kv_heads,
-    window,
-    scale,
-    soft_cap,
+    options,
     tiles,
     tile_rows,
     is_quantized,
     is_paged,
 ):
-    """One tile of one kv head of one row, one split of its walk."""
+    """Computes one split of one tile of one kv head of one row."""
     table_ref, *refs = refs if is_paged else (None, *refs)
     k_scale_ref, v_scale_ref, *refs = refs if is_quantized else (None, None, *refs)
     out_ref, max_ref, sum_ref, q_smem, weight_smem, k_smem, v_smem, out_smem, statistics_smem, *refs = refs
@@ -195,20 +166,18 @@ def _kernel(
     block_k, num_stages, num_splits = tiles.block_k, tiles.num_stages, tiles.num_splits
     columns = out_smem.shape[1]
     num_parts = q_smem.shape[1] // columns
-    local_row, kv_head = (
-        lax.div(lax.axis_index("kv_head"), num_kv_heads),
-        lax.rem(lax.axis_index("kv_head"), num_kv_heads),
-    )
+    program, tile_part = lax.axis_index("kv_head"), lax.axis_index("tile")
+    local_row, kv_head = lax.div(program, num_kv_heads), lax.rem(program, num_kv_heads)
     row = first_row + local_row
-    tile, part = lax.div(lax.axis_index("tile"), num_parts), lax.rem(lax.axis_index("tile"), num_parts)
+    tile, part = lax.div(tile_part, num_parts), lax.rem(tile_part, num_parts)
     split = lax.axis_index("split")
     length, total, walk_end = length_ref[row], total_ref[row], walk_end_ref[row]
 
     first_block = jnp.int32(0)
-    if window is not None:
-        first_block = lax.div(jnp.maximum(length - (window - 1), 0), block_k)
+    if options.window is not None:
+        first_block = lax.div(jnp.maximum(length - (options.window - 1), 0), block_k)
     end_block = lax.div(walk_end + (block_k - 1), block_k)
-    # The row's own blocks are shared out, not the capacity's: no split of a short row is idle while another walks far.
+    # The splits share the blocks of this row rather than those of the capacity, so that short rows use all splits.
     blocks_per_split = lax.div(end_block - first_block + (num_splits - 1), num_splits)
     lower = first_block + split * blocks_per_split
     num_blocks = jnp.maximum(jnp.minimum(lower + blocks_per_split, end_block) - lower, 0)
@@ -221,7 +190,7 @@ def _kernel(
         start = (lower + block) * block_k
         source = (row, kv_head, pl.ds(start, block_k))
         if table_ref is not None:
-            # A block lies in one page: blocks divide pages.
+            # A block lies in one page, because blocks divide pages.
             page_size = k_ref.shape[2]
             page = table_ref[row, lax.div(start, page_size)]
             source = (page, kv_head, pl.ds(lax.rem(start, page_size), block_k))
@@ -250,21 +219,21 @@ def _kernel(
 
         scores = pl.run_scoped(multiply_keys, plgpu.ACC((_BLOCK_M, block_k), jnp.float32))
 
-        def of_position(scale_ref):
+        def scales_of(scale_ref):
             values = scale_ref[row, kv_head, pl.ds(start, block_k)]
             return lax.broadcast_in_dim(values, (_BLOCK_M, block_k), [1])
 
         if is_quantized:
-            scores *= of_position(k_scale_ref)
-        scores = base_two_scores(scores, scale, soft_cap)
+            scores *= scales_of(k_scale_ref)
+        scores = base_two_scores(scores, options)
         query_row = lax.broadcasted_iota(jnp.int32, (_BLOCK_M, block_k), 0) + tile * _BLOCK_M
         position = lax.broadcasted_iota(jnp.int32, (_BLOCK_M, block_k), 1) + start
         # position <= length + query_row // group, without a division per element.
         visible = ((position - length) * group <= query_row) & (position < total)
-        if window is not None:
+        if options.window is not None:
             # position > length + query_row // group - window
-            visible &= (position - length + window) * group > query_row
-        scores = jnp.where(visible, scores, _MASKED)
+            visible &= (position - length + options.window) * group > query_row
+        scores = jnp.where(visible, scores, MASKED)
 
         new_max = jnp.maximum(row_max, scores.max(axis=1))
         decay = jnp.exp2(row_max - new_max)
@@ -272,8 +241,8 @@ def _kernel(
         row_sum = row_sum * decay + weights.sum(axis=1)
         accumulator = accumulator * lax.broadcast_in_dim(decay, accumulator.shape, [0])
         if is_quantized:
-            weights *= jnp.where(position < total, of_position(v_scale_ref), 0.0)
-        # Through shared memory, because jax's interpreter multiplies nothing that lies in registers.
+            weights *= jnp.where(position < total, scales_of(v_scale_ref), 0.0)
+        # The weights go through shared memory, because jax's interpreter cannot multiply registers.
         for index, term in enumerate(weight_terms(weights, weight_smem.dtype)):
             weight_smem[index] = term
         plgpu.barrier_wait(v_barrier.at[slot])
@@ -284,7 +253,7 @@ def _kernel(
             values_ref[...] = v_smem[slot].astype(values_ref.dtype)
 
         def drop_unwritten():
-            # Bits past the row's end may be NaN, and 0 * NaN is NaN.
+            # Values past the row's end may be NaN, and 0 * NaN is NaN.
             is_written = lax.broadcasted_iota(jnp.int32, (block_k, columns), 0) + start < total
             values = v_smem[slot]
             v_smem[slot] = jnp.where(is_written, values, jnp.zeros_like(values))
@@ -308,19 +277,19 @@ def _kernel(
 
     carry = (
         jnp.zeros((_BLOCK_M, columns), jnp.float32),
-        jnp.full((_BLOCK_M,), _MASKED, jnp.float32),
+        jnp.full((_BLOCK_M,), MASKED, jnp.float32),
         jnp.zeros((_BLOCK_M,), jnp.float32),
     )
     out_smem[...], statistics_smem[0, :], statistics_smem[1, :] = lax.fori_loop(0, num_blocks, walk, carry)
     plgpu.commit_smem()
     plgpu.copy_smem_to_gmem(out_smem.at[used], out_ref.at[split, local_row, kv_head, query_rows, own_columns])
-    # Programs with other columns of the head write the same.
+    # Programs with other columns of the head write the same values.
     plgpu.copy_smem_to_gmem(statistics_smem.at[0, used], max_ref.at[split, local_row, kv_head, query_rows])
     plgpu.copy_smem_to_gmem(statistics_smem.at[1, used], sum_ref.at[split, local_row, kv_head, query_rows])
     plgpu.wait_smem_to_gmem(0)
 
 
 def _transforms(head_dim: int) -> tuple:
-    """The widest swizzle, which wgmma reads without bank conflicts, whose span of two-byte elements divides a head."""
+    """Returns the widest swizzle whose span of two-byte elements divides a head; wgmma reads it without conflicts."""
     span = next(span for span in (64, 32, 16) if head_dim % span == 0)
     return plgpu.TilingTransform((8, span)), plgpu.SwizzleTransform(2 * span)

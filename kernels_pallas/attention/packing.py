@@ -7,17 +7,16 @@ import jax.numpy as jnp
 
 
 def pack_rows(q: jax.Array, num_kv_heads: int) -> jax.Array:
-    """Groups the query heads by the kv head they read.
+    """Groups the query heads by the kv head that they read.
 
-    Row `t * R + r` of kv head `k` is head `k * R + r` at token `t`. Only the queries are moved (kilobytes);
-    the caches stay as they are.
+    Row `t * R + r` of kv head `k` is head `k * R + r` at token `t`.
 
     Args:
         q: `[B, T, N, H]` queries.
         num_kv_heads: K, a divisor of N.
 
     Returns:
-        `[B, K, T * R, H]` with R = N / K, the dtype of `q`.
+        `[B, K, T * R, H]` with R = N / K, in q's dtype.
     """
     batch, tokens, heads, head_dim = q.shape
     group = heads // num_kv_heads
@@ -26,7 +25,7 @@ def pack_rows(q: jax.Array, num_kv_heads: int) -> jax.Array:
 
 
 def unpack_rows(rows: jax.Array, num_tokens: int) -> jax.Array:
-    """Inverse of `pack_rows`: `[B, K, T * R, H]` to `[B, T, N, H]` with T = `num_tokens`."""
+    """Inverts `pack_rows`: `[B, K, T * R, H]` to `[B, T, N, H]` with T = `num_tokens`."""
     batch, num_kv_heads, num_rows, head_dim = rows.shape
     group = num_rows // num_tokens
     grouped = rows.reshape(batch, num_kv_heads, num_tokens, group, head_dim).transpose(0, 2, 1, 3, 4)
@@ -34,20 +33,20 @@ def unpack_rows(rows: jax.Array, num_tokens: int) -> jax.Array:
 
 
 def combine_splits(out: jax.Array, row_max: jax.Array, row_sum: jax.Array) -> jax.Array:
-    """Merges the partial softmaxes of a row that several programs walked.
+    """Merges the partial softmaxes of C programs that share a row (Flash-Decoding, Dao et al. 2023).
 
-    With `m = max_s m_s`: `out = sum_s 2^(m_s - m) out_s / sum_s 2^(m_s - m) l_s` (Flash-Decoding, Dao et al.
-    2023; the base is 2 because the kernels use exp2). A row that saw no position comes out as zero.
+    With `m = max_s m_s` the result is `sum_s 2^(m_s - m) out_s / sum_s 2^(m_s - m) l_s`. The base is 2 because the
+    kernels use `exp2`. A row that saw no position gives zero.
 
     Args:
-        out: `[C, ...rows, H]` float32 unnormalized partial outputs of C splits.
+        out: `[C, ...rows, H]` float32 unnormalized partial outputs.
         row_max: `[C, ...rows]` float32 running maxima in base-2 units.
         row_sum: `[C, ...rows]` float32 running sums.
 
     Returns:
         `[...rows, H]` float32.
     """
-    # Written out per split: XLA then makes one kernel of it, together with what its caller does next.
+    # Unrolled over the splits, so that XLA makes one kernel of it, together with the caller's next operations.
     splits = range(out.shape[0])
     top = functools.reduce(jnp.maximum, [row_max[split] for split in splits])
     weights = [jnp.exp2(row_max[split] - top) for split in splits]
@@ -57,6 +56,6 @@ def combine_splits(out: jax.Array, row_max: jax.Array, row_sum: jax.Array) -> ja
 
 
 def gather_pages(pages: jax.Array, tables: jax.Array) -> jax.Array:
-    """Lays the pages of every row side by side: `[P, K, page, ...]` and `[B, M]` → `[B, K, M * page, ...]`."""
+    """Joins the pages of every row: `[P, K, page, ...]` and `[B, M]` to `[B, K, M * page, ...]`."""
     gathered = jnp.moveaxis(jnp.take(pages, tables, axis=0, mode="clip"), 1, 2)
     return gathered.reshape(*gathered.shape[:2], -1, *gathered.shape[4:])

@@ -1,13 +1,12 @@
-"""Ragged attention in Pallas' Triton dialect: NVIDIA GPUs from sm_80 on.
+"""Ragged attention in Pallas' Triton dialect, for NVIDIA GPUs from sm_80 on.
 
-Grid: (kv heads of all rows, tiles of query rows, splits of the walk). A program holds up to `block_m` query
-    rows, all
-of one kv head, so that K and V are read once per kv head; it walks the blocks of the cache with an online
-softmax (FlashAttention-2, Dao 2023) in base 2. Several splits of a walk keep the card busy at a small batch
-(Flash-Decoding, Dao et al. 2023); each writes its partial softmax and XLA merges them.
-Weights of 16 bits go to the tensor cores as two terms, so their rounding is not the output's error.
+The grid is (kv heads of all rows, tiles of query rows, splits of the walk). A program holds up to `block_m` query rows
+of one kv head, so K and V are read once per kv head. It walks over the blocks of the cache with an online softmax in
+base 2 (FlashAttention-2, Dao 2023). At a small batch, several splits of a walk keep the card busy (Flash-Decoding, Dao
+et al. 2023); each writes its partial softmax, and XLA merges them. With 16-bit inputs the weights are multiplied as two
+terms, so that their rounding does not add to the output's error.
 
-jax has deprecated this dialect since 0.11.0; the module goes when jax drops it.
+jax 0.11.0 deprecated this dialect; this module will be removed when jax removes it.
 """
 
 import functools
@@ -18,63 +17,38 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from kernels_pallas.attention.arguments import capacity_of, check_page_size
+from kernels_pallas.attention.arguments import AttentionInputs, ScoreOptions, check_page_size
 from kernels_pallas.attention.packing import combine_splits
-from kernels_pallas.attention.scores import base_two_scores
+from kernels_pallas.attention.scores import MASKED, base_two_scores
 from kernels_pallas.attention.weights import weight_terms
 from kernels_pallas.targets import silence_triton_deprecation
 from kernels_pallas.tuning import AttentionTiles
 
-# Finite, so that the difference of two masked maxima is 0 and not NaN.
-_MASKED = -1e30
-
 
 def ragged_attention_triton(
-    q: jax.Array,
-    k_cache: jax.Array,
-    v_cache: jax.Array,
-    lengths: jax.Array,
-    num_queries: jax.Array,
-    *,
-    form: str,
-    window: int | None,
-    scale: float,
-    soft_cap: float | None = None,
-    tiles: AttentionTiles,
-    k_scale: jax.Array | None = None,
-    v_scale: jax.Array | None = None,
-    tables: jax.Array | None = None,
-    interpret: bool = False,
+    inputs: AttentionInputs, options: ScoreOptions, *, form: str, tiles: AttentionTiles, interpret: bool = False
 ) -> jax.Array:
-    """The op of `kernels_pallas.ops.ragged_attention`, as one launch (`split`: B launches).
+    """Computes `kernels_pallas.ops.ragged_attention` in one launch, or in B launches with the form `"split"`.
 
     Args:
-        q: `[B, T, N, H]` queries.
-        k_cache: `[B, K, S, H]` keys in q's dtype, or int8 with `k_scale`.
-        v_cache: `[B, K, S, H]` values, like `k_cache`.
-        lengths: `[B]` int32 in `0 ... S`.
-        num_queries: `[B]` int32 in `0 ... T`.
+        inputs: The op's arguments.
+        options: How scores are computed.
         form: `"pad"`, `"split"` or `"ragged"`.
-        window: Positions a query sees, itself included, or None for all.
-        scale: Factor on the scores.
-        soft_cap: c, where a scaled score x becomes `c tanh(x / c)`, or None.
         tiles: Tile sizes and launch parameters.
-        k_scale: `[B, K, S]` float32 scales of an int8 `k_cache`, or None.
-        v_scale: `[B, K, S]` float32 scales of an int8 `v_cache`, or None.
-        tables: `[B, M]` int32 in `0 ... P - 1`, where the caches are pages `[P, K, page, H]`; or None.
         interpret: Run in jax's interpreter.
 
     Returns:
         `[B, T, N, H]` in q's dtype; zero where `t >= num_queries[b]`.
 
     Raises:
-        NotImplementedError: The head size is no multiple of 16, the smallest side of a tensor-core product, or a page
-            no multiple of a block.
+        NotImplementedError: The head size is no multiple of 16, the smallest side of a tensor-core product, or the page
+            size is no multiple of a block.
     """
+    q, k_cache, v_cache, lengths, num_queries, k_scale, v_scale, tables = inputs
     batch, num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, page_size = k_cache.shape[1:3]
-    capacity = capacity_of(k_cache, tables)
-    check_page_size(tables, page_size, tiles.block_k)
+    capacity = inputs.capacity
+    check_page_size(inputs, tiles.block_k)
     if head_dim % 16:
         raise NotImplementedError(f"the Triton kernel needs a head size that 16 divides, not {head_dim}")
     silence_triton_deprecation()
@@ -90,9 +64,7 @@ def ragged_attention_triton(
         num_tokens=num_tokens,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        window=window,
-        scale=scale,
-        soft_cap=soft_cap,
+        options=options,
         tiles=tiles,
         is_padded=form == "pad",
         capacity=capacity,
@@ -100,11 +72,10 @@ def ragged_attention_triton(
     )
 
     def launch(first_row: int, num_rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Serves rows `first_row ... first_row + num_rows - 1` of the batch in one launch."""
+        """Computes rows `first_row ... first_row + num_rows - 1` of the batch in one launch."""
 
         def of_row(*block, trailing=lambda k: ()):
-            # The whole cache goes in and the index map picks the row: a slice of a cache would be a copy of
-            # it.
+            # The whole cache is passed and the index map selects the row, because a slice would copy the cache.
             return pl.BlockSpec(block, lambda i, *_: (first_row + i // num_kv_heads, *trailing(k=i % num_kv_heads)))
 
         scalar = of_row(None)
@@ -113,7 +84,7 @@ def ragged_attention_triton(
         scales = [] if k_scale is None else [k_scale, v_scale]
         page_tables, of_tables = [], []
         if tables is not None:
-            # Every program sees its kv head of all pages, and its row's table.
+            # Every program receives its kv head of all pages, and the table of its row.
             block = (k_cache.shape[0], None, page_size, head_dim)
             cache = pl.BlockSpec(block, lambda i, *_: (0, i % num_kv_heads, 0, 0))
             page_tables, of_tables = [tables], [of_row(None, tables.shape[1], trailing=lambda k: (0,))]
@@ -171,17 +142,15 @@ def _kernel(
     num_tokens,
     num_heads,
     num_kv_heads,
-    window,
-    scale,
-    soft_cap,
+    options,
     tiles,
     is_padded,
     capacity,
     is_paged,
 ):
-    """One kv head of one row: `q_ref [T * N, H]`, `k_ref [S, H]`, `v_ref [S, H]`, `scale refs [S]`.
+    """Computes one kv head of one row: `q_ref [T * N, H]`, `k_ref [S, H]`, `v_ref [S, H]`, scale references `[S]`.
 
-    With pages: `k_ref [P, page, H]`, `v_ref [P, page, H]`, and before the scales `table_ref [M]`.
+    With pages, `k_ref` and `v_ref` are `[P, page, H]`, and `table_ref [M]` comes before the scales.
     """
     *in_refs, out_ref, max_ref, sum_ref = refs
     table_ref, *scale_refs = in_refs if is_paged else (None, *in_refs)
@@ -191,7 +160,7 @@ def _kernel(
     length, num_queries, walk_end = length_ref[()], num_queries_ref[()], walk_end_ref[()]
     total = jnp.minimum(length + num_queries, capacity)
 
-    # Which (token, query head) each row of this tile is, and where it stands in [T * N, H].
+    # The (token, query head) of each row of this tile, and its index in [T * N, H].
     row = pl.program_id(1) * block_m + jnp.arange(block_m)
     token = lax.div(row, jnp.int32(group))
     kv_head = lax.rem(pl.program_id(0), jnp.int32(num_kv_heads))
@@ -199,8 +168,7 @@ def _kernel(
     is_row = token < num_tokens
     query_position = length + token
 
-    # Triton's arrays have power-of-two sides: a head size of 80 is one of 64 and one of 16, with nothing
-    # padded.
+    # Triton's arrays have power-of-two sides, so a head size of 80 is split into 64 and 16.
     parts = _power_of_two_parts(head_dim)
 
     def tile_at(start, width):
@@ -215,11 +183,10 @@ def _kernel(
     precision = lax.Precision.HIGHEST if q_ref.dtype == jnp.float32 else None
 
     first_block = 0
-    if window is not None:
-        first_block = lax.div(jnp.maximum(length - (window - 1), 0), jnp.int32(block_k))
+    if options.window is not None:
+        first_block = lax.div(jnp.maximum(length - (options.window - 1), 0), jnp.int32(block_k))
     end_block = lax.div(walk_end + (block_k - 1), jnp.int32(block_k))
-    # The row's own blocks are shared out, not the capacity's: no split of a short row is idle while another
-    # walks far.
+    # The splits share the blocks of this row rather than those of the capacity, so that short rows use all splits.
     blocks_per_split = lax.div(end_block - first_block + (tiles.num_splits - 1), jnp.int32(tiles.num_splits))
     lower = first_block + pl.program_id(2) * blocks_per_split
     upper = jnp.minimum(lower + blocks_per_split, end_block)
@@ -231,7 +198,7 @@ def _kernel(
         is_walked, is_written = position < walk_end, position < total
         place = (pl.ds(start, block_k),)
         if table_ref is not None:
-            # A block lies in one page: blocks divide pages.
+            # A block lies in one page, because blocks divide pages.
             page_size = k_ref.shape[1]
             page = plgpu.load(table_ref.at[lax.div(start, jnp.int32(page_size))])
             place = (page, pl.ds(lax.rem(start, jnp.int32(page_size)), block_k))
@@ -244,20 +211,19 @@ def _kernel(
         if scale_refs:
             scores *= plgpu.load(scale_refs[0].at[pl.ds(start, block_k)], mask=is_walked, other=0.0)[None, :]
         visible = position[None, :] <= query_position[:, None]
-        if window is not None:
-            visible &= position[None, :] > query_position[:, None] - window
+        if options.window is not None:
+            visible &= position[None, :] > query_position[:, None] - options.window
         if is_padded:
-            # Loaded like a padded batch's, but unwritten: the queries past `num_queries` must not see NaN
-            # either.
+            # The walk reads past the row's end, where the cache may hold NaN that padding queries must not see.
             visible &= is_written[None, :]
-        scores = jnp.where(visible, base_two_scores(scores, scale, soft_cap), _MASKED)
+        scores = jnp.where(visible, base_two_scores(scores, options), MASKED)
 
         new_max = jnp.maximum(row_max, scores.max(axis=1))
         weights = jnp.exp2(scores - new_max[:, None])
         decay = jnp.exp2(row_max - new_max)
         row_sum = row_sum * decay + weights.sum(axis=1)
         if scale_refs:
-            # Bits past the row's end are not numbers one may multiply by.
+            # Scales past the row's end may be NaN.
             weights *= plgpu.load(scale_refs[1].at[pl.ds(start, block_k)], mask=is_written, other=0.0)[None, :]
         terms = weight_terms(weights, q_ref.dtype)
         new_accumulators = []
@@ -274,13 +240,13 @@ def _kernel(
 
     carry = (
         tuple(jnp.zeros((block_m, width), jnp.float32) for _, width in parts),
-        jnp.full((block_m,), _MASKED, jnp.float32),
+        jnp.full((block_m,), MASKED, jnp.float32),
         jnp.zeros((block_m,), jnp.float32),
     )
     accumulators, row_max, row_sum = lax.fori_loop(lower, upper, walk, carry)
 
-    # A row that saw nothing in this split (masked throughout, or past `num_queries`) summed ones: every real
-    # row has its own position in some split, whose maximum makes this split's weight 2^-1e30 = 0.
+    # A query that saw nothing in this split has a sum of ones. Every real query sees its own position in some split,
+    # whose maximum makes this split's weight 2^-1e30 = 0.
     is_real = token < num_queries
     divisor = jnp.where(row_sum == 0.0, 1.0, row_sum) if tiles.num_splits == 1 else jnp.ones_like(row_sum)
     for (start, width), accumulator in zip(parts, accumulators, strict=True):
@@ -292,7 +258,7 @@ def _kernel(
 
 
 def _power_of_two_parts(size: int) -> list[tuple[int, int]]:
-    """Cuts `size` into (start, width) with powers of two for widths, widest first."""
+    """Splits `size` into (start, width) pairs whose widths are powers of two, the widest first."""
     parts, start = [], 0
     while start < size:
         width = 1 << ((size - start).bit_length() - 1)

@@ -1,4 +1,4 @@
-"""Softmax weights as tensor cores take them: two 16-bit terms instead of one."""
+"""Softmax weights for 16-bit tensor cores: two 16-bit terms instead of one."""
 
 import jax
 import jax.numpy as jnp
@@ -6,21 +6,21 @@ from jax import lax
 
 
 def weight_terms(weights: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, ...]:
-    """Writes each weight as a sum of numbers of the values' type.
+    """Writes each weight as a sum of numbers of `dtype`.
 
-    A weight rounded to bfloat16 is off by 2^-9 of itself, and where the weighted values of an output cancel, that is
-    many units in the last place of the output. Its first 8 bits and the next 8 as two terms, each multiplied by V and
-    both added up in float32, are off by at most 2^-16.
+    A weight rounded to bfloat16 has a relative error of 2^-9. Where the weighted values of an output cancel, that is
+    many units in the last place of the output. Two terms, each multiplied by V and added in float32, have a relative
+    error of at most 2^-16.
 
-    The first term is cut off by its bits rather than by a conversion and back, which XLA may take for the identity
-    (`xla_allow_excess_precision`), leaving nothing for the second.
+    The first term is truncated by masking bits. XLA may remove a conversion to 16 bits and back
+    (`xla_allow_excess_precision`), and the second term would then be 0.
 
     Args:
         weights: float32, any shape, finite.
         dtype: bfloat16, float16 or float32.
 
     Returns:
-        The terms in `dtype`, each of `weights`' shape, largest first: two of a 16-bit type, of float32 `weights` alone.
+        The terms in `dtype`, each of `weights`' shape, the larger first; `weights` itself for float32.
     """
     if dtype == jnp.float32:
         return (weights,)

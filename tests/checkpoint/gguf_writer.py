@@ -1,25 +1,29 @@
-"""Writes small GGUF files as llama.cpp's converter does: its names, its order of rotary lanes, its offsets."""
+"""Writes small GGUF files with the tensor names, rotary order and norm offsets of llama.cpp's converter."""
 
 from pathlib import Path
 
 import gguf
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from bass_jax.models import Model, rotary
 from bass_jax.models.families import FAMILIES
-from bass_jax.runtime.trees import flatten
 
 ARCHITECTURES = {
-    "llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,
-    "gemma": gguf.MODEL_ARCH.GEMMA, "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gemma": gguf.MODEL_ARCH.GEMMA,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "gpt2": gguf.MODEL_ARCH.GPT2,
-}  # fmt: skip
+}
 
 
 def write_gguf(
     path: Path, model: Model, *, kind: str = "F32", architecture: str | None = None, tokens: list[str] | None = None
 ) -> None:
-    """Writes `model` with its matrices quantized as `kind`."""
+    """Writes a model whose matrices have the GGUF type `kind`."""
     config = model.config
     arch = ARCHITECTURES[config.family]
     layer = config.layers[0]
@@ -58,11 +62,11 @@ def write_gguf(
             tensor = tensor + 1
         if config.family == "gpt2" and tensor.ndim == 2 and ".h." in stem:
             tensor = np.ascontiguousarray(tensor.T)
-        theirs = f"{names.get_name(stem)}.{suffix}"
+        gguf_name = f"{names.get_name(stem)}.{suffix}"
         if tensor.ndim == 1:
-            writer.add_tensor(theirs, tensor)
+            writer.add_tensor(gguf_name, tensor)
         else:
-            writer.add_tensor(theirs, gguf.quantize(tensor, kind), raw_dtype=kind)
+            writer.add_tensor(gguf_name, gguf.quantize(tensor, kind), raw_dtype=kind)
     finish(writer)
 
 
@@ -74,7 +78,7 @@ def finish(writer: gguf.GGUFWriter) -> None:
 
 
 def _write_rotary(writer: gguf.GGUFWriter, config) -> None:
-    layer = config.layers[-1]  # Gemma 3 has its global rotary positions in the last layer.
+    layer = config.layers[-1]  # The last layer of Gemma 3 uses the global rotary base.
     attention, rope = layer.attention, layer.attention.rope
     writer.add_head_count_kv(attention.num_kv_heads)
     writer.add_key_length(attention.head_dim)
@@ -95,7 +99,7 @@ def _write_rotary(writer: gguf.GGUFWriter, config) -> None:
 
 
 def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Lane i and lane i + H/2 of a head become neighbors."""
+    """Reorders the rows of every head so that dimensions i and i + H/2 are adjacent."""
     rows = weight.reshape(heads, weight.shape[0] // heads, -1)
     half = rows.shape[1] // 2
     order = [lane for pair in zip(range(half), range(half, 2 * half), strict=True) for lane in pair]
@@ -103,8 +107,8 @@ def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def hugging_face_tensors(model: Model) -> dict[str, np.ndarray]:
-    """The model's tensors under Hugging Face's names, float32."""
-    params, tensors = flatten(model.params), {}
+    """Returns the tensors of a model in float32, by their names in Hugging Face."""
+    params, tensors = flatten_dict(model.params, sep="/"), {}
     for path, rule in FAMILIES[model.config.family].rules(model.config).items():
         parts = rule.split(np.asarray(params[path]))
         for name, part in zip(rule.sources, parts, strict=True):

@@ -1,4 +1,4 @@
-"""Stands in for `TorchFile` where torch is not installed: the same tensors in a file of NumPy."""
+"""A replacement of `TorchFile` that reads NumPy archives, for environments without torch."""
 
 from pathlib import Path
 
@@ -9,17 +9,17 @@ _KINDS = {"float32": "F32", "bfloat16": "BF16"}
 
 
 def write_npz(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """Writes tensors as a NumPy archive; bfloat16 is stored as uint16."""
+    arrays = {
+        name: array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array for name, array in tensors.items()
+    }
     with path.open("wb") as file:
-        np.savez(
-            file,
-            **{
-                name: array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
-                for name, array in tensors.items()
-            },
-        )
+        np.savez(file, **arrays)
 
 
 class NpzFile:
+    """The tensors of a file that `write_npz` wrote, with the interface of `TorchFile`."""
+
     def __init__(self, path: Path):
         with np.load(path) as file:
             arrays = dict(file)

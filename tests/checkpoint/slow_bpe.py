@@ -1,4 +1,4 @@
-"""An independent byte-level BPE, slow and plain, for comparison: no code of the tokenizers library."""
+"""A simple, slow byte-level BPE to compare with. It uses no code of the tokenizers library."""
 
 import itertools
 
@@ -8,7 +8,7 @@ _WORDS = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p
 
 
 def byte_names() -> list[str]:
-    """The character that stands for each byte in GPT-2's vocabularies."""
+    """Returns the character that represents each byte in the vocabulary of GPT-2."""
     names, hidden = [""] * 256, 0
     for byte in range(256):
         if 33 <= byte <= 126 or 161 <= byte <= 172 or 174 <= byte <= 255:
@@ -20,7 +20,7 @@ def byte_names() -> list[str]:
 
 
 class SlowBpe:
-    """Splits specials off, digits one by one, words by GPT-2's rule; merges by rank."""
+    """A BPE that splits text at special tokens, digits and GPT-2's word boundaries, and merges by rank."""
 
     def __init__(self, tokens: list[str], merges: list[str], num_special: int):
         self.ids = {token: id for id, token in enumerate(tokens)}
@@ -43,7 +43,7 @@ class SlowBpe:
         return ids
 
     def _word(self, word: str) -> list[int]:
-        # Like the original, drops the bytes that its vocabulary lacks (those of no assigned character).
+        # Bytes that the vocabulary lacks are dropped, as in the original tokenizer. No assigned character has them.
         parts = [self.names[byte] for byte in word.encode() if self.names[byte] in self.ids]
         while len(parts) > 1:
             best = min(itertools.pairwise(parts), key=lambda pair: self.ranks.get(pair, 1 << 60))

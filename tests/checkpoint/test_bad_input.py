@@ -1,4 +1,4 @@
-"""Bad input is a one-line ValueError that names the thing; damage never becomes wrong numbers."""
+"""A bad checkpoint raises a ValueError of one line that names the file, the key or the tensor."""
 
 import json
 import shutil
@@ -14,8 +14,8 @@ from tests.checkpoint.gguf_writer import hugging_face_tensors, write_gguf
 from tests.checkpoint.small import random_model, small_config
 
 
-def refused(path, message):
-    """Asserts that both loading and converting refuse with one line, and leave nothing."""
+def assert_refused(path, message):
+    """Asserts that loading and converting raise an error of one line, and that converting leaves no files."""
     with pytest.raises(ValueError, match=message) as caught:
         load_model(path)
     assert "\n" not in str(caught.value)
@@ -30,30 +30,32 @@ def edit_json(path, **changes):
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
 
 
-def test_the_originals_load(originals, model, same, npz_for_torch):
+def test_the_undamaged_checkpoints_load(originals, model, same, npz_for_torch):
     for name in ("theirs", "ours", "sharded", "pickled", "model.gguf"):
         same(load_model(originals / name), model)
 
 
-def test_nothing_there(tmp_path):
-    refused(tmp_path / "absent", "absent: no such file or directory$")
-    refused(tmp_path / "absent.gguf", "absent.gguf: no such file or directory$")
+def test_a_missing_or_unknown_file_is_refused(tmp_path):
+    assert_refused(tmp_path / "absent", "absent: no such file or directory$")
+    assert_refused(tmp_path / "absent.gguf", "absent.gguf: no such file or directory$")
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", r"empty/config.json: no such file")
+    assert_refused(tmp_path / "empty", r"empty/config.json: no such file")
     with pytest.raises(ValueError, match="empty: no tokenizer"):
         load_tokenizer(tmp_path / "empty")
     (tmp_path / "notes.txt").write_text("hello")
-    refused(tmp_path / "notes.txt", r"notes.txt: expected a directory or a .gguf file")
+    assert_refused(tmp_path / "notes.txt", r"notes.txt: expected a directory or a .gguf file")
 
 
-def test_a_hub_id_without_a_network(monkeypatch):
+def test_a_hub_id_without_a_network_is_an_error_of_one_line(monkeypatch):
     import huggingface_hub
 
     def fail(*_, **__):
         raise OSError("no network\nat all")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(ValueError, match=r"^a/b: no such file or directory, and not to be had .*: no network$"):
+    with pytest.raises(
+        ValueError, match=r"^a/b: no such file or directory, and cannot be downloaded as a Hub id: no network$"
+    ):
         load_model("a/b")
 
 
@@ -102,28 +104,27 @@ def test_a_hub_id_without_a_network(monkeypatch):
         ({"attention_bias": True}, r"missing tensor 'model.layers.0.self_attn.k_proj.bias'"),
     ],
 )
-def test_configurations(checkpoint, changes, message):
+def test_an_unsupported_configuration_is_refused(checkpoint, changes, message):
     edit_json(checkpoint / "theirs" / "config.json", **changes)
-    refused(checkpoint / "theirs", message)
+    assert_refused(checkpoint / "theirs", message)
 
 
-def test_a_head_of_its_own_is_not_tied(checkpoint):
-    """It was dropped, and the embedding scored the vocabulary."""
+def test_a_stored_head_that_differs_from_a_tied_embedding_is_refused(checkpoint):
     path = checkpoint / "theirs" / "model.safetensors"
     tensors = load_file(path)
     embedding = tensors["model.embed_tokens.weight"]
     save_file(tensors | {"lm_head.weight": embedding.copy()}, path)
-    load_model(checkpoint / "theirs")  # A copy says nothing new.
+    load_model(checkpoint / "theirs")  # An equal copy is accepted.
     changed = embedding.copy()
     changed[3, 5] += 1e-3
     save_file(tensors | {"lm_head.weight": changed}, path)
-    refused(
+    assert_refused(
         checkpoint / "theirs",
         "tensors 'lm_head.weight' and 'model.embed_tokens.weight' differ: expected equal ones, .* ties them",
     )
 
 
-def test_tensors(checkpoint):
+def test_missing_unexpected_and_misshapen_tensors_are_refused(checkpoint):
     path = checkpoint / "theirs" / "model.safetensors"
     tensors = load_file(path)
     name = "model.layers.1.mlp.down_proj.weight"
@@ -132,20 +133,20 @@ def test_tensors(checkpoint):
         save_file({key: value for key, value in (tensors | changes).items() if value is not None}, path)
 
     write(**{name: None})
-    refused(checkpoint / "theirs", f"theirs: missing tensor '{name}' \\(1 missing\\)")
+    assert_refused(checkpoint / "theirs", f"theirs: missing tensor '{name}' \\(1 missing\\)")
     write(**{"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(2, np.float32)})
-    load_model(checkpoint / "theirs")  # Old checkpoints carry what the configuration says already.
+    load_model(checkpoint / "theirs")  # Old checkpoints store this; it follows from the configuration.
     write(extra=np.zeros(3, np.float32))
-    refused(checkpoint / "theirs", r"theirs: unexpected tensor 'extra' \(1 unexpected\)")
+    assert_refused(checkpoint / "theirs", r"theirs: unexpected tensor 'extra' \(1 unexpected\)")
     write(**{name: np.ascontiguousarray(tensors[name].T)})
-    refused(
+    assert_refused(
         checkpoint / "theirs", rf"misshapen tensor '{name}' \[32, 16\]: does not make 'layer_1/mlp/down' \[32, 16\]"
     )
     write(**{name: tensors[name].astype(np.int32)})
-    refused(checkpoint / "theirs", rf"model.safetensors: tensor '{name}' has the dtype I32; expected one of")
+    assert_refused(checkpoint / "theirs", rf"model.safetensors: tensor '{name}' has the dtype I32; expected one of")
 
 
-def test_truncated_files(checkpoint):
+def test_a_truncated_file_is_refused(checkpoint):
     for name, message in (
         ("theirs/model.safetensors", r"model.safetensors: not readable as safetensors"),
         ("sharded/part-1.safetensors", r"part-1.safetensors: not readable as safetensors"),
@@ -155,27 +156,27 @@ def test_truncated_files(checkpoint):
         content = path.read_bytes()
         for size in (0, 7, 100, len(content) // 2, len(content) - 1):
             path.write_bytes(content[:size])
-            refused(path if path.suffix == ".gguf" else path.parent, message)
+            assert_refused(path if path.suffix == ".gguf" else path.parent, message)
         path.write_bytes(content)
 
 
-def test_an_index_that_lies(checkpoint):
+def test_an_index_that_does_not_match_its_files_is_refused(checkpoint):
     index = checkpoint / "sharded" / "model.safetensors.index.json"
     (checkpoint / "sharded" / "part-1.safetensors").unlink()
-    refused(checkpoint / "sharded", r"index.json: names part-1.safetensors, which is missing")
+    assert_refused(checkpoint / "sharded", r"index.json: names part-1.safetensors, which is missing")
     edit_json(index, weight_map={"a": 3})
-    refused(checkpoint / "sharded", r"index.json: weight_map: expected a file name per tensor")
+    assert_refused(checkpoint / "sharded", r"index.json: weight_map: expected a file name per tensor")
     shutil.copy(checkpoint / "sharded" / "part-0.safetensors", checkpoint / "sharded" / "part-1.safetensors")
     edit_json(index, weight_map={"a": "part-0.safetensors", "b": "part-1.safetensors"})
-    refused(checkpoint / "sharded", r"part-1.safetensors: tensor '.*' is in another shard too")
+    assert_refused(checkpoint / "sharded", r"part-1.safetensors: tensor '.*' is in another shard too")
     edit_json(index, weight_map={"a": "../theirs/model.safetensors"})
-    refused(checkpoint / "sharded", r"index.json: weight_map: expected a file name per tensor")
+    assert_refused(checkpoint / "sharded", r"index.json: weight_map: expected a file name per tensor")
 
 
-def test_gguf_of_another_kind(tmp_path, model):
+def test_an_unknown_gguf_architecture_or_tokenizer_is_refused(tmp_path, model):
     path = tmp_path / "model.gguf"
     write_gguf(path, model, architecture="falcon")
-    refused(path, r"model.gguf: general.architecture='falcon': expected one of \['llama'")
+    assert_refused(path, r"model.gguf: general.architecture='falcon': expected one of \['llama'")
     tokens = [*map(str, range(model.config.vocab_size))]
     write_gguf(path, model, tokens=tokens)
     refused_tokenizer = r"model.gguf: not a readable tokenizer: .*`t`"
@@ -189,15 +190,15 @@ def test_gguf_of_another_kind(tmp_path, model):
         load_tokenizer(path)
 
 
-def test_damage_to_any_file_of_ours_is_found(checkpoint):
+def test_damage_to_any_file_of_our_checkpoints_is_detected(checkpoint):
     ours = checkpoint / "ours"
     for path in sorted(path for path in ours.rglob("*") if path.is_file() and path.name != "manifest.json"):
         content = path.read_bytes()
         for damaged in (content[:-1], bytes([content[0] ^ 1]) + content[1:]) if content else (b"x",):
             path.write_bytes(damaged)
-            refused(ours, f"{path.name}: damaged: its sha256 is")
+            assert_refused(ours, f"{path.name}: damaged: its sha256 is")
         path.unlink()
-        refused(ours, f"{path.name}: No such file")
+        assert_refused(ours, f"{path.name}: No such file")
         path.write_bytes(content)
 
 
@@ -214,9 +215,9 @@ def test_damage_to_any_file_of_ours_is_found(checkpoint):
         ({"files": {}}, r"model.safetensors: not in manifest.json"),
     ],
 )
-def test_manifests_of_ours(checkpoint, changes, message):
+def test_an_invalid_manifest_is_refused(checkpoint, changes, message):
     edit_json(checkpoint / "ours" / "manifest.json", **changes)
-    refused(checkpoint / "ours", message)
+    assert_refused(checkpoint / "ours", message)
 
 
 @pytest.mark.parametrize(
@@ -232,18 +233,18 @@ def test_manifests_of_ours(checkpoint, changes, message):
         (lambda p: p | {"final_norm": jnp.zeros(16, int)}, {}, r"'final_norm' has the dtype I32; expected float32"),
     ],
 )
-def test_arrays_of_ours(tmp_path, model, edit, changes, message):
+def test_arrays_that_do_not_match_our_configuration_are_refused(tmp_path, model, edit, changes, message):
     save_model(tmp_path / "model", Model(edit(model.params), small_config(**changes)))
-    refused(tmp_path / "model", message)
+    assert_refused(tmp_path / "model", message)
 
 
-def test_a_pair_is_not_a_model(tmp_path):
+def test_load_model_refuses_the_directory_of_a_pair(tmp_path):
     (tmp_path / "manifest.json").write_text('{"target": {"path": "target"}}')
     with pytest.raises(ValueError, match="a pair of models, not one; load it with load_pair"):
         load_model(tmp_path)
 
 
-def test_a_damaged_tokenizer(checkpoint):
+def test_a_damaged_tokenizer_is_refused(checkpoint):
     path = checkpoint / "theirs" / "tokenizer.json"
     content = path.read_text()
     for damaged in (content[: len(content) // 2], "{}", content.replace('"BPE"', '"Magic"')):
@@ -253,7 +254,7 @@ def test_a_damaged_tokenizer(checkpoint):
         assert "\n" not in str(caught.value)
 
 
-def test_the_writer_of_these_tests_agrees_with_the_exporter(originals, model):
+def test_the_tensors_of_the_gguf_writer_are_those_of_the_exporter(originals, model):
     tensors = load_file(originals / "theirs" / "model.safetensors")
     expected = hugging_face_tensors(model)
     assert tensors.keys() == expected.keys()
@@ -261,7 +262,7 @@ def test_the_writer_of_these_tests_agrees_with_the_exporter(originals, model):
         np.testing.assert_array_equal(tensors[name], tensor)
 
 
-def test_a_model_that_only_we_have_is_not_exported(tmp_path):
+def test_a_model_that_hugging_face_cannot_express_is_not_exported(tmp_path):
     config = small_config(is_tied=False, embedding_width=24, output_vocab_size=40)
     with pytest.raises(ValueError, match="no projected embeddings and no trimmed heads"):
         save_hugging_face(tmp_path / "model", random_model(config))

@@ -1,4 +1,4 @@
-"""A conversion checks its source and reads back what it wrote; a run that fails leaves nothing."""
+"""`convert` checks its source, verifies what it wrote, and leaves no files if it fails."""
 
 import dataclasses
 import hashlib
@@ -24,7 +24,7 @@ def source(tmp_path, model, tokenizer):
     return tmp_path / "source"
 
 
-def test_an_interrupted_run_leaves_nothing(source, tmp_path):
+def test_an_interrupted_run_leaves_no_files(source, tmp_path):
     def interrupt(done, total):
         if done == 5:
             raise KeyboardInterrupt
@@ -34,7 +34,7 @@ def test_an_interrupted_run_leaves_nothing(source, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def test_an_error_leaves_nothing(source, tmp_path):
+def test_a_failed_run_leaves_no_files(source, tmp_path):
     weights = source / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(ValueError, match="not readable as safetensors"):
@@ -42,7 +42,7 @@ def test_an_error_leaves_nothing(source, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def test_the_hubs_cache_is_checked_by_its_names(source, tmp_path, model, same):
+def test_files_of_the_hubs_cache_must_have_the_hash_in_their_name(source, tmp_path, model, same):
     weights = source / "model.safetensors"
     content = weights.read_bytes()
     blob = tmp_path / hashlib.sha256(content).hexdigest()
@@ -56,14 +56,14 @@ def test_the_hubs_cache_is_checked_by_its_names(source, tmp_path, model, same):
 
 
 @pytest.mark.parametrize("kind", ["theirs", "ours"])
-@pytest.mark.parametrize("wrong", ["bit", "shape", "dtype", "lost", "more", "config", "tokenizer"])
-def test_what_was_written_is_read_back(source, tmp_path, model, tokenizer, same, monkeypatch, kind, wrong):
-    """The hashes in a manifest are of the files that are there: they say nothing of what should have been written."""
+@pytest.mark.parametrize("wrong", ["bit", "shape", "dtype", "missing", "extra", "config", "tokenizer"])
+def test_a_wrongly_written_checkpoint_is_refused(source, tmp_path, model, tokenizer, same, monkeypatch, kind, wrong):
+    """The hashes in a manifest do not detect this, because they are computed from the files as written."""
     if kind == "ours":
         convert(source, tmp_path / "first")
         source = tmp_path / "first"
     before = sorted(path.name for path in tmp_path.iterdir())
-    write, write_config = save.write_safetensors, save.config_json.write_config
+    write, write_config = save.write_safetensors, save.write_config_json
 
     def write_wrongly(path, shapes, build):
         arrays = {name: np.array(build(name)) for name in shapes}
@@ -74,10 +74,10 @@ def test_what_was_written_is_read_back(source, tmp_path, model, tokenizer, same,
             arrays[name] = arrays[name][..., :-1]
         elif wrong == "dtype":
             arrays[name] = arrays[name].astype(np.float16)
-        elif wrong == "lost":
+        elif wrong == "missing":
             del arrays[name]
-        elif wrong == "more":
-            arrays["layer_1/attention/another"] = arrays[name]
+        elif wrong == "extra":
+            arrays["layer_1/attention/extra"] = arrays[name]
         write(path, arrays, arrays.__getitem__)
 
     def write_changed(directory, config):
@@ -86,20 +86,20 @@ def test_what_was_written_is_read_back(source, tmp_path, model, tokenizer, same,
     saving = Tokenizer.save
     with monkeypatch.context() as patch:
         patch.setattr(save, "write_safetensors", write_wrongly)
-        patch.setattr(save.config_json, "write_config", write_changed)
+        patch.setattr(save, "write_config_json", write_changed)
         if wrong == "tokenizer":
             patch.setattr(Tokenizer, "save", lambda _, directory: saving(small_tokenizer("e h"), directory))
-        tensor = "tensor 'layer_1/attention/(qkv|another)'"
+        tensor = "tensor 'layer_1/attention/(qkv|extra)'"
         what = {"config": "the configuration", "tokenizer": "the tokenizer"}.get(wrong, tensor)
-        with pytest.raises(ValueError, match=f"{what} was written wrongly"):
+        with pytest.raises(ValueError, match=f"{what} differs when it is read back"):
             convert(source, tmp_path / "ours")
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     convert(source, tmp_path / "ours")
     same(load_model(tmp_path / "ours"), model)
 
 
-def test_a_killed_process_leaves_no_part_and_the_next_clears_up(source, tmp_path, model, same):
-    """Killed, not interrupted: the process cannot delete anything."""
+def test_the_next_run_deletes_what_a_killed_run_left(source, tmp_path, model, same):
+    """The process is killed, so that it cannot delete its temporary directory."""
     code = """
 import sys, time
 from bass_jax.checkpoint import convert
@@ -122,8 +122,8 @@ convert(*sys.argv[1:], progress=lambda done, total: (print(done, flush=True), ti
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_two_processes_at_once(source, tmp_path, model, same, replace):
-    """What another process has written in the meantime is kept or replaced, and is whole in both cases."""
+def test_two_processes_can_convert_to_one_destination(source, tmp_path, model, same, replace):
+    """The checkpoint that another process writes in the meantime is kept or replaced; the result is complete."""
     ours = tmp_path / "ours"
     code = f"import sys; from bass_jax.checkpoint import convert; convert(*sys.argv[1:], replace={replace})"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -1,4 +1,4 @@
-"""Random damage to a checkpoint is refused in one line, or harmless; never a crash, never wrong numbers of ours."""
+"""A randomly damaged checkpoint raises an error of one line or loads. Ours never load with wrong numbers."""
 
 import zlib
 
@@ -11,7 +11,7 @@ from bass_jax.checkpoint import load_model, load_tokenizer
 
 
 def corrupt(content: bytes, draw: np.random.Generator) -> bytes:
-    """Flips, overwrites, deletes or repeats a few bytes, half of the time near the beginning."""
+    """Flips, overwrites, deletes or repeats a few bytes; half of the time among the first 400."""
     data = bytearray(content)
     for _ in range(draw.integers(1, 4)):
         at = int(draw.integers(0, min(len(data), 400) if draw.random() < 0.5 else len(data)))
@@ -62,7 +62,7 @@ def test_random_corruption_is_refused_or_harmless(
         if name == "ours":
             same(found, model)
         else:
-            # Nothing in these formats guards the numbers themselves; what says where they are is checked.
+            # These formats have no checksum of the tensors' data. Only structure and dtypes can be checked.
             assert jax.tree.structure(found.params) == jax.tree.structure(model.params)
             for array in jax.tree.leaves(found.params):
                 assert array.dtype in (jnp.float32, jnp.bfloat16)

@@ -1,4 +1,4 @@
-"""GGUF files: every architecture and quantization that is read, and one line for what is not."""
+"""GGUF files of every supported architecture and quantization are read; others are refused."""
 
 import gguf
 import jax
@@ -30,21 +30,19 @@ CONFIGS = {
     "gemma3": {"family": "gemma3_text", "has_qk_norm": True, "rope_base": 1e6, "window_rope_base": 10000.0}
     | SANDWICH
     | {"num_layers": 6, "windowed_layers": (True,) * 5 + (False,)},
-    "gpt2": {
-        "family": "gpt2", "has_learned_positions": True, "norm": "layer", "has_attention_bias": True,
-        "has_mlp_bias": True, "is_gated": False, "activation": "gelu_tanh",
-    },
-}  # fmt: skip
+    "gpt2": {"family": "gpt2", "has_learned_positions": True, "norm": "layer", "has_attention_bias": True}
+    | {"has_mlp_bias": True, "is_gated": False, "activation": "gelu_tanh"},
+}
 
 
 @pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
-def test_every_architecture(changes, tmp_path):
+def test_every_architecture_is_read(changes, tmp_path):
     model = random_model(small_config(**changes))
     write_gguf(tmp_path / "model.gguf", model)
     found = load_model(tmp_path / "model.gguf")
     assert found.config == model.config
     assert jax.tree.structure(found) == jax.tree.structure(model)
-    # Gemma's norms are stored plus one, which costs their last digits.
+    # GGUF stores Gemma's norms plus one, which rounds them.
     for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(model.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=3e-7 if model.config.layers[0].norm.offset else 0)
 
@@ -52,35 +50,36 @@ def test_every_architecture(changes, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "error"), [("F32", 0), ("F16", 2**-11), ("BF16", 2**-8), ("Q8_0", 2**-7), ("Q4_0", 2**-3), ("Q4_1", 2**-3)]
 )
-def test_what_is_read_is_what_was_quantised(kind, error, tmp_path):
+def test_quantized_tensors_are_dequantized(kind, error, tmp_path):
     changes = {"width": 64, "mlp_width": 64, "head_dim": 16, "num_kv_heads": 2, "is_tied": False}
     model = random_model(small_config(**changes), 1)
     write_gguf(tmp_path / "model.gguf", model, kind=kind)
     found = load_model(tmp_path / "model.gguf")
     assert found.config == model.config
     for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(model.params), strict=True):
-        # A step of the quantization: a share of the block's largest value, which is at most the tensor's.
+        # The error is at most one quantization step, a fraction of the block's largest magnitude.
         np.testing.assert_allclose(a, b, rtol=0, atol=error * float(jnp.abs(b).max()))
 
 
 def q4_k(block: np.ndarray) -> np.ndarray:
-    """256 numbers of a Q4_K block, by ggml's definition: eight groups with a scale and a least value of 6 bits."""
-    scale, least = block[:4].view(np.float16).astype(np.float32)
+    """Dequantizes a Q4_K block by its definition: 256 numbers in eight groups with a 6-bit scale and minimum each."""
+    scale, minimum_scale = block[:4].view(np.float16).astype(np.float32)
     packed, nibbles = block[4:16].astype(int), block[16:].astype(int)
     numbers = []
     for group in range(8):
         if group < 4:
-            factor, floor = packed[group] & 63, packed[group + 4] & 63
+            factor, minimum = packed[group] & 63, packed[group + 4] & 63
         else:
             factor = packed[group + 4] & 15 | packed[group - 4] >> 6 << 4
-            floor = packed[group + 4] >> 4 | packed[group] >> 6 << 4
+            minimum = packed[group + 4] >> 4 | packed[group] >> 6 << 4
         part = nibbles[group // 2 * 32 : group // 2 * 32 + 32] >> 4 * (group % 2) & 15
-        numbers += [scale * np.float32(factor) * np.float32(q) - least * np.float32(floor) for q in part]
+        offset = minimum_scale * np.float32(minimum)
+        numbers += [scale * np.float32(factor) * np.float32(q) - offset for q in part]
     return np.array(numbers, np.float32)
 
 
 def q6_k(block: np.ndarray) -> np.ndarray:
-    """256 numbers of a Q6_K block: sixteen groups with a signed scale, numbers of 4 low and 2 high bits, less 32."""
+    """Dequantizes a Q6_K block by its definition: 256 numbers of 6 bits in sixteen groups with a signed scale each."""
     low, high = block[:128].astype(int), block[128:192].astype(int)
     factors, scale = block[192:208].view(np.int8), block[208:].view(np.float16).astype(np.float32)[0]
     numbers = np.zeros(256, np.float32)
@@ -94,8 +93,8 @@ def q6_k(block: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def write_one(path, data: np.ndarray, kind: str) -> None:
-    """A file of llama's architecture whose embedding, of 256 x 3, is `data`."""
+def write_embedding(path, data: np.ndarray, kind: str) -> None:
+    """Writes a GGUF file of a Llama that contains only an embedding of 3 tokens and width 256."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(32)
     writer.add_embedding_length(256)
@@ -107,20 +106,20 @@ def write_one(path, data: np.ndarray, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "size", "numbers_of"), [("Q4_K", 144, q4_k), ("Q6_K", 210, q6_k)])
-def test_k_quants(kind, size, numbers_of, tmp_path):
-    """No library here quantizes to them, so blocks are random bytes, and the numbers come from the definition."""
+def test_k_quants_are_dequantized_by_their_definition(kind, size, numbers_of, tmp_path):
+    """The blocks are random bytes with plausible scales, because no installed library quantizes to these types."""
     blocks = np.random.default_rng(0).integers(0, 256, (3, size), np.uint8)
     for block in blocks:
         scales = np.array([0.013, 0.21], np.float16).view(np.uint8)
         block[slice(0, 4) if kind == "Q4_K" else slice(208, 210)] = scales[: 4 if kind == "Q4_K" else 2]
-    write_one(tmp_path / "model.gguf", blocks, kind)
+    write_embedding(tmp_path / "model.gguf", blocks, kind)
     found = GgufFile(tmp_path / "model.gguf").read("model.embed_tokens.weight")
     np.testing.assert_allclose(found, [numbers_of(block) for block in blocks], rtol=1e-6)
 
 
-def test_unknown_quantisations(tmp_path):
+def test_an_unknown_quantization_is_refused(tmp_path):
     path = tmp_path / "model.gguf"
-    write_one(path, np.zeros((3, 292), np.uint8), "Q8_K")
+    write_embedding(path, np.zeros((3, 292), np.uint8), "Q8_K")
     with pytest.raises(ValueError, match=r"model.gguf: tensor 'token_embd.weight': unknown quantization Q8_K$"):
         GgufFile(path).read("model.embed_tokens.weight")
     content = path.read_bytes()
@@ -133,8 +132,7 @@ def test_unknown_quantisations(tmp_path):
         load_model(path)
 
 
-def test_the_tensor_that_is_cut_off_is_named(tmp_path, model):
-    """Broken by naming the first tensor, or the file alone."""
+def test_the_error_of_a_truncated_file_names_the_truncated_tensor(tmp_path, model):
     path = tmp_path / "model.gguf"
     write_gguf(path, model)
     last = max(GGUFReader(path).tensors, key=lambda tensor: tensor.data_offset)
@@ -150,13 +148,13 @@ def test_the_tensor_that_is_cut_off_is_named(tmp_path, model):
         (RopeScaling("llama3", 8.0, 1.0, 4.0, 8000), "'rope_freqs.weight': expected the divisors of Llama 3's rotary"),
     ],
 )
-def test_other_scalings_are_refused(scaling, message, tmp_path):
+def test_rotary_divisors_that_are_not_those_of_llama_3_are_refused(scaling, message, tmp_path):
     write_gguf(tmp_path / "model.gguf", random_model(small_config(head_dim=64, rope_base=5e5, rope_scaling=scaling)))
     with pytest.raises(ValueError, match=f"model.gguf: tensor {message}"):
         load_model(tmp_path / "model.gguf")
 
 
-def test_a_scaling_of_another_name_is_refused(tmp_path):
+def test_an_unknown_scaling_type_is_refused(tmp_path):
     path = tmp_path / "model.gguf"
     write_gguf(path, random_model(small_config(rope_scaling=RopeScaling("linear", 4.0))))
     path.write_bytes(path.read_bytes().replace(b"linear", b"longer"))
@@ -166,16 +164,16 @@ def test_a_scaling_of_another_name_is_refused(tmp_path):
         load_model(path)
 
 
-def test_a_context_scaled_by_the_divisors_alone(tmp_path):
-    """Some writers keep the first context nowhere: the factor and the new one say it."""
+def test_the_original_context_is_derived_from_the_rotary_divisors(tmp_path):
+    """The file has no key for it. It follows from the scaling factor and the new context."""
     scaling = RopeScaling("llama3", 4.0, 1.0, 4.0, 1024)
     config = small_config(head_dim=64, rope_base=5e5, rope_scaling=scaling, context=4096)
     write_gguf(tmp_path / "model.gguf", random_model(config))
     assert load_model(tmp_path / "model.gguf").config == config
 
 
-def test_bfloat16_stays_so(tmp_path):
+def test_a_bfloat16_file_loads_as_float32_unless_bfloat16_is_requested(tmp_path):
     model = random_model(small_config(num_layers=1, num_heads=2, num_kv_heads=2, head_dim=8, context=64))
     write_gguf(tmp_path / "model.gguf", model, kind="BF16")
-    assert load_model(tmp_path / "model.gguf").config.dtype == "float32"  # Norms are float32.
+    assert load_model(tmp_path / "model.gguf").config.dtype == "float32"  # The norms are float32.
     assert load_model(tmp_path / "model.gguf", dtype="bfloat16").params["embedding"].dtype == jnp.bfloat16

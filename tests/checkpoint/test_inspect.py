@@ -1,4 +1,4 @@
-"""A checkpoint is described, and two are evaluated as a pair, without reading their arrays."""
+"""`inspect_checkpoint` describes a checkpoint without its arrays; `why_not_a_pair` compares two descriptions."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from tests.checkpoint.small import VOCAB, random_model, small_config, small_toke
 
 
 @pytest.mark.parametrize("kind", ["ours", "theirs", "gguf"])
-def test_a_checkpoint_is_described(kind, tmp_path, tokenizer):
+def test_a_description_matches_the_loaded_model(kind, tmp_path, tokenizer):
     model = random_model(small_config(num_kv_heads=2, dtype="float32" if kind == "gguf" else "bfloat16"))
     path = tmp_path / ("model.gguf" if kind == "gguf" else "model")
     if kind == "ours":
@@ -32,7 +32,7 @@ def test_a_checkpoint_is_described(kind, tmp_path, tokenizer):
     assert (found.source, found.license) == (("somewhere", "MIT") if kind == "ours" else (None, None))
 
 
-def test_pairs_are_judged(tmp_path, model, tokenizer):
+def test_why_not_a_pair_gives_the_reason(tmp_path, model, tokenizer):
     def inspect(name, model, tokenizer=tokenizer, **options):
         save_model(tmp_path / name, model, tokenizer=tokenizer, **options)
         return inspect_checkpoint(tmp_path / name)
@@ -42,7 +42,7 @@ def test_pairs_are_judged(tmp_path, model, tokenizer):
     assert why_not_a_pair(target, target) is None
     assert why_not_a_pair(target, padded) is None and why_not_a_pair(padded, target) is None
     other = inspect("other", model, small_tokenizer("i n"))
-    assert "the tokenizers differ" in why_not_a_pair(target, other)
+    assert "their token ids mean different text" in why_not_a_pair(target, other)
     small = inspect("small", random_model(small_config(vocab_size=200)))
     assert why_not_a_pair(target, small) == "the draft's vocabulary has 200 tokens, the tokenizer 259"
     config = small_config(is_tied=False, embedding_width=16, output_vocab_size=40, width=8)
@@ -55,6 +55,6 @@ def test_pairs_are_judged(tmp_path, model, tokenizer):
     )
 
 
-def test_what_cannot_be_described_is_named(tmp_path):
+def test_a_missing_checkpoint_is_refused(tmp_path):
     with pytest.raises(ValueError, match="absent: no such file"):
         inspect_checkpoint(tmp_path / "absent")

@@ -1,4 +1,4 @@
-"""A save that was killed is cleared away by the next, and loses no checkpoint."""
+"""The next save deletes what a killed save left, and restores a checkpoint that it had moved."""
 
 import os
 import signal
@@ -14,8 +14,8 @@ from tests.checkpoint.small import random_model
 ROOT = Path(__file__).parents[2]
 
 
-def start_a_save(directory) -> subprocess.Popen:
-    """A process in the midst of a save."""
+def start_save(directory) -> subprocess.Popen:
+    """Starts a process that saves to `directory` and does not finish."""
     code = """
 import sys, time
 from pathlib import Path
@@ -32,9 +32,9 @@ with replaced(Path(sys.argv[1])) as partial:
     return process
 
 
-def test_what_a_killed_save_left_is_cleared_away(tmp_path, model, same):
-    """And nothing else: no living process's, no other checkpoint's."""
-    process = start_a_save(tmp_path / "model")
+def test_the_files_of_a_killed_save_are_deleted(tmp_path, model, same):
+    """The files of a running process and of other checkpoints are kept."""
+    process = start_save(tmp_path / "model")
     partial = tmp_path / f".model.partial-{process.pid}"
     others = [tmp_path / name for name in (".model2.partial-1", ".xmodel.partial-1", ".model.partial-1x")]
     try:
@@ -53,7 +53,7 @@ def test_what_a_killed_save_left_is_cleared_away(tmp_path, model, same):
     assert sorted(tmp_path.iterdir()) == sorted([*others, tmp_path / "model"])
 
 
-def test_what_a_killed_save_had_moved_away_is_put_back(tmp_path, model, same, monkeypatch):
+def test_a_checkpoint_that_a_killed_save_had_moved_is_restored(tmp_path, model, same, monkeypatch):
     save_model(tmp_path / "model", model)
     (tmp_path / "model").rename(tmp_path / ".model.old-1")
     (tmp_path / ".model.partial-1").mkdir()
@@ -62,7 +62,7 @@ def test_what_a_killed_save_had_moved_away_is_put_back(tmp_path, model, same, mo
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(save.config_json, "write_config", fail)
+        patch.setattr(save, "write_config_json", fail)
         with pytest.raises(OSError, match="disk full"):
             save_model(tmp_path / "model", random_model(model.config, 9))
     same(load_model(tmp_path / "model"), model)

@@ -1,4 +1,4 @@
-"""Weights that torch pickled are read, and nothing that their pickle names is ever run."""
+"""Weights that torch pickled are read, and no code of their pickles is run."""
 
 import json
 import shutil
@@ -18,25 +18,25 @@ from tests.models.conftest import PEERS_PYTHON, ROOT
 
 @pytest.fixture
 def directory(originals, tmp_path):
-    """The configuration of the small model and its tensors; the test writes the weights."""
+    """Writes the small model without its weights; returns the directory and the tensors."""
     shutil.copytree(originals / "theirs", tmp_path / "model")
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     (tmp_path / "model" / "model.safetensors").unlink()
     return tmp_path / "model", tensors
 
 
-def test_one_file(directory, model, same, npz_for_torch):
+def test_one_file_is_read(directory, model, same, npz_for_torch):
     path, tensors = directory
     write_npz(path / "pytorch_model.bin", tensors)
     same(load_model(path), model)
-    # A mask that old checkpoints carry is no weight and does not decide the dtype.
+    # The masks in old checkpoints are not weights and do not determine the dtype.
     mask = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(3, bool)}
     halved = {name: array.astype(ml_dtypes.bfloat16) for name, array in tensors.items()}
     write_npz(path / "pytorch_model.bin", halved | mask)
     assert load_model(path).params["embedding"].dtype == jnp.bfloat16
 
 
-def test_shards(checkpoint, model, same, npz_for_torch):
+def test_shards_are_read(checkpoint, model, same, npz_for_torch):
     path = checkpoint / "pickled"
     same(load_model(path), model)
     (path / "pytorch_model-1.bin").unlink()
@@ -44,14 +44,14 @@ def test_shards(checkpoint, model, same, npz_for_torch):
         load_model(path)
 
 
-def test_safetensors_come_first(directory, model, same, originals):
+def test_safetensors_are_preferred(directory, model, same, originals):
     path, _ = directory
     (path / "pytorch_model.bin").write_bytes(b"not read")
     shutil.copy(originals / "theirs" / "model.safetensors", path)
     same(load_model(path), model)
 
 
-def test_without_torch_the_command_that_installs_it_is_named(directory, monkeypatch):
+def test_without_torch_the_error_contains_the_command_that_installs_it(directory, monkeypatch):
     path, _ = directory
     (path / "pytorch_model.bin").write_bytes(b"not read")
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -60,8 +60,8 @@ def test_without_torch_the_command_that_installs_it_is_named(directory, monkeypa
 
 
 @pytest.mark.peer
-def test_files_of_torch(tmp_path):
-    """Runs the reader where torch is. A pickle that names a function is refused before the function is called."""
+def test_files_of_torch_are_read_and_a_pickle_with_code_is_not_run(tmp_path):
+    """Runs the reader in the peers environment, because torch is not installed in this one."""
     if not PEERS_PYTHON.exists():
         pytest.skip("no environment with torch at .venv-peers (make peers)")
     script = ROOT / "tests" / "checkpoint" / "torch_reader.py"

@@ -1,4 +1,4 @@
-"""Our safetensors files are read by the library and back, and casts are JAX's."""
+"""Our reader and writer of safetensors agree with the library, and cast as JAX does."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from bass_jax.checkpoint.safetensors import SafetensorsFile, tensor_builders, wr
 
 ARRAYS = {
     "scale": ((3,), np.float32),
-    "bytes": ((3, 5, 7), np.int8),  # Its odd size leaves the next tensor unaligned.
+    "bytes": ((3, 5, 7), np.int8),  # An odd number of bytes, so that the next tensor is unaligned.
     "ids": ((509,), np.int32),
     "large": ((600, 509), jnp.bfloat16),
     "none": ((0, 4), np.float32),
@@ -24,7 +24,7 @@ def arrays():
     return {name: (9 * draw.standard_normal(shape)).astype(dtype) for name, (shape, dtype) in ARRAYS.items()}
 
 
-def test_what_is_written_is_read(arrays, tmp_path):
+def test_written_files_are_read_by_the_library_and_by_us(arrays, tmp_path):
     path = tmp_path / "model.safetensors"
     write_safetensors(path, arrays, arrays.__getitem__)
     by_library, builders = load_file(path), tensor_builders(path, arrays)
@@ -35,7 +35,7 @@ def test_what_is_written_is_read(arrays, tmp_path):
             np.testing.assert_array_equal(found, array)
 
 
-def test_what_is_read_does_not_change_with_the_file(arrays, tmp_path):
+def test_read_tensors_do_not_change_with_the_file(arrays, tmp_path):
     path = tmp_path / "model.safetensors"
     write_safetensors(path, arrays, arrays.__getitem__)
     found = {name: build() for name, build in tensor_builders(path, arrays).items()}
@@ -46,8 +46,8 @@ def test_what_is_read_does_not_change_with_the_file(arrays, tmp_path):
         np.testing.assert_array_equal(found[name], array)
 
 
-def test_a_cast_is_jaxs(tmp_path):
-    """Of random bits, which include subnormal numbers, infinities and ties."""
+def test_casting_to_bfloat16_rounds_as_in_jax(tmp_path):
+    """The input is random bits, which include subnormal numbers, infinities and ties."""
     bits = np.random.default_rng(0).integers(0, 2**32, 40000, np.uint32)
     bits[:4000] = bits[:4000] & 0xFFFF0000 | 0x8000
     array = bits.view(np.float32)

@@ -1,4 +1,4 @@
-"""What is stored is what is loaded; nothing partial is ever left."""
+"""Saved models are loaded bit-equal, and a failed save leaves no files."""
 
 import dataclasses
 import fnmatch
@@ -35,7 +35,7 @@ def cast(model: Model, dtype: str) -> Model:
 
 
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
-def test_ours_is_bit_equal(changes, tmp_path, same):
+def test_our_format_is_bit_equal(changes, tmp_path, same):
     model = random_model(small_config(**changes), 1)
     save_model(tmp_path / "model", model)
     same(load_model(tmp_path / "model"), model)
@@ -44,14 +44,14 @@ def test_ours_is_bit_equal(changes, tmp_path, same):
 
 
 @pytest.mark.parametrize("name", ["tied", "untied", "biases", "rope", "bfloat16"])
-def test_hugging_face_is_bit_equal(name, tmp_path, same):
+def test_hugging_face_format_is_bit_equal(name, tmp_path, same):
     model = random_model(small_config(**CHANGES[name]), 1)
     save_hugging_face(tmp_path / "model", model)
     same(load_model(tmp_path / "model"), model)
     same(load_model(tmp_path / "model", dtype="bfloat16"), cast(model, "bfloat16"))
 
 
-def test_convert_keeps_everything(tmp_path, tokenizer, model, same):
+def test_convert_keeps_parameters_and_tokenizer(tmp_path, tokenizer, model, same):
     save_hugging_face(tmp_path / "source", model, tokenizer=tokenizer)
     calls = []
     convert(tmp_path / "source", tmp_path / "ours", license="MIT", progress=lambda *call: calls.append(call))
@@ -66,7 +66,7 @@ def test_convert_keeps_everything(tmp_path, tokenizer, model, same):
     same(load_model(tmp_path / "again"), cast(model, "bfloat16"))
 
 
-def test_convert_builds_a_gguf_files_tokenizer(tmp_path, model, same):
+def test_convert_stores_the_tokenizer_of_a_gguf_file(tmp_path, model, same):
     tokens = ["<a>", "<b>", "<end>", *byte_names(), "th"]
     tokens += [f"<unused{i}>" for i in range(VOCAB - len(tokens))]
     write_gguf(tmp_path / "model.gguf", model, tokens=tokens)
@@ -80,7 +80,7 @@ def test_convert_builds_a_gguf_files_tokenizer(tmp_path, model, same):
     assert manifest["source_sha256"] is not None
 
 
-def test_a_draft_holds_its_targets_embedding(tmp_path, model, tokenizer):
+def test_a_draft_saved_without_its_embedding_loads_with_that_of_the_target(tmp_path, model, tokenizer):
     config = small_config(is_tied=False, embedding_width=16, output_vocab_size=40, width=8)
     draft = random_model(config, 2)
     draft = Model(draft.params | {"embedding": model.params["embedding"]}, config, draft.output_ids)
@@ -95,7 +95,7 @@ def test_a_draft_holds_its_targets_embedding(tmp_path, model, tokenizer):
         load_model(tmp_path / "draft", embedding=model.params["embedding"][:3])
 
 
-def test_a_mesh_places_every_array(tmp_path, model):
+def test_every_array_is_placed_on_the_mesh(tmp_path, model):
     mesh = Mesh(np.array(jax.devices()[:2]), ("tp",))
     save_model(tmp_path / "ours", model)
     save_hugging_face(tmp_path / "theirs", model)
@@ -110,22 +110,21 @@ def test_a_mesh_places_every_array(tmp_path, model):
         assert found.params["layer_1"]["attention"]["qkv"].addressable_shards[0].data.shape == (16, 2, 3, 4)
 
 
-def test_saving_again_replaces(tmp_path, model, same):
+def test_saving_again_replaces_the_checkpoint(tmp_path, model, same):
     save_model(tmp_path / "model", random_model(model.config, 9))
     save_model(tmp_path / "model", model)
     same(load_model(tmp_path / "model"), model)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_paths_may_go_up(tmp_path, model, same, monkeypatch):
-    """As in a notebook."""
+def test_a_path_can_start_with_the_parent_directory(tmp_path, model, same, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     save_model(Path("../model"), model)
     same(load_model("../model"), model)
 
 
-def test_nothing_that_is_no_checkpoint_is_overwritten(tmp_path, model):
+def test_only_checkpoints_are_overwritten(tmp_path, model):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="exists and is not a checkpoint"):
         save_model(tmp_path, model)
@@ -134,13 +133,13 @@ def test_nothing_that_is_no_checkpoint_is_overwritten(tmp_path, model):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_failure_leaves_what_was_there(tmp_path, model, same, monkeypatch):
+def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path, model, same, monkeypatch):
     save_model(tmp_path / "model", model)
 
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(save.config_json, "write_config", fail)
+    monkeypatch.setattr(save, "write_config_json", fail)
     for name in ("model", "new"):
         with pytest.raises(OSError, match="disk full"):
             save_model(tmp_path / name, random_model(model.config, 9))
@@ -148,7 +147,7 @@ def test_a_failure_leaves_what_was_there(tmp_path, model, same, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_move_that_fails_puts_the_old_one_back(tmp_path, model, same, monkeypatch):
+def test_a_failed_rename_restores_the_previous_checkpoint(tmp_path, model, same, monkeypatch):
     save_model(tmp_path / "model", model)
     rename = Path.rename
 
@@ -164,7 +163,7 @@ def test_a_move_that_fails_puts_the_old_one_back(tmp_path, model, same, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_hub_ids_go_through_the_hub(tmp_path, model, same, monkeypatch):
+def test_a_hub_id_is_downloaded_without_pickled_weights(tmp_path, model, same, monkeypatch):
     import huggingface_hub
 
     save_hugging_face(tmp_path / "model", model)
@@ -180,7 +179,7 @@ def test_hub_ids_go_through_the_hub(tmp_path, model, same, monkeypatch):
     assert name == "someone/some-model" and "*.safetensors" in patterns and "*.bin" not in patterns
 
 
-def test_pickled_weights_are_fetched_where_there_is_nothing_else(tmp_path, model, same, monkeypatch, npz_for_torch):
+def test_pickled_weights_are_downloaded_if_there_are_no_safetensors(tmp_path, model, same, monkeypatch, npz_for_torch):
     import huggingface_hub
 
     save_hugging_face(tmp_path / "model", model)
@@ -199,8 +198,8 @@ def test_pickled_weights_are_fetched_where_there_is_nothing_else(tmp_path, model
     assert len(asked) == 2
 
 
-def test_a_hub_id_is_found_in_the_cache_without_a_network(tmp_path, model, same, monkeypatch):
-    """In the library's own cache, laid out as it lays it out: files are links to blobs."""
+def test_a_hub_id_is_found_in_the_hubs_cache_without_a_network(tmp_path, model, same, monkeypatch):
+    """The test writes the layout of the library's cache, in which files are links to blobs."""
     import huggingface_hub.constants
 
     save_hugging_face(tmp_path / "model", model)

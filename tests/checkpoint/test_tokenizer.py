@@ -1,4 +1,4 @@
-"""SmolLM2's tokenizer is exact, and what comes out in pieces is what comes out whole."""
+"""Tokenizers encode and decode exactly, and incremental decoding gives the same text as `decode`."""
 
 import itertools
 import json
@@ -21,10 +21,10 @@ ALPHABET = list(
     "aAzZeEtT019.,;:!?'\"()[]{}<>|/\\_-+*=#@$%^&~` \n\t\réñüßøçαβжщ東京日本語한국어🙂👩‍👩‍👧é²½Ⅳ٣ﷺ\u00a0\u200b\u3000"
 )
 WORDS = [
-    "the", " of", "def ", "return", "import numpy as np\n", "    ", "\n\n", "don't", "IT'S", "we'll", "12345", "3.14",
-    "<|im_end|>", "<|im_start|>user\n", "<|im", "|>", "naïve café", "東京", "🙂", "x²", "  ", "\r\n", "e.g.", "http",
-    "<repo_name>", " 7 ", "Ⅳ", "１２", "\t", "…", "—", "“quoted”",
-]  # fmt: skip
+    *("the", " of", "def ", "return", "import numpy as np\n", "don't", "IT'S", "we'll", "e.g.", "http", "“quoted”"),
+    *("12345", "3.14", " 7 ", "x²", "Ⅳ", "１２", "naïve café", "東京", "🙂", "…", "—"),
+    *("    ", "  ", "\n\n", "\r\n", "\t", "<|im_end|>", "<|im_start|>user\n", "<|im", "|>", "<repo_name>"),
+]
 
 
 def random_texts(count: int) -> list[str]:
@@ -42,7 +42,7 @@ def slow(smollm2_file) -> SlowBpe:
     return SlowBpe(tokens, merges, num_special=17)
 
 
-def test_encodes_as_an_independent_bpe(smollm2, slow):
+def test_encoding_agrees_with_an_independent_bpe(smollm2, slow):
     sources = sorted(Path(__file__).parents[2].glob("bass_jax/*.py"))
     texts = [*random_texts(400), *(path.read_text()[:1500] for path in sources)]
     for text, ids in zip(texts, smollm2.encode_batch(texts), strict=True):
@@ -51,12 +51,12 @@ def test_encodes_as_an_independent_bpe(smollm2, slow):
         np.testing.assert_array_equal(ids, smollm2.encode(text))
 
 
-def test_decodes_to_the_very_text(smollm2):
+def test_decoding_restores_the_text(smollm2):
     for text in random_texts(400):
         assert smollm2.decode(smollm2.encode(text), skip_special=False) == text
 
 
-def test_chat_template(smollm2):
+def test_chats_are_encoded_by_the_chat_template(smollm2):
     expected = (
         f"<|im_start|>system\n{DEFAULT_SYSTEM}<|im_end|>\n<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -64,9 +64,11 @@ def test_chat_template(smollm2):
     user = {"role": "user", "content": "Hi there"}
     np.testing.assert_array_equal(smollm2.encode_chat(user), smollm2.encode(expected))
     conversation = [
-        {"role": "system", "content": "Be brief."}, user, {"role": "assistant", "content": "Yes?"},
+        {"role": "system", "content": "Be brief."},
+        user,
+        {"role": "assistant", "content": "Yes?"},
         {"role": "user", "content": "2+2"},
-    ]  # fmt: skip
+    ]
     expected = (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\nYes?"
         "<|im_end|>\n<|im_start|>user\n2+2<|im_end|>\n<|im_start|>assistant\n"
@@ -74,7 +76,7 @@ def test_chat_template(smollm2):
     np.testing.assert_array_equal(smollm2.encode_chat(conversation), smollm2.encode(expected))
 
 
-def test_specials_of_smollm2(smollm2):
+def test_special_tokens_of_smollm2(smollm2):
     assert smollm2.stop_ids == (2,)
     assert smollm2.vocab_size == 49152
     assert smollm2.special_ids == frozenset(range(17))
@@ -83,7 +85,7 @@ def test_specials_of_smollm2(smollm2):
     assert smollm2.encode("no bos")[0] != 1
 
 
-def test_survives_being_stored(smollm2, tmp_path):
+def test_a_stored_tokenizer_is_loaded_unchanged(smollm2, tmp_path):
     smollm2.save(tmp_path)
     again = load_tokenizer(tmp_path)
     assert again == smollm2 and hash(again) == hash(smollm2)
@@ -95,7 +97,7 @@ def test_survives_being_stored(smollm2, tmp_path):
     np.testing.assert_array_equal(again.encode_chat("Hi"), smollm2.encode_chat("Hi"))
 
 
-def test_a_stored_truncation_is_not_obeyed(tokenizer, tmp_path):
+def test_a_stored_truncation_is_ignored(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     content["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
@@ -103,13 +105,13 @@ def test_a_stored_truncation_is_not_obeyed(tokenizer, tmp_path):
     assert len(load_tokenizer(tmp_path).encode("a long text")) == 11
 
 
-def test_fingerprint_is_of_the_content(tokenizer, smollm2):
+def test_tokenizers_are_equal_if_their_contents_are(tokenizer, smollm2):
     assert tokenizer == small_tokenizer() and hash(tokenizer) == hash(small_tokenizer())
     other = small_tokenizer(merge="i n")
     assert other != tokenizer and tokenizer != smollm2 and tokenizer != "tokenizer"
 
 
-def test_a_manifest_is_believed_of_the_file_that_it_lists(tokenizer, tmp_path):
+def test_the_fingerprint_in_a_manifest_is_used_if_the_file_is_the_listed_one(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
     listed = {"tokenizer.json": sha256(tmp_path / "tokenizer.json")}
     assert read_tokenizer(tmp_path, Manifest(files=listed, tokenizer_fingerprint="known")).fingerprint == "known"
@@ -118,7 +120,7 @@ def test_a_manifest_is_believed_of_the_file_that_it_lists(tokenizer, tmp_path):
     assert read_tokenizer(tmp_path, Manifest(files=listed)).fingerprint == tokenizer.fingerprint
 
 
-def test_refuses_what_is_no_input(tokenizer):
+def test_invalid_input_is_refused(tokenizer):
     with pytest.raises(ValueError, match="texts: expected a sequence"):
         tokenizer.encode_batch("one string")
     with pytest.raises(ValueError, match="token id -1 is negative"):
@@ -128,7 +130,7 @@ def test_refuses_what_is_no_input(tokenizer):
     assert tokenizer.decode([10**6]) == ""
 
 
-def test_a_template_that_refuses_says_so(tokenizer):
+def test_the_error_of_a_chat_template_is_reported(tokenizer):
     from bass_jax.checkpoint.tokenizer import import_transformers
 
     fast = import_transformers().PreTrainedTokenizerFast(tokenizer_object=tokenizer._backend, eos_token="<end>")
@@ -148,7 +150,7 @@ def chunks(ids: list[int], cuts: list[int]) -> list[list[int]]:
     cuts=st.lists(st.integers(0, 40), max_size=20),
     skip_special=st.booleans(),
 )
-def test_pushed_text_is_the_decoded_text_for_any_ids(smollm2, ids, cuts, skip_special):
+def test_incremental_decoding_equals_decode_for_any_ids(smollm2, ids, cuts, skip_special):
     decoder = smollm2.incremental_decoder(skip_special)
     texts = [decoder.push(chunk) for chunk in chunks(ids, cuts)]
     assert "".join(texts) + decoder.flush() == smollm2.decode(ids, skip_special)
@@ -156,8 +158,8 @@ def test_pushed_text_is_the_decoded_text_for_any_ids(smollm2, ids, cuts, skip_sp
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=30), cuts=st.lists(st.integers(0, 100), max_size=30))
-def test_no_character_is_split(smollm2, text, cuts):
-    # The vocabulary lacks the bytes of some planes that no character is assigned in.
+def test_incremental_decoding_never_splits_a_character(smollm2, text, cuts):
+    # The vocabulary lacks some bytes that only unassigned characters contain.
     text = "".join(character for character in text if smollm2.decode(smollm2.encode(character), False) == character)
     decoder = smollm2.incremental_decoder(skip_special=False)
     texts = [decoder.push(chunk) for chunk in chunks(smollm2.encode(text).tolist(), cuts)]
@@ -166,7 +168,7 @@ def test_no_character_is_split(smollm2, text, cuts):
     assert "\ufffd" in text or not any("\ufffd" in chunk for chunk in texts)
 
 
-def test_text_comes_as_soon_as_it_is_whole(smollm2):
+def test_a_character_is_returned_once_its_last_byte_is_pushed(smollm2):
     decoder = smollm2.incremental_decoder()
     ids = smollm2.encode("🙂").tolist()
     assert len(ids) > 1
@@ -176,15 +178,15 @@ def test_text_comes_as_soon_as_it_is_whole(smollm2):
 
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=20), cuts=st.lists(st.integers(0, 60), max_size=10))
-def test_a_tokenizer_that_falls_back_to_bytes(sentencepiece_like, text, cuts):
+def test_incremental_decoding_with_byte_fallback(sentencepiece_like, text, cuts):
     ids = sentencepiece_like.encode(text).tolist()
     decoder = sentencepiece_like.incremental_decoder()
     texts = [decoder.push(chunk) for chunk in chunks(ids, cuts)]
     assert "".join(texts) + decoder.flush() == sentencepiece_like.decode(ids)
 
 
-def test_invalid_bytes_are_returned_at_the_end(sentencepiece_like):
-    """The library's stream raises for them, and does not return an unfinished character."""
+def test_invalid_bytes_are_returned_by_flush(sentencepiece_like):
+    """The library's `DecodeStream` raises for them, and does not return an unfinished character."""
     ids = sentencepiece_like.encode("ab🙂").tolist()
     for broken in ([*ids, 1 + 0x9B], ids[:-1], [*ids[:-1], *sentencepiece_like.encode("cd").tolist()]):
         decoder = sentencepiece_like.incremental_decoder()
@@ -197,7 +199,7 @@ def test_invalid_bytes_are_returned_at_the_end(sentencepiece_like):
 
 @pytest.fixture(scope="module")
 def sentencepiece_like() -> Tokenizer:
-    """Llama 2's kind: "▁" for spaces, a token per byte for what the vocabulary lacks."""
+    """Returns a tokenizer like that of Llama 2: "▁" for spaces, and a token per byte of other characters."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, normalizers
     from tokenizers.models import BPE

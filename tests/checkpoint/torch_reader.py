@@ -1,9 +1,9 @@
-"""Writes files with torch and reads them with `TorchFile`; run in the peers environment, which has torch and no JAX.
+"""Writes files with torch and reads them with `TorchFile`. Runs in the peers environment: it has torch but not JAX.
 
     python torch_reader.py directory
 
-``directory/results.json`` gets the error message per case, or None. ``directory/CASE.npz`` gets the tensors that were
-read; bfloat16 as its bits.
+Writes ``directory/results.json`` with the error message of every case, None if there was none, and
+``directory/CASE.npz`` with the tensors that were read. A bfloat16 tensor is stored as uint16.
 """
 
 import json
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Touch:
-    """Creates a file where its pickle is run."""
+    """An object whose pickle creates a file when it is run."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -29,7 +29,7 @@ class Touch:
 
 
 def import_reader():
-    """Imports `TorchFile` without the packages' own files, which import JAX."""
+    """Imports `TorchFile` without the ``__init__.py`` files of its packages, because they import JAX."""
     for name in ("bass_jax", "bass_jax.checkpoint", "bass_jax.runtime"):
         package = types.ModuleType(name)
         package.__path__ = [str(ROOT / name.replace(".", "/"))]

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what it writes, and one line with exit code 2 for what it cannot do."""
+"""The command line: what it writes, and one line with exit code 2 for a mistake."""
 
 import io
 import json
@@ -58,19 +58,19 @@ def test_writes_a_line_per_answer(pair, tmp_path, capsys):
     )
 
 
-def banned_twice(logits, tokens, position):
-    """A processor that a user names on the command line."""
+def ban_token_5(logits, tokens, position):
+    """A logits processor that is named on the command line."""
     return logits.at[5].set(-float("inf"))
 
 
-def test_controls_reach_the_decoder(pair, tmp_path, capsys):
-    """Chains, bans, processors, minimum length and log-probabilities, all at once."""
+def test_sampling_parameters_reach_the_decoder(pair, tmp_path, capsys):
+    """Candidates, bans, processors, minimum length and log-probabilities together."""
     output = tmp_path / "answers.jsonl"
     arguments = (
         *("--pair", pair, "--quiet", "--draft-len", "2", "--max-new-tokens", "8", "--output", str(output)),
         *("--acceptance", "multi_draft", "--candidates", "2", "--temperature", "1.5", "--samples", "4"),
         *("--ban", "3", "--ban", "4", "--repetition-penalty", "1.2", "--frequency-penalty", "0.5"),
-        *("--min-new-tokens", "8", "--logprobs", "2", "--logits-processor", "tests.cli.test_commands:banned_twice"),
+        *("--min-new-tokens", "8", "--logprobs", "2", "--logits-processor", "tests.cli.test_commands:ban_token_5"),
     )
     assert main(["generate", "one", *arguments]) == 0
     records = [json.loads(line) for line in output.read_text().splitlines()]
@@ -83,7 +83,7 @@ def test_controls_reach_the_decoder(pair, tmp_path, capsys):
 
 
 def test_seeds_do_not_depend_on_the_batch(pair, tmp_path):
-    """Broken by seeds that count within a batch, or by rows that see their neighbors."""
+    """The seeds count over all batches, and rows do not depend on each other."""
     texts = []
     for batch in ("1", "3"):
         output = tmp_path / f"{batch}.jsonl"
@@ -94,12 +94,12 @@ def test_seeds_do_not_depend_on_the_batch(pair, tmp_path):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("draft", ["model", "ngram"])
+@pytest.mark.parametrize("draft", ["draft_model", "ngram"])
 def test_baseline_compares_greedy_outputs(pair, capsys, draft):
     arguments = ("--pair", pair, "--draft", draft, "--max-new-tokens", "12", "--baseline", "--no-text")
     assert main(["generate", "one", "the other", *arguments]) == 0
     printed = capsys.readouterr().out
-    assert "2 of 2 rows compared identical" in printed
+    assert "2 of 2 rows identical" in printed
     for label in ("block efficiency", "acceptance", "PTL first", "PTL last", "PTL all", "tokens/s", "speed-up"):
         assert label in printed
 
@@ -112,7 +112,7 @@ def test_reads_prompts_from_files_and_standard_input(pair, tmp_path, monkeypatch
     output = tmp_path / "out.jsonl"
 
     def prompts(*arguments):
-        assert main(["generate", *arguments, "--pair", pair, *COMMON, "--output", str(output)]) == 0
+        assert main(["generate", *arguments, "--pair", pair, *COMMON, "--batch", "1", "--output", str(output)]) == 0
         rows = map(json.loads, output.read_text().splitlines())
         return [row["prompt"] for row in sorted(rows, key=lambda row: row["prompt_index"])]
 
@@ -163,7 +163,7 @@ def test_unreadable_data_names_file_and_line(pair, tmp_path, capsys):
     assert "data.jsonl.gz" in fails(capsys, "generate", "--file", str(compressed), "--pair", pair)
 
 
-def test_checkpoints_that_cannot_be_used(pair, tmp_path, capsys):
+def test_unusable_checkpoints_are_refused(pair, tmp_path, capsys):
     assert "no/such/pair" in fails(capsys, "generate", "x", "--pair", "no/such/pair")
 
     other = tmp_path / "other"
@@ -187,12 +187,12 @@ def test_convert_makes_a_target(pair, tmp_path, capsys):
     assert main(["generate", "x", "--pair", str(destination), *COMMON]) == 0
     foreign = tmp_path / "notes"
     foreign.mkdir()
-    (foreign / "diary.txt").write_text("not ours to replace")
+    (foreign / "diary.txt").write_text("another file")
     assert "notes" in fails(capsys, "convert", str(source), str(foreign))
     assert (foreign / "diary.txt").exists()
 
 
-def test_inspect_describes_and_judges(pair, tmp_path, capsys):
+def test_inspect_describes_and_compares(pair, tmp_path, capsys):
     target, draft = f"{pair}/target", f"{pair}/draft"
     assert main(["inspect", target, "--draft", draft, "--shapes"]) == 0
     printed = capsys.readouterr().out
@@ -202,25 +202,23 @@ def test_inspect_describes_and_judges(pair, tmp_path, capsys):
     model = random_model(small_config(num_layers=1))
     checkpoint.save_model(other, model, tokenizer=small_tokenizer("a b"), source="random", license="none")
     assert main(["inspect", target, "--draft", str(other)]) == 1
-    assert "cannot be a pair: the tokenizers differ" in capsys.readouterr().out
+    assert "cannot be a pair: the draft's tokenizer" in capsys.readouterr().out
     assert "no/such/model" in fails(capsys, "inspect", "no/such/model")
 
 
-def test_inspect_knows_the_presets(capsys):
+def test_inspect_describes_presets(capsys):
     assert main(["inspect", "codegen-350m", "--draft", "bass-draft-a-310m"]) == 0
     printed = capsys.readouterr().out
     assert "356,712,448 in bfloat16" in printed and "306,294,784" in printed and "They can be a pair." in printed
 
 
 def test_a_killed_run_leaves_readable_rows(pair, tmp_path):
-    """Broken by writing at the end, or by lines that are not flushed."""
+    """Every output is written and flushed when it has finished."""
     output = tmp_path / "answers.jsonl"
     data = tmp_path / "data.txt"
     data.write_text("".join(f"prompt number {number}\n" for number in range(20000)))
-    command = [
-        sys.executable, "-m", "bass_jax.cli.main", "generate", "--pair", pair, "--file", str(data), "--batch", "1",
-        *COMMON, "--output", str(output),
-    ]  # fmt: skip
+    command = [sys.executable, "-m", "bass_jax.cli.main", "generate", "--pair", pair, "--file", str(data)]
+    command += ["--batch", "1", *COMMON, "--output", str(output)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 600
@@ -237,7 +235,7 @@ def test_a_killed_run_leaves_readable_rows(pair, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["generate", "convert", "inspect", "distill"])
-def test_help_teaches_by_example(capsys, command):
+def test_help_has_examples(capsys, command):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
     assert stop.value.code == 0

@@ -1,4 +1,4 @@
-"""Profile, trace, simulation and policies from the command line, one feeding the next."""
+"""Profile, trace, simulation and policies from the command line; each reads the output of the one before."""
 
 import json
 
@@ -18,14 +18,13 @@ def files(pair, tmp_path_factory):  # noqa: F811
     prompts.write_text("one\nthe other\nand a third\n")
     patch = pytest.MonkeyPatch()
     patch.setattr(profiler, "SECONDS_PER_CELL", 0.0)
-    code = main(
-        ["profile", pair, "--prompts", str(prompts), "--max-new-tokens", "8", "--batches", "1,2", "--draft-lens", "0,2",
-         "--contexts", "20", "--output", str(folder / "profile.json"), "--plot", str(folder / "fit.png")]
-    )  # fmt: skip
+    profile = ["profile", pair, "--prompts", str(prompts), "--max-new-tokens", "8", "--batches", "1,2"]
+    profile += ["--draft-lens", "0,2", "--contexts", "20", "--output", str(folder / "profile.json")]
+    code = main([*profile, "--plot", str(folder / "fit.png")])
     patch.undo()
     assert code == 0
-    trace = ["generate", "--file", str(prompts), "--pair", pair, "--batch", "2", "--draft-len", "2", "--quiet",
-             "--max-new-tokens", "10", "--exhaustive", "--trace", str(folder / "trace.jsonl")]  # fmt: skip
+    trace = ["generate", "--file", str(prompts), "--pair", pair, "--batch", "2", "--draft-len", "2", "--quiet"]
+    trace += ["--max-new-tokens", "10", "--exhaustive", "--trace", str(folder / "trace.jsonl")]
     assert main(trace) == 0
     return folder, prompts, trace
 
@@ -37,7 +36,7 @@ def test_profile_writes_and_draws(files):
     assert (folder / "fit.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_trace_goes_on_where_it_was_killed(files, capsys):
+def test_an_interrupted_trace_is_resumed(files, capsys):
     folder, _, trace = files
     path = folder / "trace.jsonl"
     whole = read_trace(path)
@@ -70,7 +69,7 @@ def test_generate_with_a_policy_and_forced_acceptance(pair, files, capsys):  # n
         main([*common, "--policy", "goodput(lengths=(0, 2))", "--profile", str(folder / "profile.json"), "--baseline"])
         == 0
     )
-    assert "1 of 1 rows compared identical" in capsys.readouterr().out
+    assert "1 of 1 rows identical" in capsys.readouterr().out
     assert main([*common, "--synthetic-acceptance", "1.0"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "acceptance='synthetic(1.0)' is synthetic" in printed
@@ -86,8 +85,8 @@ def test_generate_with_a_policy_and_forced_acceptance(pair, files, capsys):  # n
         (["generate", "a", "--synthetic-acceptance", "high"], "expected numbers"),
         (["generate", "a", "--synthetic-acceptance", "1.5"], "expected numbers from 0 to 1"),
         (["generate", "a", "--synthetic-acceptance", "0.5", "--acceptance", "block"], "--synthetic-acceptance"),
-        (["profile", "nowhere", "--batches", "4,1"], "--batches 4,1"),
-        (["profile", "nowhere", "--contexts", "x"], "--contexts x"),
+        (["profile", "nowhere", "--batches", "4,1"], "--batches: 4,1"),
+        (["profile", "nowhere", "--contexts", "x"], "--contexts: x"),
         (["simulate", "nowhere.jsonl", "--device", "h200"], "cannot be read"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Cost models."""
+"""Tests of `bass_jax.cost_model`."""

@@ -1,6 +1,6 @@
-"""The roofline: counts of bytes and FLOPs, the fit, and the papers' findings on simulated devices.
+"""The roofline model: counts of bytes and FLOPs, the fit, and the findings of two papers on simulated devices.
 
-The last are simulations under stated assumptions (`bass_jax.cost_model.devices`), no measurements.
+The simulations use the assumptions of `bass_jax.cost_model.devices`. They are not measurements.
 """
 
 import jax
@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
-from bass_jax.cost_model import A100, H200, fit_roofline, pass_shape, roofline
+from bass_jax.cost_model import A100, H200, pass_shape, roofline
+from bass_jax.cost_model.roofline import fit_roofline
 from bass_jax.policies.batch_table import fastest_draft_len
 from tests import tiny
 from tests.flat_config import flat_config
@@ -19,41 +20,45 @@ OPT_6_7B = flat_config(width=4096, num_layers=32, num_heads=32, num_kv_heads=32,
 OPT_125M = flat_config(width=768, num_layers=12, num_heads=12, num_kv_heads=12, head_dim=64, mlp_width=3072, **OPT)
 RATES = np.diff(0.9 * np.arange(9) ** 0.548)
 RATES = jnp.asarray(RATES / np.concatenate([[1.0], RATES[:-1]]))
-"""Acceptance of the second paper's fit, ``0.9 s^0.548`` accepted of s."""
+"""Acceptance rates by position of the fit of Su et al., ``0.9 s^0.548`` accepted drafts."""
 
 LENGTHS = tuple(range(9))
 
 
 def test_shapes_count_the_weights():
-    """Against the parameters themselves, norms and the embedding's rows left out."""
+    """The counts equal those of the parameters without norms and without the embedding lookup."""
     for changes in ({}, {"is_tied": True}, {"embedding_width": 8}, {"output_vocab_size": 5}, {"is_gated": False}):
         config = tiny.config(**changes)
-        params = jax.eval_shape(lambda key, config=config: bass.init_model(config, key).params, jax.random.key(0))
-        sizes = {"/".join(str(key.key) for key in path): leaf.size
-                 for path, leaf in jax.tree.leaves_with_path(params)}  # fmt: skip
-        matrices = sum(size for path, size in sizes.items() if "norm" not in path)
+        params = jax.eval_shape(
+            lambda key, config=config: bass.models.init_model(config, key).params, jax.random.key(0)
+        )
+        leaves = jax.tree.leaves_with_path(params)
+        matrices = sum(leaf.size for path, leaf in leaves if "norm" not in jax.tree_util.keystr(path))
         lookup = 0 if config.is_tied else (config.embedding_width or config.width) * config.vocab_size
         assert pass_shape(config).weight_bytes == 4 * (matrices - lookup), changes
         assert pass_shape(config).flops == 2 * (matrices - lookup)
-    assert pass_shape(tiny.config()).cache_bytes == 4 * 2 * 2 * 1 * 8  # layers, keys and values, head, its size
+    # Bytes of a number, layers, keys and values, heads, head size.
+    assert pass_shape(tiny.config(num_layers=2)).cache_bytes == 4 * 2 * 2 * 1 * 8
     assert pass_shape(OPT_6_7B).weight_bytes == pytest.approx(2 * 6.65e9, rel=0.01)
 
 
-def test_the_fit_finds_what_made_the_passes():
+def test_the_fit_recovers_the_device():
     big, small = pass_shape(OPT_6_7B), pass_shape(OPT_125M)
     cost = roofline(big, small, H200)
     passes = [
         (shape, rows, tokens, context)
-        for shape in (big, small) for rows in (1, 4, 16, 64) for tokens in (1, 5, 9) for context in (128, 4096)
-    ]  # fmt: skip
-    seconds = [float(cost.pass_seconds(*one)) for one in passes]
-    flops, bandwidth, layer = fit_roofline(*zip(*passes), seconds)
+        for shape in (big, small)
+        for rows in (1, 4, 16, 64)
+        for tokens in (1, 5, 9)
+        for context in (128, 4096)
+    ]
+    flops, bandwidth, layer = fit_roofline([(*one, float(cost.pass_seconds(*one))) for one in passes])
     assert flops == pytest.approx(0.5 * H200.peak_flops, rel=1e-3)
     assert bandwidth == pytest.approx(0.85 * H200.bandwidth, rel=1e-3)
     assert layer == pytest.approx(20e-6, rel=1e-3)
 
 
-def test_catching_up_costs_passes():
+def test_catching_up_takes_passes():
     cost = roofline(pass_shape(OPT_6_7B), pass_shape(OPT_125M), H200)
     none, some = (float(cost.draft_seconds(1, 2, 100, behind)) for behind in (0, 17))
     assert some - none == pytest.approx(3 * float(cost.pass_seconds(cost.draft, 1, 8, 100)), rel=1e-4)
@@ -61,8 +66,8 @@ def test_catching_up_costs_passes():
 
 
 @pytest.mark.parametrize("device", [A100, H200])
-def test_the_best_length_falls_with_the_batch_at_short_context(device):
-    """Su et al.: 6-8 at batch 1, at most 2 at batch 32."""
+def test_the_best_length_decreases_with_the_batch_at_short_context(device):
+    """Su et al.: 6 to 8 drafts at batch 1, at most 2 at batch 32."""
     cost = roofline(pass_shape(OPT_6_7B), pass_shape(OPT_125M), device)
     best = [fastest_draft_len(cost, RATES, batch, 128, LENGTHS) for batch in (1, 2, 4, 8, 16, 32)]
     assert best == sorted(best, reverse=True)
@@ -71,8 +76,8 @@ def test_the_best_length_falls_with_the_batch_at_short_context(device):
 
 
 @pytest.mark.parametrize("device", [A100, H200])
-def test_long_context_keeps_it_high(device):
-    """MagicDec: reading the caches dominates, whatever the batch; its draft keeps a window of them."""
+def test_the_best_length_increases_with_the_context(device):
+    """MagicDec: at long context, reading the caches takes most of the time. The draft model reads a window of them."""
     cost = roofline(pass_shape(OPT_6_7B), pass_shape(OPT_125M), device, draft_window=512)
     best = [fastest_draft_len(cost, RATES, 32, context, LENGTHS) for context in (128, 2048, 8192, 32768)]
     assert best == sorted(best)

@@ -1,5 +1,7 @@
 """The fused acceptance op gives the same tokens as the rules in jnp, and a step on a GPU runs the op."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,7 @@ BATCH, DRAFTS, VOCAB = 16, 4, 300
 XLA, PALLAS = (bass.SpecConfig(acceptance_kernel=kernel) for kernel in ("xla", "pallas"))
 
 
+@functools.partial(jax.jit, static_argnames="is_sampled")
 def case(seed: int, is_sampled: bool):
     keys = jax.random.split(jax.random.key(seed), 5)
     logits = 2 * jax.random.normal(keys[0], (BATCH, DRAFTS + 1, VOCAB))
@@ -38,20 +41,30 @@ def case(seed: int, is_sampled: bool):
     )
     sampling_arrays = jax.tree.map(jnp.asarray, sampling.sampling_arrays(BATCH, VOCAB))
     positions = jax.random.split(keys[4], (BATCH, DRAFTS + 1))
-    return proposal, TargetLogits(logits, logits), sampling_arrays, RuleKeys(row_keys[0], row_keys[1], positions)
+    return proposal, logits, sampling_arrays, RuleKeys(row_keys[0], row_keys[1], positions)
+
+
+def accept_by(spec, monkeypatch):
+    """Returns `accept` compiled with the rule in jnp, or with the fused op.
+
+    On a CPU the op runs its XLA implementation. The tests of kernels_pallas compare the kernel with it.
+    """
+
+    def run(rule, proposal, logits, sampling_arrays, keys):
+        return accept(rule, proposal, TargetLogits(logits, logits), sampling_arrays, keys, spec)
+
+    monkeypatch.setattr(accept_module, "_has_kernel", lambda keys: True)
+    return jax.jit(run, static_argnums=0)
 
 
 @pytest.mark.parametrize("rule", [GREEDY, TOKEN], ids=lambda rule: rule.name)
 @pytest.mark.parametrize("is_sampled", [False, True])
 def test_op_and_rule_emit_the_same_tokens(monkeypatch, rule, is_sampled):
     """Both use the same random numbers, the same order of temperature, top-k, top-p and min-p, and the same ties."""
+    with_rule, with_op = accept_by(XLA, monkeypatch), accept_by(PALLAS, monkeypatch)
     for seed in range(6):
         arguments = case(seed, is_sampled)
-        by_rule = accept(rule, *arguments, XLA)
-        with monkeypatch.context() as patch:
-            # On a CPU the op runs its XLA implementation. The tests of kernels_pallas compare the kernel with it.
-            patch.setattr(accept_module, "_has_kernel", lambda keys: True)
-            by_op = accept(rule, *arguments, PALLAS)
+        by_rule, by_op = with_rule(rule, *arguments), with_op(rule, *arguments)
         np.testing.assert_array_equal(by_op.num_accepted, by_rule.num_accepted)
         is_emitted = np.arange(DRAFTS + 1) <= np.asarray(by_rule.num_accepted)[:, None]
         np.testing.assert_array_equal(np.where(is_emitted, by_op.tokens, 0), np.where(is_emitted, by_rule.tokens, 0))
@@ -62,25 +75,22 @@ def test_op_and_rule_emit_the_same_tokens(monkeypatch, rule, is_sampled):
 
 def test_op_and_rule_end_a_row_at_the_same_invalid_distribution(monkeypatch):
     proposal, logits, sampling_arrays, keys = case(0, is_sampled=False)
-    proposal = proposal._replace(num_drafted=jnp.full((BATCH,), DRAFTS))
     sampling_arrays = sampling_arrays._replace(temperature=jnp.zeros(BATCH))
-    logits = logits.raw
-    proposal = proposal._replace(tokens=logits[:, :-1].argmax(axis=-1).astype(jnp.int32))
+    tokens = logits[:, :-1].argmax(axis=-1).astype(jnp.int32)
+    proposal = proposal._replace(tokens=tokens, num_drafted=jnp.full((BATCH,), DRAFTS))
     first_invalid = np.arange(BATCH) % (DRAFTS + 1)
     logits = logits.at[jnp.arange(BATCH), first_invalid, 7].set(jnp.nan)
-    logits = TargetLogits(logits, logits)
-    by_rule = accept(TOKEN, proposal, logits, sampling_arrays, keys, XLA)
-    monkeypatch.setattr(accept_module, "_has_kernel", lambda keys: True)
-    by_op = accept(TOKEN, proposal, logits, sampling_arrays, keys, PALLAS)
-    np.testing.assert_array_equal(np.minimum(by_rule.num_valid, by_rule.num_accepted + 1), first_invalid)
-    np.testing.assert_array_equal(np.minimum(by_op.num_valid, by_op.num_accepted + 1), first_invalid)
+    for spec in (XLA, PALLAS):
+        result = accept_by(spec, monkeypatch)(TOKEN, proposal, logits, sampling_arrays, keys)
+        np.testing.assert_array_equal(np.minimum(result.num_valid, result.num_accepted + 1), first_invalid)
 
 
 @needs_gpu_compiler
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["pallas", "xla"])
 def test_on_a_gpu_the_step_runs_the_fused_kernels(kernel):
     """The step contains the acceptance and attention kernels and does not sort the vocabulary."""
-    pair = abstract_pair(of_depth(TARGET, 2), None)
+    pair = abstract_pair(of_depth(TARGET, 1), None)
     state = abstract_state(pair, STEP_BATCH, CAPACITY)
     spec = bass.SpecConfig(draft_len=4, acceptance="token", acceptance_kernel=kernel)
     text = compile_for(bass.speculate_step, pair, state, spec, donate_argnums=1).as_text()

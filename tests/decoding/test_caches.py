@@ -1,7 +1,7 @@
-"""At any point both caches equal a fresh prefill of the committed tokens, and good drafts are accepted.
+"""At any time both caches equal a fresh prefill of the committed tokens.
 
-What breaking it means: a hole in the draft's cache leaves the output right and lets acceptance collapse in silence;
-one in the target's cache makes the output wrong from then on.
+A hole in the draft model's cache reduces acceptance without changing the output. A hole in the target's cache makes
+all later tokens wrong.
 """
 
 import jax
@@ -13,51 +13,58 @@ import bass_jax as bass
 from tests import tiny
 
 SPEC = bass.SpecConfig(4)
-STEP = jax.jit(bass.speculate_step, static_argnames="spec")
-DECODE = jax.jit(bass.decode_step, static_argnames="spec")
-WARM = bass.SamplingParams(temperature=1.0)
+STEP = jax.jit(bass.speculate_step)
+DECODE = jax.jit(bass.decode_step)
+FORWARD = jax.jit(bass.models.Model.forward)
+HIDDEN_STATES = jax.jit(bass.models.Model.hidden_states)
+SAMPLED = bass.SamplingParams(temperature=1.0)
 
 TOLERANCE = 1e-4
-"""Passes of one token and of many add up the same products in another order: about eps * sqrt(width) * |value|,
-with values up to 30 here."""
+"""Passes over one token and over several add the same products in a different order.
+
+The error is about eps * sqrt(width) * |value|, with values up to 30.
+"""
 
 
 @pytest.fixture(scope="module")
 def target():
-    return tiny.model(1)
+    return tiny.model(1, num_layers=2)
 
 
 @pytest.fixture(scope="module")
-def often_right(target):
+def often_accepted(target):
     return bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.1)))
 
 
-def start(pair, num_new=60, sampling=WARM):
-    return bass.prefill(pair, tiny.PROMPTS, SPEC, sampling=sampling, max_new_tokens=num_new)
+def start(pair, sampling=SAMPLED):
+    return bass.prefill(pair, tiny.PROMPTS, SPEC, sampling=sampling, max_new_tokens=50)
+
+
+def committed_positions(state):
+    positions = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
+    return jnp.where(positions < state.lengths[:, None], positions, len(positions))
 
 
 def assert_is_prefix(model, cache, state, num_cached):
-    """The first `num_cached` slots hold what one fresh pass over the committed tokens writes."""
-    positions = jnp.arange(cache.capacity, dtype=jnp.int32)
-    positions = jnp.where(positions < state.lengths[:, None], positions, cache.capacity)
+    """Asserts that the first `num_cached` slots hold what one pass over the committed tokens writes."""
     empty = model.init_cache(len(state.lengths), cache.capacity)
-    _, fresh = jax.jit(bass.Model.forward)(model, state.tokens, positions, empty)
-    # On the host: a slice of another length would be compiled on a device.
+    fresh = FORWARD(model, state.tokens, committed_positions(state), empty).cache
+    # Compares on the host, because every slice of another length would be compiled.
     for kept, expected in zip(*map(jax.tree.leaves, jax.device_get((cache, fresh))), strict=True):
         for row in np.flatnonzero(state.prompt_lengths < state.limits):
             num = int(num_cached[row])
             np.testing.assert_allclose(kept[row, :, :num], expected[row, :, :num], atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def assert_caches_are_true(pair, state):
+def assert_caches_are_correct(pair, state):
     assert_is_prefix(pair.target, state.target_cache, state, state.lengths - 1)
-    drafted = state.drafter
-    assert (drafted.num_cached <= state.lengths - 1).all()
-    assert_is_prefix(pair.drafter.model, drafted.cache, state, drafted.num_cached)
+    drafter_state = state.drafter
+    assert (drafter_state.num_cached <= state.lengths - 1).all()
+    assert_is_prefix(pair.drafter.model, drafter_state.cache, state, drafter_state.num_cached)
 
 
 def advance(pair, state, plan):
-    """Takes one step per entry: a draft length (bucket 4), or "decode"."""
+    """Takes one step per entry of the plan: a draft length, or "decode"."""
     infos = []
     for entry in plan:
         if entry == "decode":
@@ -80,25 +87,25 @@ PLANS = {
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("quality", ["perfect", "often right"])
-def test_caches_equal_a_fresh_prefill(target, often_right, plan, quality):
-    pair = bass.Pair(target, tiny.model_drafter(target)) if quality == "perfect" else often_right
+@pytest.mark.parametrize("quality", ["perfect", "often accepted"])
+def test_caches_equal_a_fresh_prefill(target, often_accepted, plan, quality):
+    pair = bass.Pair(target, tiny.model_drafter(target)) if quality == "perfect" else often_accepted
     state, _ = advance(pair, start(pair), PLANS[plan])
-    assert_caches_are_true(pair, state)
+    assert_caches_are_correct(pair, state)
 
 
-def test_caches_are_true_at_the_end(often_right):
-    """Rows that finished early are not written any more."""
-    state = bass.prefill(often_right, tiny.PROMPTS, SPEC, sampling=WARM, max_new_tokens=[3, 30, 12])
-    state, _ = bass.generate_on_device(often_right, state, SPEC, max_steps=30)
+def test_caches_are_correct_after_all_rows_have_finished(often_accepted):
+    """Rows that finish early are not written any more."""
+    state = bass.prefill(often_accepted, tiny.PROMPTS, SPEC, sampling=SAMPLED, max_new_tokens=[3, 30, 12])
+    state, _ = bass.decoding.generate_on_device(often_accepted, state, SPEC, max_steps=30)
     assert state.done.all()
-    assert_caches_are_true(often_right, state)
+    assert_caches_are_correct(often_accepted, state)
 
 
 @pytest.mark.parametrize("plan", [name for name in PLANS if "after" in name or name in ("full length", "mixed")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_draft_of_a_perfect_drafter_is_accepted(target, plan, temperature):
-    """The acceptance floor: a draft cache with one wrong slot proposes something else within a few steps."""
+def test_all_drafts_of_a_perfect_drafter_are_accepted(target, plan, temperature):
+    """With one wrong slot in its cache, the draft model would propose another token within a few steps."""
     pair = bass.Pair(target, tiny.model_drafter(target))
     state = start(pair, sampling=bass.SamplingParams(temperature=temperature))
     _, infos = advance(pair, state, PLANS[plan])
@@ -107,33 +114,32 @@ def test_every_draft_of_a_perfect_drafter_is_accepted(target, plan, temperature)
     np.testing.assert_array_equal(np.stack([info.num_accepted for info in infos]), drafted)
 
 
-def test_a_row_reads_at_most_two_tokens_to_begin_drafting(often_right):
-    """After a speculative step at most the last draft and the bonus token are missing from the draft's cache."""
-    state = start(often_right)
+def test_the_draft_model_is_at_most_two_tokens_behind(often_accepted):
+    """After a speculative step, only the last draft and the bonus token can be missing in the draft model's cache."""
+    state = start(often_accepted)
     for _ in range(6):
-        state, info = STEP(often_right, state, SPEC)
-        behind = state.lengths - state.drafter.num_cached
-        np.testing.assert_array_equal(behind[info.is_active], 1 + (info.num_accepted == 4)[info.is_active])
+        state, info = STEP(often_accepted, state, SPEC)
+        num_behind = state.lengths - state.drafter.num_cached
+        np.testing.assert_array_equal(num_behind[info.is_active], 1 + (info.num_accepted == 4)[info.is_active])
 
 
-def test_a_hidden_state_draft_keeps_true_features_and_a_true_cache(target):
-    """What it read behind its own drafts was predicted: it has to be read again with what the target made of them."""
-    drafter = tiny.hidden_drafter(target)
+def test_an_eagle_draft_keeps_the_targets_hidden_states_and_a_correct_cache(target):
+    """Hidden states at drafted positions are predictions. The target's replace them after verification."""
+    drafter = tiny.eagle_drafter(target)
     pair = bass.Pair(target, drafter)
     state, infos = advance(pair, start(pair), PLANS["mixed"])
     assert sum(int(info.num_accepted.sum()) for info in infos) > 0
     assert_is_prefix(target, state.target_cache, state, state.lengths - 1)
-    assert_knows_the_truth(target, drafter.model, state.drafter, state)
+    assert_eagle_state_is_correct(target, drafter.model, state.drafter, state)
 
 
-def assert_knows_the_truth(target, model, kept, state, num_behind=4):
-    """Features are those of one fresh pass of the target, and the cache is that of one pass of the draft over them."""
-    positions = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)
-    positions = jnp.where(positions < state.lengths[:, None], positions, len(positions))
-    hidden_states, _ = jax.jit(bass.Model.hidden_states)(target, state.tokens, positions, empty_cache(target, state))
+def assert_eagle_state_is_correct(target, model, drafter_state, state, num_behind=4):
+    """Compares with one pass of the target, and one pass of the draft model over the target's hidden states."""
+    positions = committed_positions(state)
+    hidden_states = HIDDEN_STATES(target, state.tokens, positions, empty_cache(target, state)).hidden
     before = jnp.pad(hidden_states, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-    _, cache = jax.jit(bass.Model.hidden_states)(model, state.tokens, positions, empty_cache(model, state), before)
-    kept, hidden_states, cache = jax.device_get((kept, hidden_states, cache))
+    cache = HIDDEN_STATES(model, state.tokens, positions, empty_cache(model, state), before).cache
+    kept, hidden_states, cache = jax.device_get((drafter_state, hidden_states, cache))
     for row in range(3):
         num, num_cached = int(state.lengths[row]) - 1, int(kept.num_cached[row])
         assert kept.num_known[row] == num

@@ -1,4 +1,4 @@
-"""What is reported of the distributions is what one pass over the finished text finds."""
+"""Log-probabilities equal those of one pass over the finished text."""
 
 import jax
 import jax.numpy as jnp
@@ -20,19 +20,20 @@ def target():
 
 
 def raw_logits(target, prompt, output):
-    """One pass, without the loop and its caches: logits of every emitted token's position, ``[num, V]``."""
-    text = jnp.asarray([[*prompt, *output]], jnp.int32)
-    positions = jnp.arange(text.shape[1], dtype=jnp.int32)[None]
-    logits, _ = jax.jit(bass.Model.forward)(target, text, positions, target.init_cache(1, 64))
-    return np.asarray(logits[0, len(prompt) - 1 : -1], np.float64)
+    """Returns the logits of every emitted token's position, ``[num, V]``, from one pass without the loop."""
+    tokens = np.zeros((1, 64), np.int32)
+    tokens[0, : len(prompt) + len(output)] = [*prompt, *output]
+    positions = jnp.arange(64, dtype=jnp.int32)[None]
+    logits, *_ = jax.jit(bass.models.Model.forward)(target, tokens, positions, target.init_cache(1, 64))
+    return np.asarray(logits[0], np.float64)[len(prompt) - 1 : len(prompt) + len(output) - 1]
 
 
 @pytest.mark.parametrize(
     "rule, num_candidates, step",
     [("token", 1, "speculate"), ("block", 1, "speculate"), ("multi_draft", 3, "speculate"), ("token", 1, "decode")],
 )
-def test_both_laws_of_every_token(target, rule, num_candidates, step):
-    drafter = NgramDrafter() if rule == "block" else tiny.model_drafter(tiny.perturbed(target, 0.1))
+def test_log_probabilities_of_both_distributions_equal_those_of_one_pass(target, rule, num_candidates, step):
+    drafter = tiny.model_drafter(tiny.perturbed(target, 0.1)) if rule == "token" else NgramDrafter()
     spec = bass.SpecConfig(3, rule, num_candidates=num_candidates, num_logprobs=NUM)
     sampling = bass.SamplingParams(**SETTING, logit_bias={3: 0.5})
     run = bass.generate(
@@ -60,8 +61,7 @@ def test_both_laws_of_every_token(target, rule, num_candidates, step):
             )
 
 
-def test_a_greedy_token_was_certain(target):
-    """The warped distribution at temperature 0 is one-hot; the raw distribution is what it is."""
+def test_at_temperature_0_only_the_warped_distribution_is_one_hot(target):
     pair = bass.Pair(target, tiny.model_drafter(target))
     run = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(3, num_logprobs=1), max_new_tokens=12)
     for tokens, logprobs, token_logprobs in zip(run.tokens, run.logprobs, run.token_logprobs, strict=True):
@@ -70,12 +70,12 @@ def test_a_greedy_token_was_certain(target):
         np.testing.assert_allclose(token_logprobs.raw_top_logprobs[:, 0], logprobs, atol=1e-6)
 
 
-def test_nothing_is_reported_unasked(target):
+def test_by_default_there_are_no_log_probabilities_of_alternatives(target):
     run = bass.generate(bass.Pair(target, NgramDrafter()), tiny.PROMPTS, max_new_tokens=3)
     assert run.token_logprobs is None
 
 
 @pytest.mark.parametrize("num_logprobs", [-1, 101])
-def test_a_number_out_of_range_is_refused(num_logprobs):
+def test_a_number_of_alternatives_out_of_range_is_refused(num_logprobs):
     with pytest.raises(ValueError, match=f"num_logprobs={num_logprobs}: expected a whole number from 0 to 100"):
         bass.SpecConfig(num_logprobs=num_logprobs)

@@ -1,4 +1,4 @@
-"""A whole step compiled for an H200 without one: caches stay in place, one CUDA graph, few kernels per layer."""
+"""A whole step compiled for an H200: caches are updated in place, and it is one CUDA graph with few kernels."""
 
 import functools
 import re
@@ -14,11 +14,12 @@ from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS, Thunk, is_one_graph
 from tests.abstract import abstract_pair, abstract_state, num_bytes, of_depth
 from tests.flat_config import flat_config
 from tests.gpu_compile import compile_with_thunks_for, needs_gpu_compiler
+from tests.marks import mostly_slow
 
-BATCH, CAPACITY, LAYERS = 8, 2048, 4
+BATCH, CAPACITY, LAYERS, DRAFT_LAYERS = 8, 2048, 2, 1
 
-# Shaped like a 7.8B model. Layers compile alike: most tests compile few of them and take a layer's kernels from the
-# difference of two depths; a slow one compiles all 32.
+# The shape of a 7.8B model. Most tests compile few layers. The number of kernels per layer is the difference of two
+# depths, and a slow test compiles all 32 layers.
 SHAPE = {
     "vocab_size": 32000,
     "context": 8192,
@@ -28,7 +29,7 @@ SHAPE = {
     "dtype": "bfloat16",
 }
 TARGET = flat_config(width=4096, num_layers=LAYERS, num_heads=32, mlp_width=11008, **SHAPE)
-DRAFT = flat_config(width=2048, num_layers=2, num_heads=16, mlp_width=5504, **SHAPE)
+DRAFT = flat_config(width=2048, num_layers=DRAFT_LAYERS, num_heads=16, mlp_width=5504, **SHAPE)
 KERNELS_PER_LAYER, KERNELS_PER_DRAFT_LAYER = 12, 14
 STEPS = {"speculate": bass.speculate_step, "decode": bass.decode_step}
 
@@ -44,25 +45,28 @@ class Compiled(NamedTuple):
 
 
 @functools.cache
-def compiled(step: str, drafter: str, num_layers: int = LAYERS, num_draft_layers: int = 2) -> Compiled:
+def compiled(step: str, drafter: str, num_layers: int = LAYERS, num_draft_layers: int = DRAFT_LAYERS) -> Compiled:
     draft = None if drafter == "ngram" else of_depth(DRAFT, num_draft_layers)
     pair = abstract_pair(of_depth(TARGET, num_layers), draft)
     state = abstract_state(pair, BATCH, CAPACITY)
     spec = bass.SpecConfig(draft_len=4, acceptance="token")
-    executable, thunks = compile_with_thunks_for(
-        lambda pair, state: STEPS[step](pair, state, spec), pair, state,
-        compiler_options=ONE_GRAPH_OPTIONS, donate_argnums=1,
-    )  # fmt: skip
+
+    def run(pair, state):
+        return STEPS[step](pair, state, spec)
+
+    executable, thunks = compile_with_thunks_for(run, pair, state, compiler_options=ONE_GRAPH_OPTIONS, donate_argnums=1)
     return Compiled(state, executable, thunks)
 
 
-KINDS = [("speculate", "model"), ("speculate", "ngram"), ("decode", "ngram")]
+KINDS = mostly_slow(
+    [("speculate", "model"), ("speculate", "ngram"), ("decode", "ngram")], lambda kind: kind[1] == "model"
+)
 
 
 @needs_gpu_compiler
 @pytest.mark.parametrize(("step", "drafter"), KINDS)
 def test_donated_caches_are_updated_in_place(step, drafter):
-    """Broken by a layout that attention transposes, a scan that returns its cache, or a missing donation."""
+    """Fails if attention transposes the cache, if a scan returns it, or if it is not donated."""
     state, executable, _ = compiled(step, drafter)
     memory = executable.memory_analysis()
     caches = num_bytes(state.target_cache) + (0 if state.drafter is None else num_bytes(state.drafter.cache))
@@ -77,19 +81,21 @@ def test_donated_caches_are_updated_in_place(step, drafter):
 
 @needs_gpu_compiler
 @pytest.mark.parametrize(("step", "drafter"), KINDS)
-def test_step_is_one_graph_without_a_sort(step, drafter):
-    """The drafting loop included; attention and acceptance run in the package's kernels."""
+def test_a_step_is_one_graph_with_our_kernels_and_without_a_sort(step, drafter):
+    """Including the drafting loop. Attention and acceptance run in the package's kernels."""
     _, executable, thunks = compiled(step, drafter)
     assert is_one_graph(thunks), Counter(thunk.graph for thunk in thunks)
     text = executable.as_text()
     assert " sort(" not in text
+    assert "ragged_attention" in text and "acceptance_draw_token" in text
     # Attention of every layer of the target, and the three launches of acceptance.
     assert text.count('custom_call_target="mosaic_gpu') >= LAYERS + 3
 
 
 @needs_gpu_compiler
+@pytest.mark.slow
 def test_a_layer_is_few_kernels():
-    """Copies of counters aside. Plain XLA makes about 18 of a layer."""
+    """Without copies of counters. XLA alone needs about 18 kernels per layer."""
     shallow, deep = compiled("speculate", "ngram"), compiled("speculate", "ngram", LAYERS + 1)
     assert 0 < deep.num_kernels - shallow.num_kernels <= KERNELS_PER_LAYER
 
@@ -97,14 +103,14 @@ def test_a_layer_is_few_kernels():
 @needs_gpu_compiler
 @pytest.mark.slow
 def test_the_whole_7b_step_is_one_graph():
-    """32 layers with a draft of 4, which a step launches three times: to catch up, first, and in the loop.
+    """32 layers, and a draft model of 4 layers that runs three times: to catch up, for the first draft, in the loop.
 
-    Of a narrower layer XLA keeps the residual's addition apart from the sum of squares: two kernels more.
+    In a narrower layer XLA does not fuse the residual addition with the sum of squares: two kernels more.
     """
     _, executable, thunks = found = compiled("speculate", "model", 32, 4)
     assert is_one_graph(thunks)
     assert " sort(" not in executable.as_text()
-    shallow = compiled("speculate", "model", LAYERS, 2)
-    added = KERNELS_PER_LAYER * (32 - LAYERS) + 3 * KERNELS_PER_DRAFT_LAYER * (4 - 2)
-    # One for what several layers share and one layer has inside a kernel of its own, in each of four passes.
+    shallow = compiled("speculate", "model", 4, 2)
+    added = KERNELS_PER_LAYER * (32 - 4) + 3 * KERNELS_PER_DRAFT_LAYER * (4 - 2)
+    # In each of four passes, one kernel more for what several layers share.
     assert found.num_kernels - shallow.num_kernels <= added + 4

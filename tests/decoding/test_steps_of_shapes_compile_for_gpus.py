@@ -1,4 +1,4 @@
-"""Complete steps of published shapes compiled for GPUs without one: INT8, several devices, and a slow grid of them."""
+"""Whole steps with the shapes of published models compiled for GPUs: INT8, several devices, and a grid of shapes."""
 
 import dataclasses
 import functools
@@ -16,12 +16,11 @@ from bass_jax.models.sharding import param_shardings
 from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS, is_one_graph
 from tests.abstract import abstract_pair, abstract_state, num_bytes, of_depth
 from tests.gpu_compile import compile_with_thunks_for, needs_gpu_compiler
-from tests.marks import mostly_slow
 
 pytestmark = needs_gpu_compiler
 CAPACITY = 2048
 
-# The pair of BASS, and a smaller one of today's shapes that share a vocabulary.
+# The pair of the BASS paper, and a smaller pair of recent models with the same vocabulary size.
 SHAPES = {
     "7.8b": (preset("bass-7.8b"), preset("bass-draft-a-310m")),
     "1b": (
@@ -34,37 +33,47 @@ TYPES = {"bf16": "bfloat16", "f32": "float32", "s8": "int8"}
 
 @functools.cache
 def compiled(shape, batch, draft_len, device, *, layers=None, quantize=None, cache_dtype=None, num_devices=1):
-    """Compiles a step; `layers` of the target and of the draft, default all, and without a draft where it has none."""
+    """Compiles a step.
+
+    `layers` are those of the target and the draft model; default all. With 0 draft layers the drafter is prompt lookup.
+    """
     target, draft = SHAPES[shape]
     if layers is not None:
         target, draft = of_depth(target, layers[0]), of_depth(draft, layers[1]) if layers[1] else None
     target = dataclasses.replace(target, quantize=quantize, cache_dtype=cache_dtype)
-    if num_devices > 1:  # The draft is whole on every device.
+    if num_devices > 1:  # The draft model is replicated.
         target = dataclasses.replace(target, tensor_axis="tp")
     pair = abstract_pair(target, draft)
     state = abstract_state(pair, batch, CAPACITY)
     spec = bass.SpecConfig(draft_len=draft_len, acceptance="token")
 
     def place(mesh):
-        whole = NamedSharding(mesh, PartitionSpec())
+        replicated = NamedSharding(mesh, PartitionSpec())
         heads = NamedSharding(mesh, PartitionSpec(None, "tp"))
-
-        pairs = jax.tree.map(lambda _: whole, pair)
+        pairs = jax.tree.map(lambda _: replicated, pair)
         target = dataclasses.replace(pair.target, params=param_shardings(pair.target.config, mesh))
-        states = jax.tree.map(lambda _: whole, state)
+        states = jax.tree.map(lambda _: replicated, state)
         caches = jax.tree.map(lambda _: heads, state.target_cache)
         return dataclasses.replace(pairs, target=target), states._replace(target_cache=caches)
 
+    def run(pair, state):
+        return bass.speculate_step(pair, state, spec)
+
     executable, thunks = compile_with_thunks_for(
-        lambda pair, state: bass.speculate_step(pair, state, spec), pair, state, device=device,
-        compiler_options=ONE_GRAPH_OPTIONS, donate_argnums=1, num_devices=num_devices,
+        run,
+        pair,
+        state,
+        device=device,
+        compiler_options=ONE_GRAPH_OPTIONS,
+        donate_argnums=1,
+        num_devices=num_devices,
         place=None if num_devices == 1 else place,
-    )  # fmt: skip
+    )
     return pair, state, executable, thunks
 
 
 def results(text: str, operation: str) -> list[tuple[str, int]]:
-    """Type and number of elements of every result of an operation in optimized HLO, fusions' insides left out."""
+    """Returns dtype and size of every result of an operation in optimized HLO, outside of fusions."""
     found = []
     for computation in re.split(r"\n(?=\S)", text):
         if computation.startswith(("%fused", "%wrapped", "%triton", "%gemm", "%region", "fused")):
@@ -75,35 +84,29 @@ def results(text: str, operation: str) -> list[tuple[str, int]]:
 
 
 def smallest_weight(pair: bass.Pair) -> int:
-    """Elements of the smallest INT8 matrix of the target."""
+    """Returns the size of the smallest INT8 matrix of the target."""
     return min(leaf.size for leaf in jax.tree.leaves(pair.target.params) if leaf.dtype == "int8")
 
 
 def assert_step(pair, state, executable, thunks, draft_len, *, share=0.02):
-    """One graph, caches in place; temporaries a small share of the parameters, or the distributions that the rule
-    reads alone.
+    """Asserts one graph, caches in place, and small temporaries.
 
-    With a vocabulary of 128,256 the distributions of 16 rows, 8 drafts and 9 positions each, are 5 % of a 1B pair's
-    parameters.
+    Temporaries can be a small share of the parameters, or the distributions that the rule reads. With a vocabulary of
+    128,256 the distributions of 16 rows, 8 drafts and 9 positions each, are 5 % of the parameters of a 1B pair.
     """
     assert is_one_graph(thunks)
     memory = executable.memory_analysis()
     assert memory.alias_size_in_bytes >= num_bytes((state.target_cache, state.drafter.cache))
     parameters = num_bytes((pair.target.params, pair.drafter.model.params))
-    token_logprobs = 4 * len(state.lengths) * (2 * draft_len + 1) * pair.target.config.vocab_size
+    distributions = 4 * len(state.lengths) * (2 * draft_len + 1) * pair.target.config.vocab_size
     found = memory.temp_size_in_bytes
-    assert found < max(share * parameters, 1.02 * token_logprobs), (found, parameters, token_logprobs)
+    assert found < max(share * parameters, 1.02 * distributions), (found, parameters, distributions)
 
 
-@pytest.mark.parametrize(
-    ("device", "mode"),
-    mostly_slow(
-        itertools.product(("H200", "A100"), ("int8", "int8_activations")),
-        lambda case: case in (("H200", "int8_activations"), ("A100", "int8")),
-    ),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "mode"), list(itertools.product(("H200", "A100"), ("int8", "int8_activations"))))
 def test_int8_weights_are_cast_inside_the_products(device, mode):
-    """No kernel writes a cast weight, and no temporary is as large as one."""
+    """No kernel writes a converted weight, and no temporary is as large as one."""
     pair, state, executable, thunks = compiled("7.8b", 8, 4, device, layers=(1, 0), quantize=mode, cache_dtype="int8")
     assert is_one_graph(thunks)
     weight = smallest_weight(pair)
@@ -114,8 +117,8 @@ def test_int8_weights_are_cast_inside_the_products(device, mode):
     assert memory < 2 * weight, f"{memory} bytes of temporaries"
 
 
-def test_a_cast_copy_would_be_seen():
-    """The control of the test above: the cast is kept out of the product by force."""
+def test_a_converted_copy_of_a_weight_is_found():
+    """The negative control of the test above: a barrier keeps the conversion outside of the product."""
     x, weight = jax.ShapeDtypeStruct((40, 4096), "bfloat16"), jax.ShapeDtypeStruct((4096, 4096), "int8")
     executable, _ = compile_with_thunks_for(
         lambda x, w: x @ jax.lax.optimization_barrier(w.astype("bfloat16")), x, weight
@@ -124,43 +127,37 @@ def test_a_cast_copy_would_be_seen():
     assert executable.memory_analysis().temp_size_in_bytes >= 2 * 4096 * 4096
 
 
-def test_int8_weights_are_half_of_bfloat16s():
-    whole = of_depth(SHAPES["7.8b"][0], 2)
-    models = [abstract_pair(config, None).target for config in (whole, dataclasses.replace(whole, quantize="int8"))]
+def test_int8_weights_are_half_as_large_as_bfloat16_weights():
+    config = of_depth(SHAPES["7.8b"][0], 2)
+    models = [abstract_pair(one, None).target for one in (config, dataclasses.replace(config, quantize="int8"))]
     assert num_bytes(models[1].params) < 0.51 * num_bytes(models[0].params)
 
 
-@pytest.mark.parametrize(
-    ("num_devices", "mode"),
-    mostly_slow(itertools.product((2, 4), (None, "int8", "int8_activations")), lambda case: case == (4, None)),
-)
-def test_weights_stay_where_they_are_on_several_devices(num_devices, mode):
-    """What devices tell each other is of the size of activations and logits, never of a weight or a cache."""
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_devices", "mode"), list(itertools.product((2, 4), (None, "int8", "int8_activations"))))
+def test_devices_exchange_neither_weights_nor_caches(num_devices, mode):
+    """They exchange activations and logits, which are much smaller."""
     pair, state, executable, _ = compiled("1b", 8, 4, "H200", layers=(2, 1), num_devices=num_devices, quantize=mode)
     text = executable.as_text()
-    told = [
+    exchanged = [
         found
         for operation in ("all-gather", "all-gather-start", "all-to-all", "collective-permute", "all-reduce")
         for found in results(text, operation)
     ]
-    assert told, "expected the devices to add up their parts"
+    assert exchanged, "expected the devices to add up their parts"
     largest = 8 * 5 * pair.target.config.vocab_size
-    assert max(size for _, size in told) <= largest, sorted(told, key=lambda found: found[1])[-3:]
-    split, whole = (pair.target.params, state.target_cache), (pair.drafter.model.params, state.drafter)
-    held = executable.memory_analysis().argument_size_in_bytes
-    assert held < 1.02 * (num_bytes(split) / num_devices + num_bytes(whole))
-
-
-GRID = [
-    (shape, batch, draft_len, device)
-    for shape in SHAPES for device in ("H200", "A100") for batch in (1, 8, 16) for draft_len in (4, 8)
-]  # fmt: skip
+    assert max(size for _, size in exchanged) <= largest, sorted(exchanged, key=lambda found: found[1])[-3:]
+    sharded, replicated = (pair.target.params, state.target_cache), (pair.drafter.model.params, state.drafter)
+    found = executable.memory_analysis().argument_size_in_bytes
+    assert found < 1.02 * (num_bytes(sharded) / num_devices + num_bytes(replicated))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shape", "batch", "draft_len", "device"), GRID)
-def test_whole_steps(shape, batch, draft_len, device):
-    """All layers of target and draft."""
+@pytest.mark.parametrize(
+    ("shape", "device", "batch", "draft_len"), list(itertools.product(SHAPES, ("H200", "A100"), (1, 8, 16), (4, 8)))
+)
+def test_whole_steps(shape, device, batch, draft_len):
+    """All layers of the target and the draft model."""
     try:
         assert_step(*compiled(shape, batch, draft_len, device), draft_len)
     finally:

@@ -1,4 +1,4 @@
-"""Stop strings over tokens that split them, overlap them, or split a character."""
+"""Stop strings that begin or end inside a token, or inside a character."""
 
 import itertools
 
@@ -18,7 +18,7 @@ def ids(text: str) -> np.ndarray:
 
 
 def feed(stops: StopStrings, parts, row: int = 0):
-    """Pushes parts until the row ends; returns how many tokens stood, and the text that was streamed."""
+    """Pushes parts until the row ends. Returns the number of tokens that were kept, and the streamed text."""
     num, text = 0, ""
     for i, part in enumerate(parts):
         kept, new = stops.push(row, part, i == len(parts) - 1)
@@ -47,8 +47,8 @@ def feed(stops: StopStrings, parts, row: int = 0):
         (["", "ab", "", "c"], ["bc"], 3, "a"),
     ],
 )
-def test_cut(parts, strings, num, text):
-    """A row ends with the token that completes a string; its text ends before the string."""
+def test_a_row_ends_with_the_token_that_completes_a_stop_string(parts, strings, num, text):
+    """The text ends before the stop string."""
     assert feed(StopStrings(LETTERS, strings, 1), [ids(part) for part in parts]) == (num, text)
 
 
@@ -57,8 +57,8 @@ def test_cut(parts, strings, num, text):
     strings=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
     cuts=st.lists(st.integers(0, 24), max_size=6),
 )
-def test_how_tokens_arrive_does_not_matter(text, strings, cuts):
-    """One at a time, or many in an accepted run: the first token that completes a string is the last."""
+def test_the_result_does_not_depend_on_how_many_tokens_arrive_at_a_time(text, strings, cuts):
+    """A row always ends with the first token that completes a stop string."""
     ends = [text.find(string) + len(string) for string in strings if string in text]
     num = min(ends, default=len(text))
     expected = text[:num]
@@ -69,7 +69,7 @@ def test_how_tokens_arrive_does_not_matter(text, strings, cuts):
     assert feed(StopStrings(LETTERS, strings, 1), parts) == (num, expected)
 
 
-def test_text_is_held_back_only_while_it_may_be_a_stop():
+def test_text_is_held_back_only_while_it_can_begin_a_stop_string():
     stops = StopStrings(LETTERS, ["stop"], 1)
     assert [stops.push(0, ids(part), False)[1] for part in ("as", "to", "s", "x")] == ["a", "", "sto", "sx"]
 
@@ -82,15 +82,15 @@ def test_rows_do_not_share_text():
     assert stops.is_hit.tolist() == [True, False]
 
 
-def test_a_stop_of_several_bytes_over_tokens_that_split_characters():
-    """The euro sign is three bytes over three tokens; one that is never finished is a replacement character."""
+def test_stop_strings_with_characters_of_several_tokens():
+    """The euro sign has three bytes in three tokens. An incomplete one becomes a replacement character."""
     letters = Letters(5, (b"\xe2", b"\x82", b"\xac", b"x", b"y"))
     assert feed(StopStrings(letters, ["€y"], 1), [np.array(part) for part in ([3, 0], [1], [2], [4, 3])]) == (5, "x")
     assert feed(StopStrings(letters, ["€y"], 1), [np.array(part) for part in ([3, 0], [1])]) == (3, "x\ufffd")
     assert feed(StopStrings(letters, [], 1), [np.array(part) for part in ([3, 0, 1], [2, 3])]) == (5, "x€x")
 
 
-def test_strings_that_cannot_be_are_refused():
+def test_invalid_stop_strings_are_refused():
     with pytest.raises(ValueError, match="no tokenizer"):
         StopStrings(None, ["a"], 1)
     with pytest.raises(ValueError, match="empty string"):

@@ -12,8 +12,9 @@ from bass_jax.drafters import EnsembleDrafter, NgramDrafter, reads_hidden_states
 from bass_jax.drafters.ensemble import ensemble_drafter
 from bass_jax.drafters.template import RepeatDrafter
 from tests import tiny
-from tests.decoding.test_caches import assert_is_prefix, assert_knows_the_truth
+from tests.decoding.test_caches import assert_eagle_state_is_correct, assert_is_prefix
 from tests.drafters.test_protocol import LENGTHS, WANTED, G, context, init, propose
+from tests.marks import mostly_slow
 
 SPEC = bass.SpecConfig(4)
 
@@ -24,7 +25,7 @@ def target():
 
 
 def network_of(kind, target):
-    return tiny.model_drafter(target) if kind == "model" else tiny.hidden_drafter(target)
+    return tiny.model_drafter(target) if kind == "model" else tiny.eagle_drafter(target)
 
 
 @jax.tree_util.register_dataclass
@@ -53,20 +54,25 @@ def predicted(model, current, hidden_states, num_committed):
     positions = jnp.where(slots < current.lengths[:, None], slots, len(slots))
     for _ in range(G):
         before = jnp.pad(hidden_states, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-        own, _ = model.hidden_states(current.tokens, positions, model.init_cache(*current.tokens.shape), before)
+        own = model.hidden_states(current.tokens, positions, model.init_cache(*current.tokens.shape), before).hidden
         hidden_states = jnp.where(is_known, hidden_states, model.next_hidden(own))
     return hidden_states
 
 
-@pytest.mark.parametrize("kind", ["model", "eagle"])
+OTHERS = (
+    ("lookup and retrieval", None, 1.0),
+    ("lookup and retrieval", (0.9, 0.3, 1.0), 0.5),
+    ("lookup and retrieval", (0.1, 1.0, 0.4), 0.05),
+    ("periodic", None, 1.0),  # The network is skipped, and is then run after tokens that it has not read.
+)
+
+
 @pytest.mark.parametrize(
-    "others, confidence_scale, sufficient_score",
-    [
-        ("lookup and retrieval", None, 1.0),
-        ("lookup and retrieval", (0.9, 0.3, 1.0), 0.5),
-        ("lookup and retrieval", (0.1, 1.0, 0.4), 0.05),
-        ("periodic", None, 1.0),  # The network is skipped, and is then run after tokens that it has not read.
-    ],
+    "kind, others, confidence_scale, sufficient_score",
+    mostly_slow(
+        [(kind, *others) for kind in ("model", "eagle") for others in OTHERS],
+        lambda case: case == ("model", *OTHERS[1]) or case == ("eagle", *OTHERS[3]),
+    ),
 )
 def test_every_draft_is_that_of_the_most_confident_part(target, kind, others, confidence_scale, sufficient_score):
     """Compares with single drafts of each part, computed from a new state after the drafts so far."""
@@ -115,12 +121,12 @@ def test_a_part_without_confidence_counts_as_fully_confident():
     assert (kept.num_cached == LENGTHS - 1).all()  # The network was not run.
 
 
-@pytest.mark.parametrize("kind", ["model", "eagle"])
+@pytest.mark.parametrize("kind", mostly_slow(["model", "eagle"], lambda kind: kind == "eagle"))
 def test_a_networks_cache_stays_correct_while_other_parts_draft(target, kind):
     """An error in this cache would reduce acceptance without changing the output."""
     network = network_of(kind, target)
     pair = bass.Pair(target, EnsembleDrafter((NgramDrafter(3, 2), network), sufficient_score=0.5))
-    step = jax.jit(bass.speculate_step, static_argnames="spec")
+    step = jax.jit(bass.speculate_step)
     state = bass.prefill(pair, tiny.PROMPTS, SPEC, sampling=bass.SamplingParams(1.0), max_new_tokens=60)
     lags = []
     for _ in range(8):
@@ -131,14 +137,15 @@ def test_a_networks_cache_stays_correct_while_other_parts_draft(target, kind):
         if kind == "model":
             assert_is_prefix(network.model, kept.cache, state, kept.num_cached)
         else:
-            assert_knows_the_truth(target, network.model, kept, state, num_behind=max(lags))
+            assert_eagle_state_is_correct(target, network.model, kept, state, num_behind=max(lags))
     assert max(lags) > 3  # Lookup drafted for several steps in a row.
 
 
+@pytest.mark.slow
 def test_drafts_of_a_perfect_network_after_lookup_are_accepted(target):
     pair = bass.Pair(target, EnsembleDrafter((NgramDrafter(8, 8), tiny.model_drafter(target))))
     run = bass.generate(pair, tiny.PROMPTS[:2], SPEC, max_new_tokens=40)
-    drafted, accepted = run.summary.num_drafted, run.summary.num_accepted
+    drafted, accepted = run.metrics.num_drafted, run.metrics.num_accepted
     assert drafted > 40
     # Matches of 8 tokens are rare. A wrong draft of lookup can reject the rest of a step.
     assert accepted > 0.8 * drafted

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from bass_jax.checkpoint import read_datastore, write_datastore
 from bass_jax.decoding.load_pair import load_datastore
 from bass_jax.drafters import RetrievalDrafter
-from bass_jax.training.build_datastore import build_datastore, foresee
+from bass_jax.training.build_datastore import build_datastore, look_up
 from bass_jax.training.rollout import Rollout
 from tests import tiny
 from tests.drafters.test_protocol import context
@@ -61,7 +61,7 @@ def test_predictions_equal_those_of_a_dictionary_of_all_contexts():
     assert (np.diff(arrays.keys.astype(np.int64)) > 0).all()
     for row in answers(10, seed=1):
         sequence = np.concatenate([row.prompt, row.response])
-        found, _ = foresee(arrays, sequence, 1, **SIZES)
+        found, _ = look_up(arrays, sequence, 1, **SIZES)
         assert found.tolist() == [backed_off(table, sequence[:place].tolist()) for place in range(1, len(sequence))]
 
 
@@ -71,7 +71,7 @@ def test_confidence_is_calibrated():
     found, confidences, truth = [], [], []
     for row in answers(200, seed=1):
         sequence = np.concatenate([row.prompt, row.response])
-        tokens, confidence = foresee(arrays, sequence, 5, **SIZES)
+        tokens, confidence = look_up(arrays, sequence, 5, **SIZES)
         found, confidences, truth = [*found, *tokens], [*confidences, *confidence], [*truth, *row.response]
     is_right = np.array(found) == np.array(truth)
     assert np.mean(confidences) == pytest.approx(is_right.mean(), abs=0.03)
@@ -90,7 +90,7 @@ def test_each_draft_is_looked_up_after_the_drafts_before_it():
         text = np.asarray(current.tokens[row, : int(current.lengths[row])]).tolist()
         expected = []
         while len(expected) < num:
-            (token,), (confidence,) = foresee(
+            (token,), (confidence,) = look_up(
                 arrays, np.array([*text, *expected, 0], np.int32), len(text + expected), **SIZES
             )
             if token < 0:
@@ -151,7 +151,7 @@ def test_an_invalid_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="of one length and not empty"):
         read_datastore(path)
     write_datastore(path, arrays, **SIZES, vocab_size=VOCAB)
-    with pytest.raises(ValueError, match="a store of 7 tokens, the target has 5"):
+    with pytest.raises(ValueError, match="a datastore of 7 tokens, the target has 5"):
         read_datastore(path, vocab_size=5)
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(ValueError, match="not readable as a retrieval datastore"):

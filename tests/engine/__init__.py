@@ -1,1 +1,1 @@
-"""Policies."""
+"""Tests of `bass_jax.engine`."""

@@ -1,4 +1,4 @@
-"""An executor without a device: rows emit what a seed says, and every order is checked."""
+"""An executor without a device: rows emit tokens that depend on the seed, and every call is checked."""
 
 import numpy as np
 
@@ -8,12 +8,12 @@ from bass_jax.engine.request import Request, RequestHandle
 
 
 def expected_tokens(request: Request) -> np.ndarray:
-    """What the fake gives a request: its seed, counted up."""
+    """Returns the tokens that the fake emits for a request: its seed, plus 0, 1, 2 and so on."""
     return request.seed + np.arange(request.max_new_tokens)
 
 
 class FakeExecutor:
-    """Emits one to three tokens per row and step; `log` holds the orders."""
+    """Emits one to three tokens per row and step. `log` contains the calls."""
 
     def __init__(self, num_rows: int = 1, chunk: int = 8, seed: int = 0):
         self.rows: list[RequestHandle | None] = [None] * num_rows
@@ -28,7 +28,7 @@ class FakeExecutor:
         assert 0 <= num <= self._chunk
         if start == 0:
             self._reading = (handle, 0)
-        assert self._reading == (handle, start), "pieces come in order, one prompt at a time"
+        assert self._reading == (handle, start), "chunks come in order, one prompt at a time"
         self._reading = (handle, start + num)
         self.log.append(("read", handle, num))
 
@@ -41,7 +41,7 @@ class FakeExecutor:
     def regroup(self, sources):
         kept = [source for source in sources if source >= 0]
         running = [row for row, handle in enumerate(self.rows) if handle is not None]
-        assert set(running) <= set(kept) and len(set(kept)) == len(kept), "nobody is lost, nobody is doubled"
+        assert set(running) <= set(kept) and len(set(kept)) == len(kept), "every running row is kept once"
         self.rows = [None if source < 0 else self.rows[source] for source in sources]
         self.log.append(("regroup", len(sources)))
 
@@ -70,7 +70,12 @@ class FakeExecutor:
                 counts["finish"][row], self.rows[row] = FinishReason.LENGTH, None
         self._in_flight = None
         info = StepInfo(
-            is_active, tokens, counts["num_emitted"], counts["num_emitted"] - 1, counts["num_drafted"],
-            np.zeros(tokens.shape, np.float32), counts["finish"],
-        )  # fmt: skip
+            is_active,
+            tokens,
+            num_emitted=counts["num_emitted"],
+            num_accepted=counts["num_emitted"] - 1,
+            num_drafted=counts["num_drafted"],
+            logprobs=np.zeros(tokens.shape, np.float32),
+            finish=counts["finish"],
+        )
         return StepResult(info, 2)

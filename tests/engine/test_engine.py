@@ -1,6 +1,6 @@
-"""What the engine gives a request is what the request is given when it is served alone.
+"""The engine gives a request the same output as `generate` gives it alone.
 
-What breaking it means: an answer that depends on who else was being served, or one that never ends.
+The output must not depend on other requests, and every request must end.
 """
 
 import asyncio
@@ -20,16 +20,17 @@ from bass_jax.policies import Plan
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from tests import tiny
 from tests.letters import Letters
+from tests.marks import mostly_slow
 
 CONFIG = bass.EngineConfig(num_slots=6, capacity=64, chunk=16, buckets=(1, 8))
 POISON = tiny.VOCAB - 1
-"""A token that a broken target reads as NaN."""
+"""A token whose embedding is NaN in some tests."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Restless:
-    """No drafts in every fourth step, else another number per row; its state has rows."""
+class ChangingPolicy:
+    """Drafts nothing in every fourth step, and another number per row in the others. Its state has rows."""
 
     @property
     def lengths(self):
@@ -47,21 +48,24 @@ class Restless:
 
 @pytest.fixture(scope="module")
 def pair():
-    target = tiny.model(1, num_layers=1)
+    target = tiny.model(1)
     return bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.07)), Letters(tiny.VOCAB))
 
 
-PAGED = dataclasses.replace(CONFIG, page_size=16, token_budget=170, buckets=(1, 8))
-"""Ten pages: fewer than six rows of 64 tokens would hold."""
+PAGED = dataclasses.replace(CONFIG, page_size=16, token_budget=170)
+"""Ten pages, fewer than six rows of 64 tokens need."""
 
+SPEC = bass.SpecConfig(3)
+SHARED_NOISE = bass.SpecConfig(3, "shared_noise")
 ENGINES = {
-    "token": (bass.SpecConfig(3), None, CONFIG),
-    "shared_noise": (bass.SpecConfig(3, "shared_noise"), Restless(), CONFIG),
-    "paged": (bass.SpecConfig(3), None, PAGED),
+    "token": (SPEC, None, CONFIG),
+    "shared_noise": (SHARED_NOISE, ChangingPolicy(), CONFIG),
+    "paged": (SPEC, None, PAGED),
+    "paged shared_noise": (SHARED_NOISE, ChangingPolicy(), PAGED),
 }
 
 
-@pytest.fixture(scope="module", params=list(ENGINES))
+@pytest.fixture(scope="module", params=mostly_slow(ENGINES, lambda name: name in ("token", "paged shared_noise")))
 def engine(request, pair):
     spec, policy, config = ENGINES[request.param]
     return bass.Engine(pair, spec, policy=policy, config=config, num_stop_tokens=4)
@@ -69,8 +73,8 @@ def engine(request, pair):
 
 @pytest.fixture
 def token_engine(pair):
-    """Fresh, from executables that are there already."""
-    return bass.Engine(pair, ENGINES["token"][0], config=CONFIG, num_stop_tokens=4)
+    """A new engine with functions that are already compiled."""
+    return bass.Engine(pair, SPEC, config=CONFIG, num_stop_tokens=4)
 
 
 def draw_request(random) -> dict:
@@ -94,7 +98,7 @@ def alone(pair, spec, request: dict):
 
 
 def serve_at_random(engine, num: int, seed: int, monkeypatch):
-    """Requests that come, and some that go, between steps."""
+    """Submits random requests between steps, and cancels some."""
     random, requests, handles, cancelled = np.random.default_rng(seed), [], [], set()
     reads, device_get = [], jax.device_get
     monkeypatch.setattr(jax, "device_get", lambda tree: reads.append(1) or device_get(tree))
@@ -110,26 +114,26 @@ def serve_at_random(engine, num: int, seed: int, monkeypatch):
                 cancelled.add(chosen)
         engine.advance()
     monkeypatch.setattr(jax, "device_get", device_get)
-    assert engine.counts.num_steps - before.num_steps == len(reads), "one host read per step"
+    assert engine.counts.num_steps - before.num_steps == len(reads), "the host reads the device once per step"
     assert engine.counts.num_finished - before.num_finished == num
     return requests, handles, cancelled
 
 
-def check_answers(pair, spec, requests, handles, cancelled):
+def check_outputs(pair, spec, requests, handles, cancelled):
     for index, (request, handle) in enumerate(zip(requests, handles, strict=True)):
-        expected, answer = alone(pair, spec, request), handle.output()
+        expected, output = alone(pair, spec, request), handle.output()
         events = list(handle)
         assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
-        np.testing.assert_array_equal(np.concatenate([event.tokens for event in events]), answer.tokens)
-        assert "".join(event.text for event in events) == answer.text
-        if answer.finish_reason == "cancelled":
+        np.testing.assert_array_equal(np.concatenate([event.tokens for event in events]), output.tokens)
+        assert "".join(event.text for event in events) == output.text
+        if output.finish_reason == "cancelled":
             assert index in cancelled
-            np.testing.assert_array_equal(answer.tokens, expected.tokens[0][: len(answer.tokens)])
+            np.testing.assert_array_equal(output.tokens, expected.tokens[0][: len(output.tokens)])
             continue
-        np.testing.assert_array_equal(answer.tokens, expected.tokens[0], err_msg=f"request {index}: {request}")
-        np.testing.assert_allclose(answer.logprobs, expected.logprobs[0], atol=1e-4)
-        assert answer.finish_reason == expected.finish_reasons[0]
-        assert answer.text == expected.texts[0]
+        np.testing.assert_array_equal(output.tokens, expected.tokens[0], err_msg=f"request {index}: {request}")
+        np.testing.assert_allclose(output.logprobs, expected.logprobs[0], atol=1e-4)
+        assert output.finish_reason == expected.finish_reasons[0]
+        assert output.text == expected.texts[0]
 
 
 def check_empty(engine):
@@ -140,10 +144,13 @@ def check_empty(engine):
     assert engine.page_use in (None, (10, 0, 0), (6, 0, 0))
 
 
-def test_random_requests_are_given_what_they_are_given_alone(engine, pair, monkeypatch):
-    """Greedy and sampled, with stops, limits and cancellations; the token rule too, because its length is fixed."""
+def test_random_requests_get_the_output_that_they_get_alone(engine, pair, monkeypatch):
+    """Greedy and sampled requests with stop tokens, stop strings, limits and cancellations.
+
+    With the token rule this holds because the draft length is fixed.
+    """
     requests, handles, cancelled = serve_at_random(engine, 60, 0, monkeypatch)
-    check_answers(pair, engine.spec, requests, handles, cancelled)
+    check_outputs(pair, engine.spec, requests, handles, cancelled)
     check_empty(engine)
     assert engine.counts.num_regroups >= 2
     assert engine.counts.num_accepted > 100
@@ -158,16 +165,16 @@ def test_a_thousand_requests(engine, pair, monkeypatch):
     )
     try:
         requests, handles, cancelled = serve_at_random(engine, 1000, 1, monkeypatch)
-        assert not compiled, "no compilation after warm-up"
+        assert not compiled, "nothing is compiled after warm-up"
     finally:
         jax.monitoring.clear_event_listeners()
-    check_answers(pair, engine.spec, requests, handles, cancelled)
+    check_outputs(pair, engine.spec, requests, handles, cancelled)
     check_empty(engine)
     assert sum(handles[index].finish_reason == "cancelled" for index in cancelled) > 20
 
 
 def test_nothing_is_compiled_after_warm_up(engine, monkeypatch):
-    """Neither by the engine nor by jax itself, whatever the requests ask for."""
+    """Neither by the engine nor by jax, for requests of all kinds."""
     compiled, before = [], JIT_CACHE.num_compiled
     jax.monitoring.register_event_duration_secs_listener(
         lambda name, *_, **__: compiled.append(name) if name.endswith("backend_compile_duration") else None
@@ -176,16 +183,16 @@ def test_nothing_is_compiled_after_warm_up(engine, monkeypatch):
         serve_at_random(engine, 40, 2, monkeypatch)
         assert not compiled
         jax.jit(lambda x: x * 3 + 1)(jnp.arange(17))
-        assert compiled, "the listener hears compilations"
+        assert compiled, "the listener is called for a compilation"
     finally:
         jax.monitoring.clear_event_listeners()
     assert JIT_CACHE.num_compiled == before
 
 
 @pytest.mark.slow
-def test_adjusted_rows(pair):
-    """Bias, bans, penalties and minimum lengths beside rows without any."""
-    engine = bass.Engine(pair, bass.SpecConfig(3), config=bass.EngineConfig(4, 64, buckets=(4,)), is_processed=True)
+def test_logits_processors(pair):
+    """Bias, bans, penalties and minimum lengths, in a batch with a row without any."""
+    engine = bass.Engine(pair, SPEC, config=bass.EngineConfig(4, 64, buckets=(4,)), is_processed=True)
     samplings = [
         bass.SamplingParams(),
         bass.SamplingParams(0.9, repetition_penalty=1.4, frequency_penalty=0.3),
@@ -198,17 +205,17 @@ def test_adjusted_rows(pair):
     ]
     handles = [engine.submit(**request) for request in requests]
     engine.run()
-    check_answers(pair, engine.spec, requests, handles, set())
+    check_outputs(pair, engine.spec, requests, handles, set())
 
 
 @pytest.mark.slow
-def test_a_drafter_that_reads_prompts_at_once(pair):
+def test_a_drafter_that_reads_whole_prompts(pair):
     pair = pair.with_drafter(NgramDrafter())
-    engine = bass.Engine(pair, bass.SpecConfig(3), config=bass.EngineConfig(4, 64, chunk=16, buckets=(4,)))
+    engine = bass.Engine(pair, SPEC, config=bass.EngineConfig(4, 64, chunk=16, buckets=(4,)))
     requests = [draw_request(np.random.default_rng(seed)) for seed in range(6)]
     handles = [engine.submit(**request) for request in requests]
     engine.run()
-    check_answers(pair, engine.spec, requests, handles, set())
+    check_outputs(pair, engine.spec, requests, handles, set())
 
 
 @pytest.mark.slow
@@ -216,9 +223,9 @@ def test_log_probabilities_of_alternatives(pair):
     spec = bass.SpecConfig(2, num_logprobs=2)
     engine = bass.Engine(pair, spec, config=bass.EngineConfig(1, 64))
     request = {"prompt": [1, 2, 3], "seed": 4, "max_new_tokens": 9, "stop_tokens": ()}
-    answer, expected = engine.submit(**request).result(), alone(pair, spec, request)
-    assert answer.token_logprobs is not None
-    for found, wanted in zip(answer.token_logprobs, expected.token_logprobs[0], strict=True):
+    output, expected = engine.submit(**request).result(), alone(pair, spec, request)
+    assert output.token_logprobs is not None
+    for found, wanted in zip(output.token_logprobs, expected.token_logprobs[0], strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-4)
 
 
@@ -240,8 +247,8 @@ def test_an_async_for_yields_the_events(token_engine, pair):
     check_empty(token_engine)
 
 
-def test_a_cancelled_consumer_and_one_that_leaves(token_engine, pair):
-    """Their requests end, and the others are given the rest."""
+def test_a_request_ends_if_its_consumer_is_cancelled_or_leaves(token_engine, pair):
+    """Other requests are served to their end."""
     request = {"prompt": [1, 2, 3], "max_new_tokens": 60, "stop_tokens": ()}
 
     async def leave(handle):
@@ -260,30 +267,29 @@ def test_a_cancelled_consumer_and_one_that_leaves(token_engine, pair):
         with pytest.raises(asyncio.CancelledError):
             await task
         gc.collect()
-        answer = await stayer
-        return leaver, waiter, answer
+        output = await stayer
+        return leaver, waiter, output
 
-    leaver, waiter, answer = asyncio.run(main())
+    leaver, waiter, output = asyncio.run(main())
     token_engine.run()
     assert leaver.finish_reason == waiter.finish_reason == "cancelled"
     assert 0 < leaver.num_tokens < 60
-    np.testing.assert_array_equal(answer.tokens, alone(pair, token_engine.spec, request | {"seed": 2}).tokens[0])
+    np.testing.assert_array_equal(output.tokens, alone(pair, token_engine.spec, request | {"seed": 2}).tokens[0])
     check_empty(token_engine)
 
 
 @pytest.mark.parametrize("page_size", [None, pytest.param(16, marks=pytest.mark.slow)])
-def test_a_row_of_nan_harms_nobody(pair, page_size):
-    """Not those beside it, and not those that get its slot or its pages, or read their prompt after it."""
+def test_nan_in_a_row_does_not_affect_other_requests(pair, page_size):
+    """Neither rows of the same batch, nor requests that later use its slot, its pages or its prompt buffer."""
     params = dict(pair.target.params)
     params["embedding"] = params["embedding"].at[:, POISON].set(jnp.nan)
-    # A draft that never proposes it: what a target reads ought to be finite, or its own row is lost.
-    drafter = tiny.model_drafter(tiny.trimmed(tuple(range(POISON))))
+    # The draft model never proposes the token, because a draft with NaN would end its row.
+    drafter = tiny.model_drafter(tiny.reduced_vocabulary(tuple(range(POISON))))
     poisoned = bass.Pair(dataclasses.replace(pair.target, params=params), drafter, pair.tokenizer)
     config = bass.EngineConfig(2, 64, 96 if page_size else None, chunk=16, buckets=(2,), page_size=page_size)
-    engine = bass.Engine(poisoned, bass.SpecConfig(3), config=config)
-    ban = {"stop_tokens": (POISON,)}
+    engine = bass.Engine(poisoned, SPEC, config=config)
     prompts = [[1, 2], [1, POISON, 3], [4, 5, POISON], [3, 1, 4], [POISON], [2, 7, 1, 8], [6, 6]]
-    requests = [{"prompt": prompt, "max_new_tokens": 12, "seed": 5} | ban for prompt in prompts]
+    requests = [{"prompt": prompt, "max_new_tokens": 12, "seed": 5, "stop_tokens": (POISON,)} for prompt in prompts]
     handles = [engine.submit(**request) for request in requests]
     engine.run()
     for request, handle in zip(requests, handles, strict=True):
@@ -291,12 +297,12 @@ def test_a_row_of_nan_harms_nobody(pair, page_size):
             assert handle.finish_reason == "not_finite" and handle.num_tokens == 0
         else:
             assert handle.finish_reason in ("length", "stop")
-            expected = alone(pair, engine.spec, request)  # of the sound target
+            expected = alone(pair, engine.spec, request)  # With the target without NaN.
             np.testing.assert_array_equal(handle.output().tokens, expected.tokens[0])
     check_empty(engine)
 
 
-def test_requests_that_are_refused(token_engine):
+def test_an_invalid_request_is_refused(token_engine):
     before = token_engine.counts
     for request, message in (
         ({"prompt": [1] * 60, "max_new_tokens": 5}, "capacity=64"),
@@ -312,15 +318,15 @@ def test_requests_that_are_refused(token_engine):
     assert token_engine.loop.is_idle and token_engine.counts == before
 
 
-def test_greedy_rules_serve_greedy_requests(pair):
+def test_a_greedy_rule_refuses_sampled_requests(pair):
     engine = bass.Engine(pair, bass.SpecConfig(3, "greedy"), config=CONFIG, warm_up=False)
     with pytest.raises(ValueError, match=r"temperature=0\.5"):
         engine.submit([1], max_new_tokens=3, sampling=bass.SamplingParams(0.5))
 
 
-def test_a_full_queue(pair):
+def test_a_full_queue_refuses_requests_until_one_is_served(pair):
     config = dataclasses.replace(CONFIG, max_waiting=3)
-    engine = bass.Engine(pair, ENGINES["token"][0], config=config, num_stop_tokens=4)
+    engine = bass.Engine(pair, SPEC, config=config, num_stop_tokens=4)
     request = {"prompt": [1, 2, 3], "max_new_tokens": 5, "stop_tokens": ()}
     handles = [engine.submit(**request) for _ in range(3)]
     with pytest.raises(QueueFull):
@@ -329,30 +335,31 @@ def test_a_full_queue(pair):
     assert engine.submit(**request).result().finish_reason == "length"
 
 
-def test_a_callback_that_raises(token_engine, pair):
+def test_a_callback_that_raises_ends_only_its_own_request(token_engine, pair):
     def fail(event):
         raise RuntimeError("in a callback")
 
     request = {"prompt": [1, 2, 3], "max_new_tokens": 20, "stop_tokens": ()}
     failing = token_engine.submit(**request, on_event=fail)
-    heard = []
-    other = token_engine.submit(**request, seed=3, on_event=heard.append)
+    events = []
+    other = token_engine.submit(**request, seed=3, on_event=events.append)
     token_engine.run()
     assert failing.finish_reason == "error" and str(failing.error) == "in a callback"
     np.testing.assert_array_equal(
         other.output().tokens, alone(pair, token_engine.spec, request | {"seed": 3}).tokens[0]
     )
-    assert sum(len(event.tokens) for event in heard) == 20
+    assert sum(len(event.tokens) for event in events) == 20
     check_empty(token_engine)
 
 
-def test_pages_are_reserved_as_needed_and_given_back(pair):
-    """More rows than dense caches of as many tokens would hold; what is reserved and empty is reported."""
-    engine = bass.Engine(pair, ENGINES["paged"][0], config=PAGED, num_stop_tokens=4)
+def test_pages_are_reserved_and_freed(pair):
+    """There are more rows than dense caches with as many tokens would have."""
+    spec, policy, config = ENGINES["paged shared_noise"]
+    engine = bass.Engine(pair, spec, policy=policy, config=config, num_stop_tokens=4)
     handles = [engine.submit([1, 2, 3], max_new_tokens=num, stop_tokens=()) for num in (13, 13, 13, 29, 40)]
     while engine.loop.scheduler.num_running < 5:
         engine.advance()
-    # 3 rows of 1 page, one of 2 and one of 3, where dense caches of 160 tokens hold 2 rows.
+    # 3 rows have 1 page, one has 2 and one has 3. Dense caches of 160 tokens have 2 rows.
     use = engine.page_use
     assert (use.num_pages, use.num_reserved) == (10, 8)
     assert use.num_tokens == sum(3 + handle.num_tokens for handle in handles)
@@ -365,7 +372,7 @@ def test_pages_are_reserved_as_needed_and_given_back(pair):
     check_empty(engine)
 
 
-def test_what_has_no_pages_is_refused(pair):
+def test_options_without_paged_caches_are_refused(pair):
     with pytest.raises(ValueError, match="num_candidates=2"):
         bass.Engine(pair, bass.SpecConfig(3, "multi_draft", num_candidates=2), config=PAGED)
     with pytest.raises(ValueError, match="page_size=24"):
@@ -373,37 +380,37 @@ def test_what_has_no_pages_is_refused(pair):
 
 
 def test_threads_share_an_engine(pair):
-    """Of eight threads seven died or one hung."""
-    engine = bass.Engine(pair, bass.SpecConfig(3), config=CONFIG, num_stop_tokens=4)
+    """Eight threads once crashed or did not end."""
+    engine = bass.Engine(pair, SPEC, config=CONFIG, num_stop_tokens=4)
     prompts = [[1 + index % 7, 2, 3, index % 5] for index in range(24)]
     expected = bass.generate(pair, prompts, step="decode", max_new_tokens=12).tokens
-    answers: dict[int, list[int]] = {}
+    outputs: dict[int, list[int]] = {}
 
     def serve(worker: int) -> None:
         for index in range(worker, len(prompts), 8):
             handle = engine.submit(prompts[index], max_new_tokens=12)
             if index % 3 == 0:
                 engine.submit(prompts[index], max_new_tokens=40).cancel()
-            answers[index] = handle.result().tokens.tolist()
+            outputs[index] = handle.result().tokens.tolist()
 
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
         for done in [threads.submit(serve, worker) for worker in range(8)]:
             done.result(timeout=120)
-    assert [answers[index] for index in range(len(prompts))] == [row.tolist() for row in expected]
+    assert [outputs[index] for index in range(len(prompts))] == [row.tolist() for row in expected]
 
 
 def test_event_loops_share_an_engine(pair):
-    engine = bass.Engine(pair, bass.SpecConfig(3), config=CONFIG, num_stop_tokens=4)
+    engine = bass.Engine(pair, SPEC, config=CONFIG, num_stop_tokens=4)
     expected = bass.generate(pair, [[1, 2], [3]], step="decode", max_new_tokens=20).tokens
 
     def serve(prompt: list[int]) -> list[list[int]]:
         async def gather():
             handles = [engine.submit(prompt, max_new_tokens=20) for _ in range(4)]
-            return [answer.tokens.tolist() for answer in await asyncio.gather(*handles)]
+            return [output.tokens.tolist() for output in await asyncio.gather(*handles)]
 
         return asyncio.run(gather())
 
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         found = [threads.submit(serve, prompt) for prompt in ([1, 2], [3])]
-        for answers, row in zip(found, expected, strict=True):
-            assert answers.result(timeout=120) == [row.tolist()] * 4
+        for outputs, row in zip(found, expected, strict=True):
+            assert outputs.result(timeout=120) == [row.tolist()] * 4

@@ -23,23 +23,22 @@ def step(tokens, num_accepted, num_drafted, is_active=(True, True)) -> StepInfo:
     )
 
 
-# Row 0: two accepted of three, then the target's; row 1: none of one. Then row 0 is cut inside an accepted run.
+# Row 0: two of three drafts are accepted; row 1: none of one. In the second step the limit cuts row 0 before its bonus.
 INFOS = [
     step([[0, 1, 2, -1], [3, -1, -1, -1]], [2, 0], [3, 1]),
     step([[4, 5, -1, -1], [-1, -1, -1, -1]], [3, 0], [3, 0], (True, False)),
 ]
 
 
-def test_spans_say_who_wrote_what():
+def test_spans_have_the_source_of_each_token():
     letters = Letters(26)
-    assert accepted_spans(INFOS, 0, letters) == [
-        ("a", "draft"), ("b", "draft"), ("c", "target"), ("e", "draft"), ("f", "draft")
-    ]  # fmt: skip
+    sources = [("a", "draft"), ("b", "draft"), ("c", "target"), ("e", "draft"), ("f", "draft")]
+    assert accepted_spans(INFOS, 0, letters) == sources
     assert accepted_spans(INFOS, 1, letters) == [("d", "target")]
 
 
 def test_spans_keep_characters_whole_and_escape_them():
-    """Two tokens make one character; it goes to the second."""
+    """Two tokens make one character, which belongs to the second."""
     letters = Letters(6, chunks=(b"\xc3", b"\xa9", b"<", b"x", b"y", b"\xc3"))
     spans = accepted_spans(INFOS, 0, letters)
     assert [span.text for span in spans] == ["é", "<", "y", "\ufffd"]
@@ -47,7 +46,7 @@ def test_spans_keep_characters_whole_and_escape_them():
     assert "&lt;" in spans_to_html(spans) and "<<" not in spans_to_html(spans)
 
 
-def test_outcomes_are_of_judged_drafts():
+def test_outcomes_are_of_evaluated_drafts():
     found = draft_outcomes(INFOS)
     # Row 0: three, the last rejected; row 1: one, rejected; row 0 again: three accepted.
     np.testing.assert_array_equal(found.position, [0, 1, 2, 0, 0, 1, 2])

@@ -1,6 +1,4 @@
-"""Pass@k and its kin against hand-worked cases; the permutation test against distributions that are and are not the
-same.
-"""
+"""Pass@k against cases worked by hand, the permutation test against equal and different distributions, and spreads."""
 
 import itertools
 import math
@@ -10,7 +8,7 @@ import pytest
 
 from bass_jax.experiments.pass_at_k import Answer, mean_pass_at_k, pass_all, pass_at_k, pass_first, share_ended
 from bass_jax.experiments.permutation_test import permutation_test
-from bass_jax.runtime.statistics import Spread, bootstrap
+from bass_jax.runtime.statistics import Spread, bootstrap, percentiles, spread_of_rounds
 
 
 @pytest.mark.parametrize(("num_samples", "num_passed"), [(5, 0), (5, 1), (5, 3), (5, 5)])
@@ -24,11 +22,11 @@ def test_pass_at_k_is_the_share_of_subsets_that_hold_one_that_passes(num_samples
 
 
 ANSWERS = {
-    # The most probable fails, another passes; the most probable that has ended after one second passes.
+    # The most probable answer fails and another passes. Of those that ended within a second, the most probable passes.
     "a": [Answer(0.0, -0.1, 3.0, True), Answer(1.0, -0.2, 1.0, True)],
-    # The most probable passes, late.
+    # The most probable answer passes, but ends late.
     "b": [Answer(1.0, -0.1, 2.0, True), Answer(0.0, -0.5, 0.5, True)],
-    # Cut off: counts nowhere, though its text would pass.
+    # The time budget cut the passing answer off, so it does not count.
     "c": [Answer(1.0, -0.1, 2.0, False), Answer(0.0, -math.inf, 0.1, True)],
 }
 
@@ -43,7 +41,7 @@ ANSWERS = {
         (9.0, 1 / 3, 2 / 3, 5 / 6),
     ],
 )
-def test_only_what_ended_inside_the_budget_counts(budget, first, every, share):
+def test_only_answers_that_ended_within_the_budget_count(budget, first, every, share):
     assert pass_first(ANSWERS, budget) == pytest.approx(first)
     assert pass_all(ANSWERS, budget) == pytest.approx(every)
     assert share_ended(ANSWERS, budget) == pytest.approx(share)
@@ -59,7 +57,7 @@ def values(random, means, num, spread=1.0) -> dict[str, list[float]]:
 
 
 def test_the_permutation_tests_p_value_is_uniform_under_the_same_distribution():
-    """Problems differ a lot, ways do not: a test that ignored problems would have no power, one that cheats rejects."""
+    """Problems differ much more than the two sets, so that a test must compare within problems."""
     random = np.random.default_rng(0)
     p_values = []
     for _ in range(200):
@@ -86,10 +84,23 @@ def test_the_permutation_test_takes_unequal_numbers_and_constants():
         permutation_test({"a": [1.0]}, {"b": [1.0]})
 
 
-def test_spread_writes_value_and_range():
+def test_spread_is_formatted_with_its_range():
     assert f"{Spread(1.25, 1.0, 2.0):.1f}" == "1.2 (1.0–2.0)"
     random = np.random.default_rng(2)
     draws = random.normal(size=400).tolist()
-    found = bootstrap(float(np.mean(draws)), draws, lambda picked: float(np.mean(picked)))
+    found = bootstrap(lambda picked: float(np.mean(picked)), draws)
     # The 95 % interval of a mean of 400: 2 x 1.96 / 20 wide.
     assert found.high - found.low == pytest.approx(2 * 1.96 / 20, rel=0.25)
+
+
+def test_the_spread_of_rounds_is_their_range():
+    rounds = [([1.0, 3.0],), ([3.0, 5.0],), ([9.0],)]
+    assert spread_of_rounds(lambda values: float(np.mean(values)), rounds) == Spread(4.0, 2.0, 9.0)
+    assert spread_of_rounds(lambda values: None, rounds) is None
+    assert spread_of_rounds(lambda values: float(np.mean(values)), rounds[2:]) == Spread(9.0, 9.0, 9.0)
+
+
+def test_percentiles_are_interpolated():
+    found = percentiles([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (found.mean, found.p50) == (3.0, 3.0)
+    assert (found.p90, found.p99) == (pytest.approx(4.6), pytest.approx(4.96))

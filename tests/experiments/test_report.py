@@ -1,4 +1,4 @@
-"""From a run to its scores, its report, a comparison and a sweep, by the command line."""
+"""Scores, reports, comparisons and sweeps of runs, from the command line."""
 
 import json
 import os
@@ -12,25 +12,16 @@ import pytest
 import yaml
 
 from bass_jax.cli.main import main
-from bass_jax.experiments import analyse, parse_experiment, read_run, run_experiment, score_run
+from bass_jax.experiments import analyze, parse_experiment, read_run, run_experiment, score_run
 from bass_jax.experiments.pass_at_k import pass_at_k
-from bass_jax.experiments.sandbox import check_sandbox
 from bass_jax.experiments.scoring import PermissionNeededError
 from bass_jax.experiments.sweep import make_grid, point_name
 from tests.experiments.conftest import written
 
 
-@pytest.fixture(scope="module")
-def isolation():
-    try:
-        check_sandbox()
-    except ValueError as error:
-        pytest.skip(f"programs cannot be isolated here: {error}")
-
-
 @pytest.fixture
 def coded(content, data) -> dict:
-    """A configuration whose answers are programs, sampled, in three methods."""
+    """A configuration whose answers are programs, sampled with three methods."""
     content |= {"task": {"name": "humaneval", "data": data["humaneval"]}, "sampling": {"temperature": 1.0}}
     content |= {"num_samples": 4, "max_new_tokens": 6, "title": "Small <HumanEval> & more"}
     del content["methods"]["synchronized"]
@@ -39,9 +30,9 @@ def coded(content, data) -> dict:
 
 def planted(path: Path, data: str) -> dict[str, int]:
     """Replaces texts by right and wrong answers; returns how many are right per problem."""
-    from bass_jax.experiments.data_sources import read_rows
+    from bass_jax.experiments.data_sources import read_data
 
-    right = {row["task_id"]: row["canonical_solution"] for row in read_rows(data)}
+    right = {row["task_id"]: row["canonical_solution"] for row in read_data(data)}
     samples = written(path)
     for sample in samples:
         passes = sample["sample"] <= int(sample["problem"].split("/")[1])
@@ -60,21 +51,21 @@ def test_code_is_not_run_without_permission(coded, monkeypatch, tmp_path):
     assert len(written(path)) == 3 * 4 * 3
 
 
-def test_scores_are_those_of_the_planted_answers(coded, isolation, capsys, tmp_path):
-    """And the report says them, in one page without links to anything outside it."""
+def test_scores_are_those_of_the_planted_answers(coded, bubblewrap, capsys, tmp_path):
+    """The report contains them, in one page without links to other files."""
     path = run_experiment(parse_experiment(coded))
     num_right = planted(path, coded["task"]["data"])
     assert score_run(path, allow_code_execution=True) == 36
-    # Another call finds nothing to do, and needs no permission.
+    # Another call has nothing to do, and needs no permission.
     assert score_run(path) == 36
-    result = analyse(read_run(path))
+    result = analyze(read_run(path))
     expected = [pass_at_k(4, num, 1) for num in num_right.values()]
     for found in result.variants.values():
         assert found.scores["pass@1"].value == pytest.approx(sum(expected) / 3)
         assert found.scores["pass@all"].value == 1.0
         assert found.num_problems == 3 and found.num_samples == 12
     assert {"num_tokens", "mean_logprob", "passed"} == result.same_distribution["batched"].keys()
-    # Every mode was planted alike.
+    # Every method has the same planted answers.
     assert result.same_distribution["batched"]["passed"].p_value == 1.0
 
     output = tmp_path / "reports" / "small"
@@ -82,7 +73,7 @@ def test_scores_are_those_of_the_planted_answers(coded, isolation, capsys, tmp_p
     assert capsys.readouterr().out.split() == [f"{output}.html", f"{output}.md"]
     page, text = output.with_suffix(".html").read_text(), output.with_suffix(".md").read_text()
     check_page(page)
-    assert "Small &lt;HumanEval&gt; &amp; more" in page and "Solved inside a time budget" in page
+    assert "Small &lt;HumanEval&gt; &amp; more" in page and "Solved within a time budget" in page
     for word in ("PTL first, ms", "speed-up", "pass@first", "verified positions", "| regular | 4 |"):
         assert word in text, word
     figures = re.findall(r"!\[.*\]\((.*)\)", text)
@@ -91,16 +82,16 @@ def test_scores_are_those_of_the_planted_answers(coded, isolation, capsys, tmp_p
     assert text.count(f"bass-jax report {path} --output {output}") >= len(figures)
 
 
-def test_laws_are_not_compared_where_a_budget_cut_answers_off(coded):
-    """Long answers are missing there: a test would find the speed, not the distribution."""
+def test_distributions_are_not_compared_under_a_time_budget(coded):
+    """Long answers are missing there, so a test would measure speed and not the distribution."""
     coded |= {
         "task": coded["task"] | {"limit": 1},
         "methods": {name: coded["methods"][name] for name in ("regular", "batched")},
     }
-    without = analyse(read_run(run_experiment(parse_experiment(coded))))
+    without = analyze(read_run(run_experiment(parse_experiment(coded))))
     assert without.same_distribution.keys() == {"batched"}
     coded |= {"budget": 1e9, "output_dir": coded["output_dir"] + "-2"}
-    assert not analyse(read_run(run_experiment(parse_experiment(coded)))).same_distribution
+    assert not analyze(read_run(run_experiment(parse_experiment(coded)))).same_distribution
 
 
 class _Page(HTMLParser):
@@ -115,7 +106,7 @@ class _Page(HTMLParser):
 
 
 def check_page(page: str) -> None:
-    """One page that needs nothing else, and whose figures do not share parts."""
+    """The page refers to no other file, and its figures have different ids."""
     parser = _Page()
     parser.feed(page)
     assert all(link.startswith("#") for link in parser.links)
@@ -124,15 +115,16 @@ def check_page(page: str) -> None:
     assert "<script" not in page and "@import" not in page
 
 
-def test_the_command_line_from_run_to_comparison(content, tmp_path, capsys):
-    """Greedy: all samples are regular decoding's, and the second run's are the first's."""
+def test_the_command_line_from_run_to_comparison(content, tmp_path, capsys, monkeypatch):
+    """The greedy samples of all methods and of both runs are equal."""
+    monkeypatch.setenv("COLUMNS", "200")  # Long numbers would wrap the table.
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content))
     first, second = content["output_dir"], content["output_dir"] + "-2"
     assert main(["run", str(config), "num_samples=1", "methods.single.num_samples=1"]) == 0
     printed = capsys.readouterr().out
     assert printed.endswith(f"{first}\n")
-    assert printed.count("4 of 4 greedy samples are those of regular decoding") == 3
+    assert printed.count("4 of 4 greedy samples equal those of regular decoding") == 3
     arguments = [
         "num_samples=1",
         "methods.single.num_samples=1",
@@ -147,7 +139,7 @@ def test_the_command_line_from_run_to_comparison(content, tmp_path, capsys):
     assert main(["compare", first, second]) == 0
     printed = capsys.readouterr().out
     assert "methods.batched.draft_len" in printed and printed.count("4 of 4") == 4
-    # Finished: nothing is decoded again, and no session is added.
+    # A finished run is not decoded again, and gets no further session.
     assert main(["run", str(config), *arguments]) == 0
     assert len(json.loads((Path(second) / "run.json").read_text())["sessions"]) == 1
 
@@ -174,7 +166,7 @@ def test_a_sweep_runs_every_point_once(content, tmp_path, capsys):
     assert (tmp_path / "all.html").read_text().count("<h2>") == 4
 
 
-def test_points_have_names_of_their_own(content, tmp_path):
+def test_points_have_different_names(content, tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content))
     points = make_grid(config, {"methods.single.draft_len": [1, 2], "methods.batched.draft_len": [1, 2]})
@@ -191,7 +183,7 @@ def test_a_sweep_through_ray_is_the_same_sweep(content, tmp_path, capsys):
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content))
     command = ["sweep", str(config), "--grid", "methods.batched.draft_len=1,2", "--quiet"]
-    # In a process of its own, as a user starts it: Ray forks, which JAX warns of.
+    # In a process of its own, because Ray forks, which JAX warns about.
     environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}"}
     call = [sys.executable, "-m", "bass_jax.cli.main", *command, "--ray"]
     printed = subprocess.run(call, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -1,4 +1,4 @@
-"""Runs: what is written, what a kill leaves, and that speculation changes no greedy token on any task."""
+"""Runs: their records, resumption after a kill, and greedy tokens equal to those of regular decoding on every task."""
 
 import json
 import os
@@ -28,12 +28,12 @@ def tokens(path: Path) -> dict:
     return {run_directory.sample_key(sample): sample["tokens"] for sample in written(path)}
 
 
-def test_a_run_holds_what_it_promises(content):
+def test_a_run_has_all_records(content):
     path = run(content)
     samples, batches = written(path), written(path, "batches")
     assert len(samples) == 4 * 4 * 4
     assert len({run_directory.sample_key(sample) for sample in samples}) == len(samples)
-    # Four samples of each of four problems: one batch each, of four rows or of one.
+    # Four samples of each of four problems: one batch per problem, or four batches of one row.
     assert len(batches) == 4 * (1 + 4 + 1 + 1)
     session = json.loads((path / "run.json").read_text())["sessions"][0]
     assert {"command", "versions", "device", "git", "date"} <= session.keys()
@@ -90,8 +90,8 @@ def test_a_directory_has_one_writer(content):
         run_directory.RunDirectory(config.output_dir, config)
 
 
-def test_cut_off_at_any_byte_a_run_ends_with_the_same_samples(content):
-    """A kill leaves a prefix of each file; samples are written before their batch."""
+def test_after_a_cut_at_any_byte_a_run_ends_with_the_same_samples(content):
+    """A kill leaves a prefix of each file, and samples are written before their batch."""
     content |= {"sampling": {"temperature": 1.0}, "methods": {"batched": {"batch": 2, "draft_len": 2}}}
     path = run(content)
     whole = tokens(path)
@@ -109,7 +109,7 @@ def test_cut_off_at_any_byte_a_run_ends_with_the_same_samples(content):
         run(content)
         assert tokens(path) == whole
         again = {run_directory.sample_key(sample): sample["seconds"] for sample in written(path)}
-        # What was written is not decoded again: its times are those of the first run.
+        # Complete batches are not decoded again, so their times are those of the first run.
         assert all(again[key] == seconds for key, seconds in kept.items()) and len(kept) == 2 * num_whole
 
 
@@ -121,10 +121,10 @@ def written_whole(path: Path) -> dict:
 
 
 @pytest.mark.slow
-def test_killed_at_ten_random_moments_a_run_ends_with_the_same_samples(content, tmp_path):
+def test_after_ten_kills_a_run_ends_with_the_same_samples(content, tmp_path):
     content |= {"sampling": {"temperature": 1.0}, "max_new_tokens": 60, "seeds": list(range(12))}
     content["methods"] = {"batched": {"batch": 4, "draft_len": 2}}
-    undisturbed = tokens(run(content, output_dir=str(tmp_path / "undisturbed")))
+    uninterrupted = tokens(run(content, output_dir=str(tmp_path / "uninterrupted")))
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content))
     command = [sys.executable, "-m", "bass_jax.cli.main", "run", str(config), "--quiet"]
@@ -140,30 +140,30 @@ def test_killed_at_ten_random_moments_a_run_ends_with_the_same_samples(content, 
         assert process.wait() == -signal.SIGKILL
         sizes.append(samples.stat().st_size)
         num_kills += 1
-    assert len(tokens_whole(path)) < len(undisturbed)
+    assert len(tokens_whole(path)) < len(uninterrupted)
     assert run_experiment(parse_experiment(content)) == path
-    assert tokens(path) == undisturbed
+    assert tokens(path) == uninterrupted
 
 
 def tokens_whole(path: Path) -> dict:
     return {run_directory.sample_key(sample): sample["tokens"] for sample in read_run(path).samples}
 
 
-def test_a_time_budget_stops_rows_and_keeps_their_place(content):
-    """With no time at all, every row is there, and none is finished."""
+def test_a_time_budget_stops_rows_and_records_them(content):
+    """With almost no time, every row has a record, and none has finished."""
     path = run(content, budget=1e-9)
     samples = written(path)
     assert len(samples) == 64
     assert {sample["finish_reason"] for sample in samples} == {"budget"}
     single = [sample for sample in samples if sample["variant"] == "single"]
-    # The first sequence has begun when the time is up; the others never do.
+    # Only the first sequence starts before the time is up.
     assert all(sample["num_tokens"] == 0 for sample in single if sample["sample"] > 0)
     generous = run(content, budget=1e9, output_dir=content["output_dir"] + "-2")
     assert {sample["finish_reason"] for sample in written(generous)} <= {"length", "stop"}
 
 
-def test_traces_are_those_of_the_samples(content):
-    from bass_jax import read_trace
+def test_traces_agree_with_the_samples(content):
+    from bass_jax.decoding import read_trace
 
     content |= {"trace": True, "methods": {"batched": {"batch": 4, "draft_len": 2}}}
     path = run(content)
@@ -188,8 +188,8 @@ def test_row_seeds_differ(content):
 
 
 @pytest.mark.slow
-def test_two_processes_write_what_one_would(content, tmp_path):
-    """Each decodes whole problems into files of its own; together they are the run of one."""
+def test_two_processes_write_the_samples_of_one(content, tmp_path):
+    """Each decodes some of the problems into files of its own."""
     alone = tokens(run(content, output_dir=str(tmp_path / "alone")))
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content))

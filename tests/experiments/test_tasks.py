@@ -1,4 +1,4 @@
-"""The task protocol over all tasks, and what each makes of right and wrong answers."""
+"""The protocol over all tasks, and the scores of right and wrong answers."""
 
 import json
 from pathlib import Path
@@ -6,20 +6,21 @@ from pathlib import Path
 import pytest
 
 from bass_jax.experiments import find_task, registered_tasks
-from bass_jax.experiments.data_sources import read_rows
+from bass_jax.experiments.data_sources import read_data
 from bass_jax.experiments.experiment_config import TaskConfig
 from bass_jax.experiments.problems import load_problems
-from bass_jax.experiments.sandbox import check_sandbox, run_program, run_programs
+from bass_jax.experiments.sandbox import run_program, run_programs
 from bass_jax.experiments.tasks import read_problem, template
 from bass_jax.experiments.tasks.code import code_of
 from bass_jax.experiments.tasks.gsm8k import last_number
 from tests.experiments.conftest import GSM8K, HUMANEVAL, MBPP, ROWS
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-TASKS = {**registered_tasks(), "template": template.HOLDS_WORD}
+TASKS = {**registered_tasks(), "template": template.CONTAINS_WORD}
 MORE_ROWS = ROWS | {
-    "template": [{"question": "A pet?", "word": "cat"}], "random_tokens": [{"id": "0", "num_tokens": 7}]
-}  # fmt: skip
+    "template": [{"question": "A pet?", "word": "cat"}],
+    "random_tokens": [{"id": "0", "num_tokens": 7}],
+}
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))
@@ -40,15 +41,7 @@ def test_protocol(name):
         read_problem(task, {"nothing": 1}, "here")
 
 
-@pytest.fixture(scope="module")
-def isolation():
-    try:
-        check_sandbox()
-    except ValueError as error:
-        pytest.skip(f"programs cannot be isolated here: {error}")
-
-
-def test_humaneval_takes_bodies_functions_and_fences(isolation):
+def test_humaneval_takes_bodies_functions_and_fences(bubblewrap):
     task = find_task("humaneval")
     problem = read_problem(task, HUMANEVAL[0], "row 0")
     body = HUMANEVAL[0]["canonical_solution"]
@@ -56,11 +49,11 @@ def test_humaneval_takes_bodies_functions_and_fences(isolation):
     right = [body, f"{body}\n```\nThis adds one.", f"Sure:\n```python\n{whole}```\nIt adds.", whole]
     wrong = ["    return x\n", "", f"```python\n{whole}", "```python\ndef one(x): return 0\n```"]
     assert [run_program(task.program(problem, answer)).passed for answer in right] == [True] * 4
-    # An unclosed fence is taken as it stands; it happens to be right.
+    # The third answer has an unclosed fence, and its code is right.
     assert [run_program(task.program(problem, answer)).passed for answer in wrong] == [False, False, True, False]
 
 
-def test_mbpp_takes_code(isolation):
+def test_mbpp_takes_code(bubblewrap):
     task = find_task("mbpp")
     problem = read_problem(task, MBPP[0], "row 0")
     assert run_program(task.program(problem, MBPP[0]["code"])).passed
@@ -82,12 +75,12 @@ def test_rouge_counts_bigrams():
     task = find_task("cnn_dailymail")
     problem = read_problem(task, ROWS["cnn_dailymail"][0], "row 0")
     assert task.score(problem, "A cat sat there.") == {"rouge_2": 1.0}
-    # Of "a cat", "cat sat", "sat there" one is there, and it is all that the answer has.
+    # The answer has one of the bigrams "a cat", "cat sat", "sat there", and no other.
     assert task.score(problem, "a cat")["rouge_2"] == pytest.approx(2 * 1 * (1 / 3) / (1 + 1 / 3))
     assert task.score(problem, "nothing at all") == {"rouge_2": 0.0}
 
 
-def test_mt_benchs_kinds_are_conversation(data):
+def test_categories_of_mt_bench_are_conversation(data):
     _, problems = load_problems(TaskConfig("spec_bench", data["spec_bench"]))
     assert [problem.category for problem in problems] == ["conversation", "conversation", "qa", "summarization"]
     _, first = load_problems(TaskConfig("spec_bench", data["spec_bench"], per_category=1))
@@ -113,11 +106,11 @@ def test_sources(tmp_path, data):
     (tmp_path / "a.json").write_text('[{"prompt": "x"}]')
     (tmp_path / "a.csv").write_text("prompt,id\nx,1\n")
     (tmp_path / "a.txt").write_text("x\n\ny\n")
-    assert read_rows(str(tmp_path / "a.json")) == [{"prompt": "x"}]
-    assert read_rows(str(tmp_path / "a.csv")) == [{"prompt": "x", "id": "1"}]
-    assert read_rows(str(tmp_path / "a.txt")) == [{"prompt": "x"}, {"prompt": "y"}]
-    assert len(read_rows(data["humaneval"])) == 3
-    assert read_rows("random:2:5") == [{"id": "0", "num_tokens": 5}, {"id": "1", "num_tokens": 5}]
+    assert read_data(str(tmp_path / "a.json")) == [{"prompt": "x"}]
+    assert read_data(str(tmp_path / "a.csv")) == [{"prompt": "x", "id": "1"}]
+    assert read_data(str(tmp_path / "a.txt")) == [{"prompt": "x"}, {"prompt": "y"}]
+    assert len(read_data(data["humaneval"])) == 3
+    assert read_data("random:2:5") == [{"id": "0", "num_tokens": 5}, {"id": "1", "num_tokens": 5}]
 
 
 @pytest.mark.parametrize(
@@ -131,37 +124,38 @@ def test_sources(tmp_path, data):
         ("README.md", "expected .jsonl, .json, .csv or .txt"),
     ],
 )
-def test_what_cannot_be_read_is_named(source, words):
+def test_sources_that_cannot_be_read_are_named(source, words):
     with pytest.raises(ValueError, match=words.replace(".", r"\.")):
-        read_rows(source)
+        read_data(source)
 
 
 def test_broken_lines_are_named(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "x"}\n{"prompt": \n')
     with pytest.raises(ValueError, match=r"rows.jsonl:2: not JSON"):
-        read_rows(str(path))
+        read_data(str(path))
     path.write_text('{"prompt": "x", "id": 1}\n{"prompt": "y", "id": 1}\n')
-    with pytest.raises(ValueError, match="the id '1' comes 2 times"):
+    with pytest.raises(ValueError, match="the id '1' occurs 2 times"):
         load_problems(TaskConfig("prompts", str(path)))
     with pytest.raises(ValueError, match=r"expected one of .*humaneval"):
         load_problems(TaskConfig("tetris"))
 
 
-def test_a_users_own_task_is_found_by_its_name(tmp_path):
+def test_a_task_is_imported_by_its_name(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"question": "A pet?", "word": "cat"}))
-    name = "bass_jax.experiments.tasks.template:HOLDS_WORD"
+    name = "bass_jax.experiments.tasks.template:CONTAINS_WORD"
     task, problems = load_problems(TaskConfig(name, str(path)))
     assert task.score(problems[0], "A Cat.") == {"found": 1.0}
 
 
 @pytest.mark.skipif(not (DATA / "HumanEval.jsonl.gz").exists(), reason="needs ../shared/data/HumanEval.jsonl.gz")
-def test_humanevals_own_solutions_pass_and_planted_wrong_ones_do_not(isolation):
-    """164 of 164 and 0 of 164; the wrong ones return nothing, where right ones return something."""
-    task, problems = load_problems(TaskConfig("humaneval", str(DATA / "HumanEval.jsonl.gz")))
-    rows = read_rows(str(DATA / "HumanEval.jsonl.gz"))
+@pytest.mark.parametrize("num", [16, pytest.param(164, marks=pytest.mark.slow)])
+def test_humaneval_passes_its_own_solutions_and_no_wrong_ones(bubblewrap, num):
+    """All of its own solutions, and no function that returns None."""
+    task, problems = load_problems(TaskConfig("humaneval", str(DATA / "HumanEval.jsonl.gz"), limit=num))
+    rows = read_data(str(DATA / "HumanEval.jsonl.gz"))[:num]
     right = [task.program(problem, row["canonical_solution"]) for problem, row in zip(problems, rows, strict=True)]
-    assert sum(result.passed for result in run_programs(right)) == len(right) == 164
+    assert sum(result.passed for result in run_programs(right)) == len(right) == num
     wrong = [task.program(problem, "    return None\n") for problem in problems]
     assert sum(result.passed for result in run_programs(wrong)) == 0

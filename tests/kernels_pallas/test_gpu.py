@@ -1,4 +1,4 @@
-"""Numbers on a GPU: every implementation and form of every spec against the reference, nothing interpreted."""
+"""Every implementation and form of every spec against the reference, compiled on a GPU."""
 
 import functools
 
@@ -10,7 +10,7 @@ from kernels_pallas import masked_acceptance, ragged_attention, reference
 from kernels_pallas.arg_specs import ACCEPTANCE_SPECS, ATTENTION_SPECS, acceptance_arguments, attention_arguments
 from kernels_pallas.graph_capture import compile_with_thunks, is_one_graph
 from tests.kernels_pallas.closeness import assert_close
-from tests.kernels_pallas.test_attention import poisoned
+from tests.kernels_pallas.test_attention import with_nan_past_the_end
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,7 +26,7 @@ def test_attention_equals_reference(spec, implementation, form):
     expected = reference.ragged_attention(**arguments, **spec.options)
     run = functools.partial(ragged_attention, **spec.options, implementation=implementation, form=form)
     try:
-        out = jax.jit(run)(**poisoned(arguments))
+        out = jax.jit(run)(**with_nan_past_the_end(arguments))
     except NotImplementedError as error:
         pytest.skip(str(error))
     assert_close(out, expected)
@@ -55,6 +55,6 @@ def test_both_ops_run_in_one_graph():
     operands = attention_arguments(spec), acceptance_arguments(acceptance)
     compiled, thunks = compile_with_thunks(jax.jit(step).lower(*operands))
     assert is_one_graph(thunks), thunks
-    # The first runs record a graph and the later ones replay it.
+    # The first runs record the graph, later ones replay it.
     tokens = [np.asarray(compiled(*operands)[1].next_token) for _ in range(4)]
     np.testing.assert_array_equal(tokens[3], tokens[0])

@@ -1,4 +1,4 @@
-"""Reading XLA's launch list."""
+"""Parsing of XLA's launch list."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ TWO_GRAPHS = """\
 """
 
 
-def test_thunks_know_their_graph():
+def test_thunks_have_the_number_of_their_graph():
     thunks = parse_thunks(TWO_GRAPHS)
     assert thunks == [
         Thunk("kCustomKernel", "loop_fusion", 0),

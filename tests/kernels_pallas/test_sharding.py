@@ -1,4 +1,4 @@
-"""Heads on a mesh axis: each device runs the kernel on its own kv heads, with simulated devices in a subprocess."""
+"""Heads on a mesh axis: each device runs the kernel on its own kv heads."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ from kernels_pallas import masked_acceptance, ragged_attention
 from kernels_pallas.arg_specs import AcceptanceSpec, AttentionSpec
 from tests.gpu_compile import H200
 
-# The number of devices is fixed when jax starts, so this cannot run in the tests' own process.
+# Runs in a process of its own, because the number of devices is fixed when jax starts.
 PROGRAM = """
 import sys, warnings
 import jax, numpy as np
@@ -46,6 +46,7 @@ np.testing.assert_array_equal(out.next_token, expected.next_token)
 ROOT = pathlib.Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["xla", "triton"])
 def test_heads_on_a_mesh_axis(implementation):
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
@@ -61,15 +62,18 @@ def test_heads_on_a_mesh_axis(implementation):
 
 
 def test_mosaic_gpu_lowers_on_a_mesh_axis():
-    """Lowered only: jax's interpreter of the dialect takes barriers of one device for leaks of another (0.12.0.1)."""
+    """Lowered only, because jax 0.12.0.1's interpreter of the dialect reports barriers of other devices as leaks."""
     device = jax.sharding.AbstractDevice(device_kind=H200.name, num_cores=H200.num_cores, platform="gpu")
     mesh = jax.sharding.AbstractMesh((2,), ("tp",), axis_types=(jax.sharding.AxisType.Auto,), abstract_device=device)
 
     def lower(op, in_specs, out_specs, arguments):
         run = jax.shard_map(
             lambda arguments: op(**arguments, implementation="mosaic_gpu"),
-            mesh=mesh, in_specs=(in_specs,), out_specs=out_specs, check_vma=False,
-        )  # fmt: skip
+            mesh=mesh,
+            in_specs=(in_specs,),
+            out_specs=out_specs,
+            check_vma=False,
+        )
         with jax.sharding.use_abstract_mesh(mesh):
             return jax.jit(run).trace(arguments).lower(lowering_platforms=("cuda",)).as_text()
 
@@ -83,5 +87,5 @@ def test_mosaic_gpu_lowers_on_a_mesh_axis():
 
     text = lower(masked_acceptance, P("tp"), P("tp"), AcceptanceSpec("sharded", 4, 3, 128).shapes())
     calls = [line for line in text.splitlines() if "custom_call @mosaic_gpu" in line]
-    # And 2 of the 4 rows.
+    # Each device has 2 of the 4 rows.
     assert len(calls) == 3 and all("tensor<2x4x128xf32>" in call for call in calls)

@@ -1,4 +1,4 @@
-"""The tile heuristic and its table."""
+"""Tile sizes: the heuristic and the table."""
 
 import itertools
 import json
@@ -23,14 +23,14 @@ SHAPE = {
 }
 
 
-def test_splits_fill_the_card_at_a_small_batch():
+def test_a_small_batch_is_split_over_the_cores():
     splits = [attention_tiles(H200, **SHAPE | {"batch": b}, implementation="triton").num_splits for b in (1, 8, 64)]
     assert splits == [32, 8, 1]
     short = attention_tiles(H200, **SHAPE | {"batch": 1, "capacity": 512}, implementation="triton")
     assert short.num_splits == 2
 
 
-def test_many_query_rows_are_split_less():
+def test_many_query_rows_have_fewer_splits():
     """Partial results of 128 rows are as large as the keys and values of 256 positions."""
     few, many = (
         attention_tiles(H200, **SHAPE | {"batch": 1, "num_rows": n}, implementation="triton").num_splits
@@ -40,7 +40,7 @@ def test_many_query_rows_are_split_less():
 
 
 @pytest.mark.parametrize("target", [H200, A100])
-def test_tiles_are_powers_of_two_that_the_dialects_take(target):
+def test_tiles_are_powers_of_two_that_the_dialects_support(target):
     grid = itertools.product((1, 20, 300), (64, 80, 256), ("float32", "bfloat16"), ("triton", "mosaic_gpu"))
     for num_rows, head_dim, dtype, implementation in grid:
         shape = SHAPE | {"num_rows": num_rows, "head_dim": head_dim, "dtype": dtype}
@@ -56,7 +56,7 @@ def test_table_overrides_the_heuristic():
     assert attention_tiles(A100, **shape, implementation="triton").num_warps == 8
 
 
-def test_every_entry_of_the_table_names_fields_that_exist():
+def test_every_entry_of_the_table_names_existing_fields():
     table = json.loads((pathlib.Path(kernels_pallas.__file__).parent / "tiles.json").read_text())
     for device, ops in table["devices"].items():
         for entry in ops["ragged_attention"]:
@@ -75,7 +75,7 @@ def test_acceptance_tiles_fit_the_vocabulary():
         assert 128 <= tiles.block <= tiles.chunk <= vocab_size
 
 
-def test_target_here_is_jax_default_device():
+def test_current_target_is_the_default_device_of_jax():
     target = current_target()
     assert target.platform in ("cpu", "gpu") and target.num_cores > 0
     b200 = Target("gpu", "NVIDIA B200", 148)

@@ -1,1 +1,1 @@
-"""Models: logits, sharding, families."""
+"""Tests of `bass_jax.models`."""

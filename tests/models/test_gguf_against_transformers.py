@@ -1,9 +1,9 @@
-"""GGUF files of every architecture that `transformers` reads score as it scores them.
+"""GGUF files give the logits of `transformers` reading the same file, for every architecture that it reads.
 
-It takes some values of Gemma and GPT-2 from its defaults and not from the file, so these models have those.
+`transformers` takes some values of Gemma and GPT-2 from its defaults instead of the file. The models here have these
+values.
 """
 
-import numpy as np
 import pytest
 
 from bass_jax.checkpoint import load_model
@@ -12,7 +12,7 @@ from tests.checkpoint.small import random_model, small_config
 from tests.checkpoint.test_gguf import CONFIGS
 from tests.marks import mostly_slow
 from tests.models.cases import prompts
-from tests.models.conftest import run_reference
+from tests.models.conftest import load_arrays, run_reference
 from tests.models.passes import read_texts, relative_error
 from tests.models.test_against_transformers import TOLERANCE
 
@@ -31,6 +31,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
+    """Writes the GGUF files and the logits of `transformers`."""
     directory, cases = tmp_path_factory.mktemp("gguf"), []
     for i, (name, changes) in enumerate(CHANGES.items()):
         path = directory / name / "model.gguf"
@@ -41,8 +42,8 @@ def files(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", mostly_slow(CHANGES, lambda name: name in ("qwen2", "gemma2")))
-def test_gguf_models_score_as_in_transformers(name, files):
-    expected = np.load(files / f"{name}.npz")
+def test_gguf_models_have_the_logits_of_transformers(name, files):
+    expected = load_arrays(files / f"{name}.npz")
     texts = prompts(list(CHANGES).index(name))
     for i, logits in enumerate(read_texts(load_model(files / name / "model.gguf"), texts)):
         assert relative_error(logits, expected[f"logits_{i}"]) < TOLERANCE

@@ -1,4 +1,4 @@
-"""Layers of one kind are traced and lowered once, however many there are; starts are short for it."""
+"""Equal layers are traced and lowered once, which shortens compilation."""
 
 import re
 
@@ -16,7 +16,7 @@ from tests import tiny
         ({"num_layers": 4, "window": 4, "windowed_layers": (False, True, False, True)}, 2),
     ],
 )
-def test_layers_of_one_kind_are_lowered_once(changes, num_kinds):
+def test_equal_layers_are_lowered_once(changes, num_kinds):
     model = tiny.model(0, **changes)
     tokens = jnp.zeros((1, 3), jnp.int32)
     positions = jnp.arange(3)[None]

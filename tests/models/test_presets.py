@@ -1,4 +1,4 @@
-"""Presets have the sizes of what they are named after, and random weights go straight to where they belong."""
+"""Presets have the sizes of the models that they are named after; random weights are created on their devices."""
 
 import dataclasses
 import math
@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh
 
 import bass_jax as bass
 from bass_jax.checkpoint import inspect_preset
-from bass_jax.models import PRESETS, abstract_params, init_params, preset, random_model
+from bass_jax.models import PRESETS, init_params, param_shapes, preset, random_model
 from bass_jax.models.sharding import param_shardings
-from bass_jax.runtime.trees import flatten
 from tests import tiny
 
 NUM_PARAMETERS = {
@@ -48,29 +48,29 @@ NUM_PARAMETERS = {
     "pythia-160m": 162_322_944,
     "pythia-6.9b": 6_857_302_016,
 }
-"""Counted by `transformers` in its own model of the same configuration."""
+"""The numbers that `transformers` reports for the same configurations."""
 
 
-def count(config: bass.ModelConfig) -> int:
-    return sum(math.prod(boxed.value.shape) for boxed in flatten(abstract_params(config)).values())
+def count(config: bass.models.ModelConfig) -> int:
+    return sum(math.prod(leaf.shape) for leaf in param_shapes(config).values())
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "gemma-2-2b", "gpt2", "opt-350m", "codegen-350m", "qwen3-0.6b"])
-def test_the_layer_that_is_traced_stands_for_all(name):
-    """Shapes, dtypes and order of the parameters that a whole pass declares, with twelve layers for the order."""
+def test_param_shapes_are_those_of_init_params(name):
+    """`param_shapes` traces one layer of each kind. Twelve layers are enough to check the order of the names."""
     config = shallow(preset(name), 12)
     whole = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
-    expected = [(name, leaf.shape, leaf.dtype) for name, leaf in flatten(whole).items()]
-    found = [(name, boxed.value.shape, boxed.value.dtype) for name, boxed in flatten(abstract_params(config)).items()]
+    expected = [(name, leaf.shape, leaf.dtype) for name, leaf in flatten_dict(whole, sep="/").items()]
+    found = [(name, leaf.shape, leaf.dtype) for name, leaf in param_shapes(config).items()]
     assert found == expected
 
 
-def shallow(config: bass.ModelConfig, num_layers: int) -> bass.ModelConfig:
+def shallow(config: bass.models.ModelConfig, num_layers: int) -> bass.models.ModelConfig:
     return dataclasses.replace(config, layers=config.layers[:num_layers])
 
 
 def test_every_preset_has_the_parameters_of_its_model():
-    """Counted at one and two layers: tracing forty takes seconds, and every layer has as many as the second."""
+    """Counts models with one and two layers and extrapolates, because tracing forty layers takes seconds."""
     found = {}
     for name in PRESETS:
         config = preset(name)
@@ -80,34 +80,36 @@ def test_every_preset_has_the_parameters_of_its_model():
     assert inspect_preset("bass-draft-b-510m").num_parameters == NUM_PARAMETERS["bass-draft-b-510m"]
 
 
-@pytest.mark.parametrize("name, letter, layers, heads, width", [
-    ("bass-draft-a-310m", "A", 4, 16, 2048), ("bass-draft-b-510m", "B", 8, 16, 2048),
-    ("bass-draft-c-1b", "C", 4, 32, 4096),
-])  # fmt: skip
-def test_drafts_of_bass(name, letter, layers, heads, width):
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("bass-draft-a-310m", (4, 16, 2048)),
+        ("bass-draft-b-510m", (8, 16, 2048)),
+        ("bass-draft-c-1b", (4, 32, 4096)),
+    ],
+)
+def test_drafts_of_the_bass_paper(name, shape):
+    """The shape is the number of layers, the number of heads, and the width."""
     config = preset(name)
-    assert (config.num_layers, config.layers[0].attention.num_heads, config.width, config.dtype) == (
-        layers,
-        heads,
-        width,
-        "bfloat16",
-    )
+    assert (config.num_layers, config.layers[0].attention.num_heads, config.width) == shape
+    assert config.dtype == "bfloat16"
     assert config.vocab_size == preset("bass-7.8b").vocab_size
 
 
-def test_an_unknown_preset_is_named():
+def test_an_unknown_preset_is_refused():
     with pytest.raises(ValueError, match=r"name='opt-66b': expected one of \['opt-13b', "):
         preset("opt-66b")
     with pytest.raises(ValueError, match=r"name='opt-66b': expected one of"):
-        bass.random_pair("opt-66b")
+        bass.decoding.random_pair("opt-66b")
 
 
-def test_random_weights_have_their_spread():
-    config = tiny.config(width=64, mlp_width=96, has_attention_bias=True, norm_offset=1.0, dtype="bfloat16")
+def test_random_weights_are_independent_with_the_given_deviation():
+    changes = {"has_attention_bias": True, "norm_offset": 1.0, "dtype": "bfloat16"}
+    config = tiny.config(width=64, num_layers=2, mlp_width=96, **changes)
     model = random_model(config, jax.random.key(3))
-    arrays = flatten(model.params)
+    arrays = flatten_dict(model.params, sep="/")
     assert {name: leaf.shape for name, leaf in arrays.items()} == {
-        name: boxed.value.shape for name, boxed in flatten(abstract_params(config)).items()
+        name: leaf.shape for name, leaf in param_shapes(config).items()
     }
     for name, leaf in arrays.items():
         assert leaf.dtype == jnp.bfloat16
@@ -115,7 +117,7 @@ def test_random_weights_have_their_spread():
         if name.endswith(("norm", "bias")):
             assert not numbers.any()
         else:
-            # Five standard errors of a standard deviation, and of a mean.
+            # The bounds are five standard errors of the standard deviation and of the mean.
             assert abs(numbers.std() - 0.02) < 5 * 0.02 / math.sqrt(2 * numbers.size) + 1e-4
             assert abs(numbers.mean()) < 5 * 0.02 / math.sqrt(numbers.size) + 1e-4
     first, second = (np.asarray(arrays[f"layer_{i}/mlp/down"], np.float32) for i in range(2))
@@ -124,7 +126,7 @@ def test_random_weights_have_their_spread():
     jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
 
 
-def test_random_weights_are_drawn_on_their_shards():
+def test_random_weights_on_a_mesh_are_sharded_and_unchanged():
     mesh = Mesh(np.array(jax.devices()[:2]), ("tp",))
     config = tiny.config(num_kv_heads=2, vocab_size=12)
     model = random_model(config, jax.random.key(0), mesh=mesh)
@@ -136,10 +138,10 @@ def test_random_weights_are_drawn_on_their_shards():
     jax.tree.map(np.testing.assert_array_equal, model.params, whole.params)
 
 
-def test_a_random_pair_decodes():
+def test_a_random_pair_generates():
     target, draft = tiny.config(), tiny.config(num_layers=1, output_vocab_size=7)
-    pair = bass.random_pair(target, draft)
+    pair = bass.decoding.random_pair(target, draft)
     assert pair.target.config == target and pair.drafter.model.config == draft
     run = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(2), max_new_tokens=6)
     assert [len(row) for row in run.tokens] == [6, 6, 6]
-    assert isinstance(bass.random_pair(target).drafter, bass.drafters.NgramDrafter)
+    assert isinstance(bass.decoding.random_pair(target).drafter, bass.drafters.NgramDrafter)

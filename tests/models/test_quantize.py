@@ -1,4 +1,4 @@
-"""INT8: a quantized model scores as the model of its rounded weights does, and speculates as it decodes."""
+"""INT8: logits are those of the dequantized weights, and greedy speculation equals greedy decoding."""
 
 import dataclasses
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 import bass_jax as bass
 from bass_jax.models.kv_cache import Int8KV
@@ -22,33 +23,28 @@ SHAPES = [
 ]
 
 
-def score(model: bass.Model) -> np.ndarray:
-    """Logits of two texts."""
+def score(model: bass.models.Model) -> np.ndarray:
+    """Returns the logits of two texts."""
     positions = np.tile(np.arange(TOKENS.shape[1], dtype=np.int32), (2, 1))
-    return np.asarray(jax.jit(bass.Model.forward)(model, TOKENS, positions, model.init_cache(2, 64))[0])
+    return np.asarray(jax.jit(bass.models.Model.forward)(model, TOKENS, positions, model.init_cache(2, 64))[0])
 
 
-def dequantized(model: bass.Model) -> bass.Model:
-    """The model without quantization whose weights are those that INT8 stands for."""
-
-    def visit(tree):
-        found = {}
-        for name, leaf in tree.items():
-            if isinstance(leaf, dict):
-                found[name] = visit(leaf)
-            elif f"{name}_scale" in tree:
-                found[name] = leaf.astype(jnp.float32) * tree[f"{name}_scale"]
-            elif not name.endswith("_scale"):
-                found[name] = leaf
-        return found
-
-    return bass.Model(visit(model.params), dataclasses.replace(model.config, quantize=None), model.output_ids)
+def dequantized(model: bass.models.Model) -> bass.models.Model:
+    """Returns the model without quantization whose weights are the dequantized ones of `model`."""
+    stored = flatten_dict(model.params, sep="/")
+    params = {
+        path: leaf.astype(jnp.float32) * stored[f"{path}_scale"] if f"{path}_scale" in stored else leaf
+        for path, leaf in stored.items()
+        if not path.endswith("_scale")
+    }
+    config = dataclasses.replace(model.config, quantize=None)
+    return bass.models.Model(unflatten_dict(params, sep="/"), config, model.output_ids)
 
 
 @pytest.mark.parametrize(("name", "shape"), [("qkv", (16, 2, 3, 8)), ("out", (2, 3, 4, 16)), ("down", (24, 16))])
-def test_a_weight_is_off_by_half_a_scale_at_most(name, shape):
+def test_the_error_of_a_weight_is_at_most_half_a_scale(name, shape):
     weight = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    weight[..., 0] = 0.0  # A channel of zeros.
+    weight[..., 0] = 0.0
     values, scale = quantize_weight(jnp.asarray(weight), NUM_CONTRACTED[name])
     assert values.dtype == jnp.int8 and scale.shape == shape[NUM_CONTRACTED[name] :]
     assert np.abs(np.asarray(values)).max() == 127
@@ -56,16 +52,16 @@ def test_a_weight_is_off_by_half_a_scale_at_most(name, shape):
 
 
 @pytest.mark.parametrize("changes", SHAPES)
-def test_logits_are_those_of_the_rounded_weights(changes):
+def test_logits_are_those_of_the_dequantized_weights(changes):
     model = tiny.model(0, vocab_size=40, num_layers=1, **changes)
-    quantized = bass.quantize_model(model)
+    quantized = bass.models.quantize_model(model)
     assert quantized.params["layer_0"]["attention"]["qkv"].dtype == jnp.int8
     found, expected = score(quantized), score(dequantized(quantized))
     assert relative_error(found, expected) < 1e-5
 
 
-def test_rounded_inputs_are_multiplied_as_whole_numbers():
-    """Against the product of what the numbers stand for; the rounding itself is 1/254 of a vector's largest at most."""
+def test_rounded_inputs_are_multiplied_as_integers():
+    """Compared with the product of the dequantized values."""
     random = np.random.default_rng(1)
     x, w = (jnp.asarray(random.normal(size=shape), jnp.float32) for shape in ((2, 3, 64), (64, 2, 8)))
     weight = Weight(*quantize_weight(w, 1))
@@ -76,10 +72,10 @@ def test_rounded_inputs_are_multiplied_as_whole_numbers():
     assert 1e-3 < relative_error(np.asarray(found) / 2, np.asarray(jnp.einsum("btd,dgf->btgf", x, w))) < 0.05
 
 
-def test_activations_stay_close():
+def test_rounding_the_activations_changes_logits_little():
     model = tiny.model(0, scale=4.0, vocab_size=40, num_layers=1)
     errors = {
-        mode: relative_error(score(bass.quantize_model(model, mode)), score(model))
+        mode: relative_error(score(bass.models.quantize_model(model, mode)), score(model))
         for mode in ("int8", "int8_activations")
     }
     assert 0 < errors["int8"] < errors["int8_activations"] < 0.1
@@ -89,10 +85,10 @@ def test_an_int8_cache_holds_rounded_keys_and_values():
     model = tiny.model(0, scale=4.0, vocab_size=40, num_layers=1)
     rounded = dataclasses.replace(model, config=dataclasses.replace(model.config, cache_dtype="int8"))
     tokens, positions = jnp.asarray(TOKENS[:1]), jnp.arange(12)[None]
-    logits, cache = jax.jit(bass.Model.forward)(model, tokens, positions, model.init_cache(1, 64))
-    found, int8 = jax.jit(bass.Model.forward)(rounded, tokens, positions, rounded.init_cache(1, 64))
+    logits, cache, *_ = jax.jit(bass.models.Model.forward)(model, tokens, positions, model.init_cache(1, 64))
+    found, int8, *_ = jax.jit(bass.models.Model.forward)(rounded, tokens, positions, rounded.init_cache(1, 64))
     assert isinstance(int8.keys[0], Int8KV) and int8.capacity == cache.capacity == 64
-    # The first layer's are of the same inputs.
+    # The first layer has the same inputs in both models.
     for held, exact in ((int8.keys[0], cache.keys[0]), (int8.values[0], cache.values[0])):
         error = np.abs(held.values * held.scales[..., None] - exact)
         assert (error <= np.asarray(held.scales)[..., None] * 0.5001 + 1e-6).all() and error.max() > 0
@@ -106,9 +102,9 @@ def test_an_int8_cache_holds_rounded_keys_and_values():
     ("quantize", "cache_dtype"), [("int8", "int8"), pytest.param("int8_activations", None, marks=pytest.mark.slow)]
 )
 def test_greedy_speculation_is_greedy_decoding(quantize, cache_dtype):
-    """With an INT8 target and a draft that is not, one that is often right."""
+    """With an INT8 target and a float draft that is often accepted."""
     whole = tiny.model(0, num_layers=1)
-    target = bass.quantize_model(whole, quantize, cache_dtype=cache_dtype)
+    target = bass.models.quantize_model(whole, quantize, cache_dtype=cache_dtype)
     pair = bass.Pair(target, tiny.model_drafter(tiny.perturbed(whole, 0.02)))
     runs = [
         bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(3), max_new_tokens=24, step=step)
@@ -116,13 +112,13 @@ def test_greedy_speculation_is_greedy_decoding(quantize, cache_dtype):
     ]
     for speculated, decoded in zip(*(run.tokens for run in runs), strict=True):
         np.testing.assert_array_equal(speculated, decoded)
-    assert runs[0].summary.acceptance_rate > 0.3
+    assert runs[0].metrics.acceptance_rate > 0.3
 
 
 @pytest.mark.slow
-def test_several_chains_share_an_int8_cache():
+def test_candidate_drafts_with_an_int8_cache():
     whole = tiny.model(0, num_layers=1)
-    target = bass.quantize_model(whole, cache_dtype="int8")
+    target = bass.models.quantize_model(whole, cache_dtype="int8")
     pair = bass.Pair(target, tiny.model_drafter(tiny.perturbed(whole, 0.1)))
     candidates = bass.generate(
         pair, tiny.PROMPTS, bass.SpecConfig(3, "multi_draft", num_candidates=2), max_new_tokens=16
@@ -132,32 +128,32 @@ def test_several_chains_share_an_int8_cache():
         np.testing.assert_array_equal(found, expected)
 
 
-def test_random_int8_weights_spread_as_others_do():
+def test_random_int8_weights_have_the_deviation_of_other_weights():
     config = tiny.config(width=64, num_layers=1, mlp_width=256, quantize="int8")
     params = bass.models.random_model(config, jax.random.key(0)).params["layer_0"]["mlp"]
     weight = np.asarray(params["down"], np.float32) * np.asarray(params["down_scale"])
-    # 16384 numbers: their deviation is known to half a percent, their mean to 0.00016.
+    # With 16384 numbers the standard errors are half a percent of the deviation, and 0.00016 for the mean.
     assert abs(weight.std() - 0.02) < 5e-4 and abs(weight.mean()) < 1e-3
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"quantize": "int4"}, "quantize='int4': expected None, 'int8' or 'int8_activations'"),
-        ({"cache_dtype": "fp8"}, "cache_dtype='fp8': expected None or 'int8'"),
-        ({"product_dtype": "float16"}, "product_dtype='float16': expected None or 'bfloat16'"),
+        ({"quantize": "int4"}, "quantize='int4': expected one of None, 'int8', 'int8_activations'"),
+        ({"cache_dtype": "fp8"}, "cache_dtype='fp8': expected one of None, 'int8'"),
+        ({"product_dtype": "float16"}, "product_dtype='float16': expected one of None, 'bfloat16'"),
     ],
 )
-def test_a_bad_mode_is_named(changes, message):
+def test_errors_name_the_value(changes, message):
     with pytest.raises(ValueError, match=message):
         tiny.config(**changes)
     with pytest.raises(ValueError, match="expected one without INT8 weights"):
-        bass.quantize_model(bass.quantize_model(tiny.model(0)))
+        bass.models.quantize_model(bass.models.quantize_model(tiny.model(0)))
 
 
 @pytest.mark.slow
-def test_a_quantised_target_keeps_its_own_distribution():
-    target = bass.quantize_model(tiny.model(0, vocab_size=5), cache_dtype="int8")
+def test_speculation_samples_from_the_quantized_targets_distribution():
+    target = bass.models.quantize_model(tiny.model(0, vocab_size=5), cache_dtype="int8")
     drafter = tiny.model_drafter(tiny.perturbed(tiny.model(0, vocab_size=5), 0.05), vocab_size=5)
     report = bass.verify_lossless(drafter, "token", target=target, num_samples=50_000)
     assert report.is_lossless, str(report)

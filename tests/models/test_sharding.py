@@ -1,4 +1,4 @@
-"""A model sharded over a mesh scores as the whole one does."""
+"""A model sharded over a mesh has the logits of the model on one device."""
 
 import jax
 import numpy as np
@@ -30,7 +30,7 @@ def mesh() -> Mesh:
         ({"is_tied": False, "embedding_width": 24, "output_vocab_size": 40}, None),
     ],
 )
-def test_sharded_logits_are_the_whole_models(changes, rules, mesh, tmp_path):
+def test_sharded_logits_equal_those_of_one_device(changes, rules, mesh, tmp_path):
     model = random_model(small_config(**changes))
     save_model(tmp_path / "model", model)
     sharded = load_model(tmp_path / "model", mesh=mesh, rules=rules)
@@ -43,7 +43,7 @@ def test_sharded_logits_are_the_whole_models(changes, rules, mesh, tmp_path):
         assert relative_error(found, expected) < 1e-5
 
 
-def test_megatrons_scheme(mesh):
+def test_default_shardings_are_those_of_megatron(mesh):
     shardings = param_shardings(small_config(is_tied=False), mesh)
     layer = shardings["layer_0"]
     assert layer["attention"]["qkv"].spec == PartitionSpec(None, "tp", None, None)
@@ -54,7 +54,7 @@ def test_megatrons_scheme(mesh):
     assert layer["attention_norm"].spec == PartitionSpec(None)
 
 
-def test_a_bad_rule_is_named(mesh, tmp_path):
+def test_an_invalid_rule_is_refused(mesh, tmp_path):
     config = small_config(vocab_size=263)
     with pytest.raises(ValueError, match="rules: unknown logical axis 'heads'"):
         param_shardings(config, mesh, {"heads": "tp"})

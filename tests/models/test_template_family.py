@@ -1,4 +1,4 @@
-"""The guide in `bass_jax/models/families/template.py`, followed: a made-up family loads by public means alone."""
+"""A family written by the guide in `bass_jax/models/families/template.py` loads through the public functions."""
 
 import json
 
@@ -14,9 +14,16 @@ from tests.checkpoint.small import random_model, small_config
 from tests.models.passes import read_texts
 
 NAMES = {
-    "model.embed_tokens": "tok", "model.norm": "out_norm", "lm_head": "head", "input_layernorm": "norm_1",
-    "post_attention_layernorm": "norm_2", "self_attn.o_proj": "attn.out", "model.layers": "blocks",
-}  # fmt: skip
+    "model.embed_tokens": "tok",
+    "model.norm": "out_norm",
+    "lm_head": "head",
+    "input_layernorm": "norm_1",
+    "post_attention_layernorm": "norm_2",
+    "self_attn.o_proj": "attn.out",
+    "model.layers": "blocks",
+}
+"""Tensor names of Llama and of the template family."""
+SHAPE = {"vocab": 264, "dim": 16, "depth": 2, "heads": 4, "kv_heads": 2, "hidden": 32, "max_len": 128, "tied": False}
 
 
 @pytest.fixture
@@ -33,30 +40,28 @@ def llama():
 
 @pytest.fixture
 def directory(llama, tmp_path):
-    """A checkpoint of the made-up family with the weights of a Llama."""
+    """Writes a checkpoint of the template family with the weights of a Llama."""
     tensors = hugging_face_tensors(llama)
     for i in range(llama.config.num_layers):
         parts = [tensors.pop(f"model.layers.{i}.self_attn.{name}_proj.weight") for name in "qkv"]
         tensors[f"model.layers.{i}.attn.qkv.weight"] = np.concatenate(parts)
     renamed = {}
     for name, tensor in tensors.items():
-        for theirs, ours in NAMES.items():
-            name = name.replace(theirs, ours)
+        for llama_name, template_name in NAMES.items():
+            name = name.replace(llama_name, template_name)
         renamed[name] = tensor
     (tmp_path / "model").mkdir()
     save_file(renamed, tmp_path / "model" / "model.safetensors")
-    config = {"model_type": "template", "vocab": 264, "dim": 16, "depth": 2, "heads": 4, "kv_heads": 2, "hidden": 32,
-              "max_len": 128, "tied": False}  # fmt: skip
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "template"} | SHAPE))
     return tmp_path / "model"
 
 
-def test_unregistered_it_is_unknown(directory):
+def test_an_unregistered_family_is_refused(directory):
     with pytest.raises(ValueError, match="model_type='template': expected one of"):
         load_model(directory)
 
 
-def test_it_loads_scores_converts_and_is_written_back(registered, directory, llama, tmp_path):
+def test_a_registered_family_loads_converts_and_is_exported(registered, directory, llama, tmp_path):
     model = load_model(directory)
     texts = [np.arange(20) % 7, np.arange(30) % 11]
     for found, expected in zip(read_texts(model, texts), read_texts(llama, texts), strict=True):
@@ -73,14 +78,14 @@ def test_it_loads_scores_converts_and_is_written_back(registered, directory, lla
     jax.tree.map(np.testing.assert_array_equal, ours.params, model.params)
 
 
-def test_what_it_cannot_do_is_refused(registered, directory):
+def test_an_unsupported_value_is_refused(registered, directory):
     content = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(content | {"alibi": True}))
     with pytest.raises(ValueError, match=r"config\.json: alibi=True: expected False"):
         load_model(directory)
 
 
-def test_a_name_that_is_taken_is_refused():
+def test_a_name_can_be_registered_only_once():
     with pytest.raises(ValueError, match="name='llama': there is a family of that name already"):
         register_family(Family("llama", template.read_config, template.write_config, template.rules))
-    register_family(FAMILIES["llama"])  # Twice the same is no other.
+    register_family(FAMILIES["llama"])  # Registering the same family again is allowed.

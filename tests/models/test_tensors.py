@@ -1,4 +1,4 @@
-"""Parameters are what their layers declare."""
+"""Given parameters must have the shapes that their layers declare."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,8 @@ from bass_jax.models import Model
 from tests import tiny
 
 
-def test_a_parameter_of_another_shape_is_named():
-    """Flax says so where it makes a parameter; one that is there is checked by `declare` alone."""
+def test_a_parameter_of_another_shape_is_refused():
+    """Flax checks only parameters that it initializes; `declare` checks given ones."""
     model = tiny.model(1, num_layers=1)
     params = model.params | {"final_norm": jax.tree.map(lambda leaf: leaf[:-1], model.params["final_norm"])}
     tokens = jnp.zeros((1, 1), jnp.int32)

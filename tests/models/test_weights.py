@@ -1,4 +1,4 @@
-"""Products with weights: one row is summed in parts on a CPU, and comes out as any other row does; rounded inputs."""
+"""Products with weights: the split sum of a single row on CPUs, and rounded inputs."""
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,14 @@ def draw(seed, *shape, dtype=jnp.float32):
 
 
 def num_batched(function, *args):
-    """Products of `function` that have a batch axis."""
+    """Returns the number of products in `function` that have a batch axis."""
     eqns = jax.make_jaxpr(function)(*args).eqns
     return sum(bool(eqn.params["dimension_numbers"][1][0]) for eqn in eqns if eqn.primitive.name == "dot_general")
 
 
 @pytest.mark.parametrize("width", [7, 30, 64])
 @pytest.mark.parametrize("rows", [(1,), (1, 1), (2, 1), (1, 5)])
-def test_rows_come_out_as_the_matrix_product(rows, width):
+def test_products_are_those_of_numpy(rows, width):
     x, values = draw(0, *rows, width), draw(1, width, 3, 4)
     found = product(x, values)
     assert found.shape == (*rows, 3, 4) and found.dtype == jnp.float32
@@ -29,11 +29,11 @@ def test_rows_come_out_as_the_matrix_product(rows, width):
 
 
 @pytest.mark.parametrize(("rows", "width", "expected"), [(1, 64, 1), (1, 30, 1), (1, 7, 0), (2, 64, 0)])
-def test_only_one_row_is_cut_and_only_into_equal_parts(rows, width, expected):
+def test_only_a_single_row_is_split_into_equal_parts(rows, width, expected):
     assert num_batched(product, draw(0, 1, rows, width), draw(1, width, 8)) == expected
 
 
-def test_a_narrower_result():
+def test_the_result_can_be_bfloat16():
     x, values = draw(0, 1, 64), draw(1, 64, 8)
     found = product(x, values, jnp.bfloat16)
     assert found.dtype == jnp.bfloat16
@@ -42,7 +42,7 @@ def test_a_narrower_result():
 
 @pytest.mark.parametrize("rows", [1, 6])
 def test_rounded_inputs_are_summed_in_float32(rows):
-    """And the gradient by a weight is not rounded at all."""
+    """The inputs of the gradient with respect to a weight are not rounded."""
     x, values, gradient = draw(0, rows, 64), draw(1, 64, 2, 4), draw(2, rows, 2, 4)
     found, pull = jax.vjp(lambda x, values: product(x, values, rounds_to="bfloat16"), x, values)
     of_x, of_values = pull(gradient)
@@ -57,19 +57,19 @@ def test_rounded_inputs_are_summed_in_float32(rows):
     assert np.abs(found - product(x, values)).max() > 1e-3
 
 
-def test_bfloat16_inputs_need_no_rounding():
+def test_bfloat16_inputs_are_not_rounded():
     x, values = draw(0, 3, 64, dtype=jnp.bfloat16), draw(1, 64, 8, dtype=jnp.bfloat16)
     found = product(x, values, rounds_to="bfloat16")
     assert found.dtype == jnp.bfloat16
     np.testing.assert_array_equal(found, product(x, values))
 
 
-def test_bfloat16_is_left_whole():
+def test_a_bfloat16_row_is_not_split():
     x, values = draw(0, 1, 64, dtype=jnp.bfloat16), draw(1, 64, 8, dtype=jnp.bfloat16)
     assert num_batched(product, x, values) == 0
 
 
-def test_a_mesh_is_left_to_cut_by_itself():
+def test_a_row_on_a_mesh_is_not_split():
     mesh = jax.make_mesh((1,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
     with jax.set_mesh(mesh):
         assert num_batched(product, draw(0, 1, 64), draw(1, 64, 8)) == 0

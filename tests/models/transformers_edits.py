@@ -1,11 +1,14 @@
-"""Edits ``config.json`` key by key and writes what transformers makes of each; run in the peers environment.
+"""Edits ``config.json`` key by key and writes the logits of transformers. Runs in the peers environment.
 
     python transformers_edits.py cases.json directory
 
-``cases.json`` lists ``{"name", "config", "seed"}`` as for `transformers_reference`. For each case ``directory/name/``
-gets the checkpoint, ``directory/name.json`` the list of edits, each the whole edited configuration with a description,
-and ``directory/name.npz`` gets ``edit_i`` ``[n, V]``, the logits over `TEXT` after edit ``i``, for the edits that
-`transformers` loads. Edit 0 changes nothing.
+``cases.json`` lists ``{"name", "config", "seed"}`` as for `transformers_reference`. Writes for each case:
+
+* ``directory/name/``: the checkpoint.
+* ``directory/name.json``: the list of edits, each with its description and the whole edited configuration. Edit 0
+  changes nothing.
+* ``directory/name.npz``: ``edit_i`` ``[n, V]``, the logits over `TEXT` after edit ``i``, for the edits that
+  `transformers` loads.
 """
 
 import contextlib
@@ -24,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers_reference import randomize
 
 TEXT = np.random.default_rng(7).integers(0, 131, 70).tolist()
-"""Longer than every window and every original context of the cases."""
+"""Random tokens, longer than every window and every original context of the cases."""
 
 MISSING = "(missing)"
 
@@ -35,6 +38,14 @@ STRINGS = {
     "layer_types": ("full_attention", "sliding_attention", "chunked_attention"),
 }
 STRINGS |= dict.fromkeys(("hidden_activation", "activation_function"), STRINGS["hidden_act"])
+
+_LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def _per_layer_type(**rope):
+    """Returns rotary parameters with a different base per type of layers."""
+    return {"full_attention": rope | {"rope_theta": 123.0}, "sliding_attention": rope | {"rope_theta": 45.0}}
+
 
 ROPES = (
     {"rope_type": "default", "rope_theta": 123.0},
@@ -48,23 +59,27 @@ ROPES = (
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
     {"rope_type": "yarn", "factor": 4.0},
     {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-    {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-     "original_max_position_embeddings": 32},
-    {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-    {"rope_type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6,
-     "original_max_position_embeddings": 32},
+    _LLAMA3 | {"original_max_position_embeddings": 32},
+    _LLAMA3,
+    {"rope_type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    | {"original_max_position_embeddings": 32},
     {"rope_type": "default", "rope_theta": 123.0, "partial_rotary_factor": 0.5},
-    {"full_attention": {"rope_type": "default", "rope_theta": 123.0},
-     "sliding_attention": {"rope_type": "default", "rope_theta": 45.0}},
-    {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 123.0},
-     "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 45.0}},
+    _per_layer_type(rope_type="default"),
+    _per_layer_type(rope_type="linear", factor=2.0),
     {},
-)  # fmt: skip
+)
 """Values of ``rope_parameters`` and ``rope_scaling``."""
 
 
+KEYS_OF_SHARED_CODE = (
+    *("rope_theta", "rope_scaling", "original_max_position_embeddings", "partial_rotary_factor"),
+    *("rope_local_base_freq", "sliding_window_pattern", "is_causal", "is_decoder", "quantization_config"),
+    "logit_scale",
+)
+
+
 def others(key, value):
-    """Other values for a key; of one that holds None or is unknown, values of every kind."""
+    """Returns other values for a key: of the same type as `value`, or of every type if it is None."""
     if key in STRINGS and not isinstance(value, list):
         return STRINGS[key]
     if key == "layer_types":
@@ -88,23 +103,19 @@ def others(key, value):
 
 
 def keys_read(config):
-    """Names that this family's configuration has, or that its source code asks a configuration for."""
+    """Returns the keys and defaults of a family: those of its configuration, and those that its source code reads."""
     model = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     found = dict(config.to_dict())
     for module in (inspect.getmodule(model), inspect.getmodule(type(config))):
         text = inspect.getsource(module)
         for name in re.findall(r"config\.([a-z]\w+)|(?:config, |kwargs\.\w+\()\"([a-z]\w+)\"", text):
             found.setdefault(name[0] or name[1], None)
-    for name in (
-        "rope_theta", "rope_scaling", "original_max_position_embeddings", "partial_rotary_factor", "is_causal",
-        "is_decoder", "rope_local_base_freq", "sliding_window_pattern", "quantization_config", "logit_scale",
-    ):  # fmt: skip
-        found.setdefault(name, None)
+    found = dict.fromkeys(KEYS_OF_SHARED_CODE) | found
     return {name: value for name, value in found.items() if not callable(getattr(config, name, None))}
 
 
 def edits(content, known):
-    """Yields ``(description, configuration)`` of everything that is tried on a file's content."""
+    """Yields ``(description, configuration)`` of every edit of a file's content."""
     yield "nothing", content
     ropes = ("rope_parameters", "rope_scaling")
     for key in sorted({*content, *known}):
@@ -114,7 +125,7 @@ def edits(content, known):
         for value in (None, *(ROPES if key in ropes else others(key, old))):
             yield f"{key}: {content.get(key, MISSING)} -> {value}", content | {key: value}
     for key in ropes:
-        # Without the other form: what files of transformers 4 and 5 hold.
+        # Without the other key, as in files of transformers 4 or 5.
         rest = {name: value for name, value in content.items() if name not in ropes}
         for value in ROPES:
             yield f"only {key}: {value}", rest | {key: value}
@@ -132,9 +143,9 @@ def edits(content, known):
 
 @torch.no_grad()
 def logits(directory):
-    """Returns the logits over `TEXT`, or None where `transformers` fails or fills in tensors of its own."""
+    """Returns the logits over `TEXT`, or None if `transformers` fails or initializes tensors that are missing."""
     try:
-        # What it logs about odd files is of no interest.
+        # Warnings about the edited files are discarded.
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             model, report = AutoModelForCausalLM.from_pretrained(
                 directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
@@ -175,7 +186,7 @@ def main(cases, directory):
 
 
 if __name__ == "__main__":
-    # Without its sizes a configuration is that of a whole model, which then cannot be made.
+    # A configuration without its sizes has the defaults of a large model, which must fail instead of being allocated.
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
     torch.set_num_threads(1)
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)

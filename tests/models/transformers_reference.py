@@ -1,13 +1,15 @@
-"""Writes checkpoints and their logits with torch and transformers; run in the peers environment.
+"""Writes checkpoints and their logits with torch and transformers. Runs in the peers environment.
 
     python transformers_reference.py cases.json directory
 
 ``cases.json`` lists cases: ``{"name", "config": {"model_type", …}, "prompts": [[ids], …], "num_new": [n, …], "seed"}``
-for a random model of that configuration, or one with ``"gguf"`` or ``"directory"``, a path, instead. For each,
-``directory/name/`` gets the checkpoint (random models) and ``directory/name.npz`` gets, for prompt ``i``,
-``greedy_i``, its greedy continuation of ``n`` tokens, and ``logits_i`` ``[..., V]`` of every position of both, read
-without padding and without a cache. A case with ``"pickled"`` gets ``directory/name.bin/`` and
-``directory/name.bins/`` too, the same weights as one file and as shards that torch pickled.
+for a random model, or with the path of a model, ``"gguf"`` or ``"directory"``, instead of ``"config"``. Writes:
+
+* ``directory/name/``: the checkpoint of a random model.
+* ``directory/name.npz``: for prompt ``i``, ``greedy_i``, its greedy continuation of ``n`` tokens, and ``logits_i``
+  ``[..., V]`` of every position of both, computed without padding and without a cache.
+* ``directory/name.bin/`` and ``directory/name.bins/`` if the case has ``"pickled"``: the same weights pickled by torch,
+  as one file and as shards.
 """
 
 import json
@@ -20,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 
 def randomize(model, seed):
-    """Draws every parameter anew: `transformers` leaves norms at 1 and biases at 0, where a fault hides."""
+    """Draws all parameters, because `transformers` initializes norms to 1 and biases to 0, which would hide errors."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -34,7 +36,7 @@ def randomize(model, seed):
 
 @torch.no_grad()
 def reference(model, prompts, num_new):
-    """Greedy continuations, and the logits of every position of every prompt with its own."""
+    """Returns the greedy continuations, and the logits of all positions of the prompts and continuations."""
     results = {}
     for i, (prompt, count) in enumerate(zip(prompts, num_new, strict=True)):
         past, tokens, step = None, [], torch.tensor([prompt])
@@ -48,7 +50,7 @@ def reference(model, prompts, num_new):
 
 
 def pickle_weights(model, directory):
-    """Writes the weights as old releases did: one ``pytorch_model.bin``, and shards with their index."""
+    """Writes the weights as old releases did: as one ``pytorch_model.bin``, and as shards with an index."""
     tensors = model.state_dict()
     names = list(tensors)
     for suffix, parts in (("bin", [names]), ("bins", [names[::2], names[1::2]])):
@@ -90,5 +92,5 @@ def main(cases, directory):
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # Small models; and threads that wait by spinning starve whatever runs beside.
+    torch.set_num_threads(1)  # The models are small, and waiting threads would slow other processes down.
     main(sys.argv[1], Path(sys.argv[2]))

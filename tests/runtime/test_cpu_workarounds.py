@@ -1,4 +1,4 @@
-"""The place of the largest score is NumPy's, whatever the scores are."""
+"""Our `argmax` for CPUs returns the same indices as NumPy's."""
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,10 @@ def assert_is_argmax(scores):
 
 @pytest.mark.parametrize("size", [1, 7, 511, 512, 513, 1000, 49152])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_one_largest_and_several(size, dtype):
+def test_argmax_is_that_of_numpy_with_and_without_ties(size, dtype):
     rng = np.random.default_rng(size)
     assert_is_argmax(jnp.asarray(rng.normal(size=(2, 3, size)), dtype))
-    # Few values, so that most rows have their largest several times, in one block and in several.
+    # With four values, most rows have their maximum several times, within a block and in several blocks.
     assert_is_argmax(jnp.asarray(rng.integers(0, 4, (64, size)), dtype))
 
 
@@ -41,8 +41,8 @@ def test_infinities_and_nan(size):
     np.testing.assert_array_equal(found[:5], np.argmax(scores[:5], axis=-1))
 
 
-def test_a_cpu_looks_for_blocks_first():
-    """`argmax` over the whole vocabulary is what it is to avoid."""
+def test_on_a_cpu_the_vocabulary_is_reduced_in_blocks():
+    """The program must not contain an index reduction over the whole vocabulary, which is slow on CPUs."""
     program = jax.jit(argmax).lower(jax.ShapeDtypeStruct((5, 49152), jnp.float32)).as_text()
     assert "5x384xf32" in program
     assert "reduce" in program and "5x49152xi32" not in program

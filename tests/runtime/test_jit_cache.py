@@ -1,61 +1,79 @@
-"""Compiled functions: once per shapes, here or beside."""
+"""`JitCache` compiles a function once per structure and shapes of its arguments, and counts that."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
-import bass_jax as bass
-from bass_jax.decoding.prefill import begin_reading, lay_out_prompts
-from bass_jax.drafters import ModelDrafter, NgramDrafter
+from bass_jax.models import tensor_parallel_mesh
 from bass_jax.runtime.jit_cache import JitCache
-from tests import tiny
 
 
 def double(x):
     return {"twice": 2 * x}
 
 
-def test_what_was_begun_from_shapes_serves_arrays():
-    executables = JitCache()
-    results = executables.begin(double, jax.ShapeDtypeStruct((3,), jnp.float32))
-    assert results == {"twice": jax.ShapeDtypeStruct((3,), jnp.float32)}
-    function = executables.get(double, x := jnp.arange(3.0))
+def add(x, y):
+    return x + y
+
+
+def test_each_shape_and_dtype_is_compiled_once():
+    cache, x = JitCache(), jnp.arange(3.0)
+    function = cache.get(double, x)
     np.testing.assert_array_equal(function(x)["twice"], [0, 2, 4])
-    assert executables.num_compiled == 1 and executables.compile_seconds > 0
-    spent = executables.compile_seconds
-    assert executables.get(double, x) is function and executables.begin(double, x) == results
-    assert (executables.num_compiled, executables.compile_seconds) == (1, spent)
-    executables.begin(double, y := jnp.arange(4.0))
-    assert executables.num_compiled == 1  # counted where somebody gets it
-    executables.get(double, y)
-    assert executables.num_compiled == 2
-    executables.clear()
-    executables.get(double, x)
-    assert executables.num_compiled == 3
+    assert cache.num_compiled == 1 and cache.compile_seconds > 0
+    seconds = cache.compile_seconds
+    assert cache.get(double, x + 1) is function
+    assert cache.get(double, jax.ShapeDtypeStruct((3,), jnp.float32)) is function
+    assert (cache.num_compiled, cache.compile_seconds) == (1, seconds)
+    cache.get(double, jnp.arange(4.0))
+    cache.get(double, jnp.arange(3))
+    assert cache.num_compiled == 3
 
 
-@pytest.mark.parametrize("is_begun", [False, True])
-def test_a_failed_compilation_is_told_and_tried_again(monkeypatch, is_begun):
-    executables, x = JitCache(), jnp.arange(3.0)
-    compile_ = jax.stages.Lowered.compile
-    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *_, **__: 1 / 0)
-    if is_begun:
-        executables.begin(double, x)
-    with pytest.raises(ZeroDivisionError):
-        executables.get(double, x)
-    monkeypatch.setattr(jax.stages.Lowered, "compile", compile_)
-    np.testing.assert_array_equal(executables.get(double, x)(x)["twice"], [0, 2, 4])
+def test_functions_structures_and_donation_are_distinguished():
+    cache, x = JitCache(), jnp.arange(3.0)
+    cache.get(add, x, x)
+    cache.get(jnp.add, x, x)
+    cache.get(add, x, x, donate_argnums=(0,))
+    assert cache.num_compiled == 3
+    cache.get(jax.tree.leaves, (x, x))
+    cache.get(jax.tree.leaves, [x, x])
+    assert cache.num_compiled == 5
 
 
-@pytest.mark.parametrize("num_samples", [1, 3])
-@pytest.mark.parametrize("has_network", [False, True])
-def test_the_state_told_ahead_has_the_shapes_of_the_one_that_comes(has_network, num_samples):
-    """Else what was compiled for it would serve nobody, and cost double."""
-    target = tiny.model(1, num_layers=1)
-    drafter = ModelDrafter(tiny.model(2, num_layers=1), target.config.vocab_size) if has_network else NgramDrafter()
-    pair, options = bass.Pair(target, drafter), {"max_new_tokens": 4, "num_samples": num_samples}
-    ahead = begin_reading(pair, lay_out_prompts(pair, tiny.PROMPTS, bass.SpecConfig(2), **options))
-    state = bass.prefill(pair, tiny.PROMPTS, bass.SpecConfig(2), **options)
-    assert jax.tree.structure(ahead) == jax.tree.structure(state)
-    assert jax.tree.map(jax.typeof, ahead) == jax.tree.map(jax.typeof, state)
+def test_placements_on_a_mesh_are_distinguished():
+    cache, x, mesh = JitCache(), jnp.arange(4.0), tensor_parallel_mesh(2)
+    found = []
+    for spec in (PartitionSpec(), PartitionSpec("tp")):
+        placed = jax.device_put(x, NamedSharding(mesh, spec))
+        function = cache.get(double, placed)
+        assert cache.get(double, placed) is function
+        found.append(function)
+        np.testing.assert_array_equal(function(placed)["twice"], [0, 2, 4, 6])
+    assert found[0] is not found[1] and cache.num_compiled == 2
+
+
+def test_a_donated_argument_is_deleted():
+    cache, x, y = JitCache(), jnp.arange(3.0), jnp.ones(3)
+    cache.get(add, x, y, donate_argnums=(0,))(x, y)
+    assert x.is_deleted() and not y.is_deleted()
+
+
+def test_a_cleared_cache_compiles_again():
+    cache, x = JitCache(), jnp.arange(3.0)
+    cache.get(double, x)
+    cache.clear()
+    cache.get(double, x)
+    assert cache.num_compiled == 2
+
+
+def test_a_failed_compilation_raises_and_is_tried_again(monkeypatch):
+    cache, x = JitCache(), jnp.arange(3.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(jax.stages.Lowered, "compile", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            cache.get(double, x)
+    assert cache.num_compiled == 0
+    np.testing.assert_array_equal(cache.get(double, x)(x)["twice"], [0, 2, 4])

@@ -1,4 +1,4 @@
-"""Settings that say only what differs from other ones."""
+"""`read_yaml` reads dataclasses from YAML files that can extend other files."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def write(tmp_path):
     return write
 
 
-def test_sections_are_merged_and_all_else_is_replaced(write):
+def test_sections_are_merged_and_other_values_are_replaced(write):
     write("base.yaml", "name: base\nsection: {first: 1, second: [1, 2]}\nfree: {a: 1}")
     write("deep/middle.yaml", "extends: ../base.yaml\nname: middle\nsection: {second: [3]}")
     path = write("own.yaml", "extends: deep/middle.yaml\nfree: {b: 2}")
@@ -59,7 +59,7 @@ def test_sections_are_merged_and_all_else_is_replaced(write):
         ("extends: list.yaml", r"list\.yaml: expected a mapping"),
     ],
 )
-def test_mistakes_name_the_file(write, text, message):
+def test_a_wrong_extends_is_an_error_that_names_the_file(write, text, message):
     write("other.yaml", "extends: own.yaml")
     write("list.yaml", "- 1")
     with pytest.raises(ValueError, match=message):
@@ -74,18 +74,18 @@ def test_mistakes_name_the_file(write, text, message):
         ("name: a\nfree:\n  x: 1\n  y: 2\n  x: 3", "x"),
     ],
 )
-def test_a_key_that_comes_twice_is_refused(write, text, key):
+def test_a_duplicate_key_is_refused(write, text, key):
     with pytest.raises(ValueError, match=rf"own\.yaml: not readable as YAML: key '{key}' comes twice.* line"):
         read_yaml(Settings, write("own.yaml", text))
 
 
-def test_merge_keys_are_no_duplicates(write):
+def test_a_merge_key_is_not_a_duplicate(write):
     path = write("own.yaml", "name: a\nsection: &one {first: 1}\nfree: {<<: {x: 1}, x: 2}")
     assert read_yaml(Settings, path).free == {"x": 2}
 
 
-def test_an_override_makes_no_new_entry_of_a_mapping(write):
-    """`modes.speculat.draft_len=8` made a mode of that name, which ran."""
+def test_an_override_cannot_add_an_entry_to_a_mapping(write):
+    """A misspelled name in an override must not create a new entry."""
     path = write("own.yaml", "name: a\nsections: {one: {first: 1}}")
     changed = read_yaml(Named, path, {"sections.one.first": 2, "section.first": 3})
     assert (changed.sections["one"].first, changed.section.first) == (2, 3)

@@ -9,6 +9,7 @@ import bass_jax as bass
 from bass_jax.decoding.state import FinishReason
 from bass_jax.sampling import LogitsProcessors
 from tests import tiny
+from tests.marks import mostly_slow
 
 V, C, T = 13, 24, 5
 PROMPT_LENGTHS = np.array([3, 1, 6, 4], np.int32)
@@ -22,6 +23,7 @@ SETTINGS = {
     "banned_tokens": [(7,), None, (), (3, 4)],
     "min_new_tokens": [3, 0, 5, 20],
 }
+PROCESS = jax.jit(LogitsProcessors.__call__)
 STOPS = np.array([[1, 9, -1]] * 4, np.int32)
 
 
@@ -61,9 +63,7 @@ def processors(settings=SETTINGS, processors=()) -> LogitsProcessors:
 def test_every_position_is_processed_with_the_tokens_before_it():
     for seed in range(20):
         logits, tokens = case(seed)
-        found = jax.jit(LogitsProcessors.__call__)(
-            processors(), jnp.asarray(logits), jnp.asarray(tokens), jnp.asarray(LENGTHS)
-        )
+        found = PROCESS(processors(), jnp.asarray(logits), jnp.asarray(tokens), jnp.asarray(LENGTHS))
         np.testing.assert_allclose(found, processed_by_loops(logits, tokens), rtol=1e-5, atol=1e-5)
 
 
@@ -71,7 +71,7 @@ def test_tokens_at_or_after_a_position_are_not_read():
     logits, tokens = case()
     dirty = np.where(np.arange(C) < LENGTHS[:, None] + T - 1, tokens, 1_000_000)
     arguments = jnp.asarray(logits), jnp.asarray(LENGTHS)
-    one, other = (processors()(arguments[0], jnp.asarray(some), arguments[1]) for some in (tokens, dirty))
+    one, other = (PROCESS(processors(), arguments[0], jnp.asarray(some), arguments[1]) for some in (tokens, dirty))
     np.testing.assert_array_equal(one, other)
 
 
@@ -140,14 +140,26 @@ def _nan_after_7(logits, tokens, position):
     return jnp.where(tokens[position - 1] == 7, jnp.nan, logits)
 
 
+REASONS = ((_ban_all_after_7, FinishReason.NO_TOKEN), (_nan_after_7, FinishReason.NOT_FINITE))
+
+
 @pytest.mark.parametrize(
-    "processor, reason", [(_ban_all_after_7, FinishReason.NO_TOKEN), (_nan_after_7, FinishReason.NOT_FINITE)]
+    "drafter, rule, processor, reason",
+    mostly_slow(
+        [
+            (drafter, rule, *reason)
+            for drafter in ("table", "model")
+            for rule in ("greedy", "token", "block", "shared_noise")
+            for reason in REASONS
+        ],
+        lambda case: case[0] == "table" and (case[2] == _ban_all_after_7) == (case[1] in ("greedy", "block")),
+    ),
 )
-@pytest.mark.parametrize("rule", ["greedy", "token", "block", "shared_noise"])
-def test_a_row_without_a_possible_token_ends_with_a_reason(processor, reason, rule):
+def test_a_row_without_a_possible_token_ends_with_a_reason(drafter, rule, processor, reason):
     """Otherwise the argmax of an invalid distribution would appear in the text."""
     target = tiny.model(1)
-    pair = bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.2)))
+    drafter = tiny.table_drafter() if drafter == "table" else tiny.model_drafter(tiny.perturbed(target, 0.2))
+    pair = bass.Pair(target, drafter)
     sampling = bass.SamplingParams(temperature=0.0 if rule == "greedy" else 1.3)
     prompts = [[token] for token in range(8)]
     spec = bass.SpecConfig(4, rule, logits_processors=(processor,))
@@ -172,25 +184,45 @@ def test_an_invalid_processor_is_refused():
             bass.decode_step(pair, bass.prefill(pair, [[1]], spec), spec)
 
 
-def test_greedy_speculation_with_all_settings_equals_regular_decoding():
+ALL_SETTINGS = bass.SamplingParams(
+    repetition_penalty=[1.2, 1.0, 1.5],
+    frequency_penalty=[0.3, 1.0, 0.0],
+    presence_penalty=0.2,
+    logit_bias={1: 0.7},
+    banned_tokens=(2,),
+    min_new_tokens=[12, 0, 40],
+)
+
+
+@pytest.fixture(scope="module")
+def regular():
+    pair = bass.Pair(tiny.model(1), tiny.table_drafter())
+    return bass.generate(pair, tiny.PROMPTS, step="decode", max_new_tokens=40, stop_tokens=[9], sampling=ALL_SETTINGS)
+
+
+@pytest.mark.parametrize(
+    "drafter, draft_len",
+    mostly_slow(
+        [("model", 4), ("model", 1), ("reduced vocabulary", 4), ("reduced vocabulary", 1)],
+        lambda case: case == ("model", 4),
+    ),
+)
+def test_greedy_speculation_with_all_settings_equals_regular_decoding(regular, drafter, draft_len):
     """Penalties change at every position of a step."""
-    target = tiny.model(1)
-    sampling = bass.SamplingParams(
-        repetition_penalty=[1.2, 1.0, 1.5],
-        frequency_penalty=[0.3, 1.0, 0.0],
-        presence_penalty=0.2,
-        logit_bias={1: 0.7},
-        banned_tokens=(2,),
-        min_new_tokens=[12, 0, 40],
-    )
-    options = {"max_new_tokens": 40, "stop_tokens": [9], "sampling": sampling}
-    regular = bass.generate(bass.Pair(target, tiny.table_drafter()), tiny.PROMPTS, step="decode", **options)
     assert all(2 not in row for row in regular.tokens)
     assert 9 not in regular.tokens[0][:12] and 9 not in regular.tokens[2]
-    for drafter in (tiny.model_drafter(tiny.perturbed(target, 0.1)), tiny.model_drafter(tiny.trimmed((1, 3, 5)))):
-        for draft_len in (1, 4):
-            run = bass.generate(bass.Pair(target, drafter), tiny.PROMPTS, bass.SpecConfig(draft_len), **options)
-            assert [row.tolist() for row in run.tokens] == [row.tolist() for row in regular.tokens]
+    target = tiny.model(1)
+    draft = tiny.perturbed(target, 0.1) if drafter == "model" else tiny.reduced_vocabulary((1, 3, 5))
+    pair = bass.Pair(target, tiny.model_drafter(draft))
+    run = bass.generate(
+        pair,
+        tiny.PROMPTS,
+        bass.SpecConfig(draft_len),
+        max_new_tokens=40,
+        stop_tokens=[9],
+        sampling=ALL_SETTINGS,
+    )
+    assert [row.tolist() for row in run.tokens] == [row.tolist() for row in regular.tokens]
     assert run.finish_reasons == regular.finish_reasons
 
 
@@ -200,4 +232,4 @@ def test_the_draft_model_applies_the_same_processors():
     sampling = bass.SamplingParams(temperature=[0.0, 1.0, 1.0], repetition_penalty=1.8, frequency_penalty=0.5)
     pair = bass.Pair(target, tiny.model_drafter(target))
     run = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), sampling=sampling, max_new_tokens=40)
-    assert run.summary.acceptance_rate > 0.99
+    assert run.metrics.acceptance_rate > 0.99

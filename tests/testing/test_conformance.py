@@ -30,6 +30,10 @@ class BrokenDrafter(RepeatDrafter):
         return self.change(proposal, context), state
 
 
+def shifted(proposal, amount):
+    return proposal._replace(tokens=(proposal.tokens + amount) % VOCAB)
+
+
 def sampled_with_other_probs(proposal, context):
     """Samples from a uniform distribution, but returns another one."""
     shape = (*proposal.tokens.shape, VOCAB)
@@ -42,9 +46,10 @@ def sampled_with_other_probs(proposal, context):
     "change, message",
     [
         (lambda p, c: p._replace(num_drafted=c.num_wanted + 1), "expected num_drafted from 0 to num_wanted"),
-        (lambda p, c: p._replace(tokens=p.tokens + c.tokens[:, -1:]), "do not depend on tokens at or past a row's"),
-        (lambda p, c: p._replace(tokens=p.tokens + c.lengths[0]), "do not depend on the other rows"),
-        (lambda p, c: p._replace(tokens=p.tokens + (c.keys[:, :1] == c.keys[0, 0])), "do not depend on the other"),
+        (lambda p, c: p._replace(tokens=p.tokens + VOCAB), "expected drafts from 0 to 10"),
+        (lambda p, c: shifted(p, c.tokens[:, -1:]), "do not depend on tokens at or past a row's"),
+        (lambda p, c: shifted(p, c.lengths[0]), "do not depend on the other rows"),
+        (lambda p, c: shifted(p, c.keys[:, :1] == c.keys[0, 0]), "do not depend on the other"),
         (lambda p, c: p._replace(probs=jnp.full((*p.tokens.shape, VOCAB), 0.5)), "expected probs that sum to 1"),
         (lambda p, c: p._replace(probs=jnp.zeros((*p.tokens.shape, VOCAB)).at[..., 0].set(1.0)), "probability above 0"),
         (sampled_with_other_probs, "expected probs=None with is_sampled=False"),
@@ -110,6 +115,7 @@ def changed(rule: AcceptanceRule, change) -> AcceptanceRule:
     "change, message",
     [
         (lambda r, *a: r._replace(num_accepted=r.num_accepted + 1), "expected 0 to num_drafted accepted drafts"),
+        (lambda r, *a: r._replace(next_token=r.next_token + 5), "expected a next token inside the vocabulary"),
         (lambda r, drafts, *a: r._replace(next_token=drafts[:, -1]), "does not depend on drafts past num_drafted"),
         (lambda r, *a: r._replace(next_token=jnp.roll(r.next_token, 1)), "does not depend on the other rows"),
         (

@@ -9,7 +9,7 @@ from tests import tiny
 
 
 @pytest.fixture(scope="module")
-def models() -> tuple[bass.Model, bass.Model]:
+def models() -> tuple[bass.models.Model, bass.models.Model]:
     target = tiny.model(1)
     return target, tiny.perturbed(target, 0.2)
 

@@ -1,4 +1,4 @@
-"""A tiny target, its corpus, and a configuration to distil from them in seconds."""
+"""A tiny target, its corpus, and a configuration that distills it in seconds."""
 
 import json
 
@@ -7,19 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bass_jax.models import init_model
+from bass_jax.runtime.yaml_config import parse_yaml
 from bass_jax.training.corpus import Corpus
 from bass_jax.training.data import CorpusRows
-from bass_jax.training.distill_config import parse_config
+from bass_jax.training.distill_config import DistillConfig
 from bass_jax.training.init_draft import init_draft
 from bass_jax.training.rollout import Rollout
-from tests.flat_config import flat_config
+from tests import tiny
 
 VOCAB = 64
 
 
 def synthetic_rollouts(count: int, seed: int = 0) -> list[Rollout]:
-    """Answers of a "target" whose next token is a fixed function of the last: easy to learn."""
+    """Answers of a "target" whose next token is a fixed function of the last one, which is easy to learn."""
     generator = np.random.default_rng(seed)
     successor = np.random.default_rng(7).permutation(VOCAB)
     rollouts = []
@@ -37,55 +37,64 @@ def synthetic_rollouts(count: int, seed: int = 0) -> list[Rollout]:
 
 
 @jax.jit
-def _last_logits(model, tokens, length):
+def last_logits(model, tokens, length):
+    """The logits after the first `length` of the padded `tokens`, from a fresh pass."""
     positions = jnp.arange(tokens.shape[1])[None]
     positions = jnp.where(positions < length, positions, tokens.shape[1])
-    logits, _ = model.forward(tokens, positions, model.init_cache(1, tokens.shape[1]))
+    logits, *_ = model.forward(tokens, positions, model.init_cache(1, tokens.shape[1]))
     return logits[0, length - 1]
 
 
+def padded(tokens, length: int = 64) -> np.ndarray:
+    """The tokens in an array of one shape, so that few functions are compiled."""
+    array = np.zeros((1, length), np.int32)
+    array[0, : len(tokens)] = tokens
+    return array
+
+
 def next_token(model, tokens) -> int:
-    """The model's most probable token after `tokens`, from a fresh pass of one shape."""
-    padded = np.zeros((1, 64), np.int32)
-    padded[0, : len(tokens)] = tokens
-    column = int(jnp.argmax(_last_logits(model, padded, len(tokens))))
+    """The model's most probable token after `tokens`."""
+    column = int(jnp.argmax(last_logits(model, padded(tokens), len(tokens))))
     return column if model.output_ids is None else int(model.output_ids[column])
 
 
 @pytest.fixture(scope="session")
 def target():
-    config = flat_config(
-        vocab_size=VOCAB, width=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, mlp_width=32, context=128
-    )
-    return init_model(config, jax.random.key(3))
+    return tiny.model(3, scale=1.0, num_layers=2, vocab_size=VOCAB, width=16, mlp_width=32, is_tied=True)
 
 
 @pytest.fixture
 def make_config(tmp_path):
-    """Builds a configuration; keyword arguments replace sections' values."""
-    (tmp_path / "data.jsonl").write_text(json.dumps({"text": "what is the capital of France"}) + "\n")
+    """Makes a configuration; keyword arguments replace keys of its sections."""
+    (tmp_path / "data.jsonl").write_text(json.dumps({"prompt": "what is the capital of France"}) + "\n")
 
     def make(**sections):
         content = {
             "target": "tiny",
             "output_dir": str(tmp_path / "run"),
-            "prompts": {
-                "data_dir": str(tmp_path),
-                "sources": [{"kind": "jsonl", "name": "data", "file": "data.jsonl", "templates": ["{text}"]}],
-            },
+            "prompts": {"files": [str(tmp_path / "data.jsonl")]},
             "draft": {
-                "width": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "mlp_width": 32,
+                "width": 32,
+                "num_layers": 1,
+                "num_heads": 4,
+                "num_kv_heads": 2,
+                "head_dim": 8,
+                "mlp_width": 32,
                 "output_vocab_size": 48,
             },
             "optimizer": {"learning_rate": 0.01, "warmup_steps": 5, "weight_decay": 0.0},
             "training": {
-                "num_steps": 60, "batch_tokens": 128, "length_grain": 32, "log_every": 5, "save_every": 20,
+                "num_steps": 60,
+                "batch_tokens": 128,
+                "length_grain": 32,
+                "log_every": 5,
+                "save_every": 20,
                 "held_out_share": 0.1,
             },
-        }  # fmt: skip
+        }
         for name, values in sections.items():
             content[name] = content.get(name, {}) | values if isinstance(values, dict) else values
-        return parse_config(content, "test")
+        return parse_yaml(DistillConfig, content, "test")
 
     return make
 
@@ -103,10 +112,21 @@ def make_rows(tmp_path):
     return make
 
 
+@pytest.fixture(scope="session")
+def drafts():
+    """The drafts made so far: their initialization takes longer than most tests."""
+    return {}
+
+
 @pytest.fixture
-def make_draft(target):
+def make_draft(target, drafts):
+    """Makes the initial draft of a configuration, which proposes `output_ids` or the first tokens."""
+
     def make(config, output_ids=None):
         ids = np.arange(config.draft.output_vocab_size, dtype=np.int32) if output_ids is None else output_ids
-        return init_draft(config.draft, target, ids, jax.random.key(config.seed))
+        key = (config.draft, config.seed, ids.tobytes())
+        if key not in drafts:
+            drafts[key] = init_draft(config.draft, target, ids, jax.random.key(config.seed))
+        return drafts[key]
 
     return make

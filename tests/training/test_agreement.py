@@ -1,16 +1,37 @@
-"""Block efficiency from teacher forcing against speculation step by step."""
+"""Block efficiency from teacher forcing against speculation step by step; acceptance against full distributions."""
+
+import dataclasses
 
 import jax
 import numpy as np
 import pytest
 
-from bass_jax.training.agreement import accepted_runs, measure_agreement, teacher_forced
+from bass_jax.training.agreement import accepted_runs, measure_agreement, sampled_acceptance, teacher_forced
 from bass_jax.training.rollout import roll_out
-from tests.training.conftest import VOCAB, next_token
+from tests.training.conftest import VOCAB, last_logits, next_token, padded
+
+PROMPTS = [np.array([5, 9, 31], np.int32), np.array([7, 1], np.int32)]
 
 
-def _speculate(draft, rollout, draft_len):
-    """Emitted tokens per pass: drafts from the draft's own earlier drafts, compared with the target's tokens."""
+@pytest.fixture(scope="module")
+def write(target):
+    """Lets the target answer `PROMPTS` at a temperature."""
+
+    def make(temperature, top=VOCAB):
+        options = {"key": jax.random.key(0), "max_new_tokens": 10, "stop_ids": (), "top": top}
+        return roll_out(target, PROMPTS, temperatures=[temperature] * 2, **options)
+
+    return make
+
+
+@pytest.fixture
+def draft(make_config, make_draft):
+    """A draft that proposes 40 of the 64 tokens."""
+    return make_draft(make_config(draft={"output_vocab_size": 40}), np.arange(10, 50, dtype=np.int32))
+
+
+def speculate(draft, rollout, draft_len):
+    """Returns the emitted tokens per pass: drafts follow the draft's own earlier drafts and are compared one by one."""
     response, position, emitted = rollout.response.tolist(), 0, []
     while position < len(response):
         prefix = [*rollout.prompt.tolist(), *response[:position]]
@@ -26,27 +47,20 @@ def _speculate(draft, rollout, draft_len):
 
 
 @pytest.mark.parametrize("draft_len", [1, 3, 4])
-def test_runs_equal_speculation_step_by_step(make_config, make_draft, target, draft_len):
+def test_runs_equal_speculation_step_by_step(draft, write, draft_len):
     # Breaking it: counting the bonus token of a full acceptance into the next run.
-    config = make_config(draft={"output_vocab_size": 40})
-    draft = make_draft(config, np.arange(10, 50, dtype=np.int32))
-    prompts = [np.array([5, 9, 31], np.int32), np.array([7, 1], np.int32)]
-    rollouts = roll_out(
-        target, prompts, temperatures=[0.0, 0.0], key=jax.random.key(0), max_new_tokens=12, stop_ids=(), top=4
-    )
-    # A draft that never agrees proves nothing: let it draft the target's own head now and then.
-    rollouts = [row._replace(response=_mixed(draft, row)) for row in rollouts]
+    rollouts = [row._replace(response=mixed_response(draft, row)) for row in write(0.0)]
     matches = list(teacher_forced(draft, rollouts))
     for row, agrees in zip(rollouts, matches, strict=True):
         assert agrees.any() and not agrees.all()
-        assert accepted_runs(agrees, draft_len).tolist() == _speculate(draft, row, draft_len)
-    passes = sum(len(_speculate(draft, row, draft_len)) for row in rollouts)
+        assert accepted_runs(agrees, draft_len).tolist() == speculate(draft, row, draft_len)
+    passes = sum(len(speculate(draft, row, draft_len)) for row in rollouts)
     measured = measure_agreement(draft, rollouts, draft_len)
-    assert measured.block_efficiency == pytest.approx(measured.num_tokens / passes)
+    assert measured.tokens_per_pass == pytest.approx(measured.num_tokens / passes)
 
 
-def _mixed(draft, row):
-    """A response that follows the draft except at every fifth token."""
+def mixed_response(draft, row):
+    """A response that is the draft's except for every fifth token, so that some drafts are accepted."""
     response = []
     for index in range(len(row.response)):
         token = next_token(draft, row.prompt.tolist() + response)
@@ -54,16 +68,47 @@ def _mixed(draft, row):
     return np.array(response, np.int32)
 
 
-def test_extremes():
+def test_runs_of_full_and_no_agreement():
     assert accepted_runs(np.zeros(3, bool), 4).tolist() == [1, 1, 1]
     assert accepted_runs(np.ones(10, bool), 4).tolist() == [5, 5]
     assert accepted_runs(np.ones(7, bool), 4).tolist() == [5, 2]
     assert accepted_runs(np.array([True, False, True, True]), 2).tolist() == [2, 2]
 
 
-def test_sampled_rollouts_are_refused(make_config, make_draft, target):
-    rollouts = roll_out(
-        target, [np.array([1, 2])], temperatures=[0.5], key=jax.random.key(0), max_new_tokens=3, stop_ids=(), top=4
-    )
+def test_agreement_of_sampled_answers_is_refused(draft, write):
     with pytest.raises(ValueError, match="greedy"):
-        measure_agreement(make_draft(make_config()), rollouts, 4)
+        measure_agreement(draft, write(0.5), 4)
+
+
+def distribution(model, tokens, temperature):
+    """Returns the distribution over the whole vocabulary after `tokens`."""
+    probs = np.asarray(jax.nn.softmax(last_logits(model, padded(tokens), len(tokens)) / temperature))
+    if model.output_ids is None:
+        return probs
+    whole = np.zeros(VOCAB)
+    whole[np.asarray(model.output_ids)] = probs
+    return whole
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_acceptance_is_the_overlap_of_both_distributions(draft, target, write, temperature):
+    # Breaking it: the distributions at temperature 1, or one position too early.
+    draft = dataclasses.replace(draft, params=draft.params | {"head": 10 * draft.params["head"]})
+    rollouts, overlaps = write(temperature), []
+    for row in rollouts:
+        for place in range(len(row.response)):
+            before = np.concatenate([row.prompt, row.response[:place]])
+            p, q = (distribution(model, before, temperature) for model in (target, draft))
+            overlaps.append(np.minimum(p, q).sum())
+    assert 0.05 < np.mean(overlaps) < 0.95 and np.ptp(overlaps) > 0.01
+    assert sampled_acceptance(draft, target, rollouts) == pytest.approx(np.mean(overlaps), abs=1e-5)
+
+
+def test_a_target_accepts_its_own_drafts(target, write):
+    assert sampled_acceptance(target, target, write(0.8)) == pytest.approx(1, abs=1e-5)
+
+
+def test_acceptance_of_greedy_answers_is_refused(target, write):
+    for wrong in (write(0.0), []):
+        with pytest.raises(ValueError, match="expected sampled ones"):
+            sampled_acceptance(target, target, wrong)

@@ -1,6 +1,8 @@
 """From a configuration file to a draft on disk, in the three stages of the command."""
 
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import jax
@@ -9,34 +11,34 @@ import pytest
 import yaml
 
 from bass_jax.checkpoint import Tokenizer, load_model, load_tokenizer, read_datastore, save_model
+from bass_jax.checkpoint.tokenizer import import_transformers
 from bass_jax.cli.main import main
-from bass_jax.models import init_model
-from bass_jax.training import run_corpus, run_distill
+from bass_jax.training import distill, distill_datastore, generate_corpus, load_distill_config
 from bass_jax.training.agreement import measure_agreement
 from bass_jax.training.corpus import Corpus
-from tests.checkpoint.small import small_tokenizer
+from tests.checkpoint.small import random_model, small_tokenizer
 from tests.flat_config import flat_config
 
+SHAPE = {"width": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "mlp_width": 16}
 
-@pytest.fixture
-def config_path(tmp_path):
-    from bass_jax.checkpoint.tokenizer import import_transformers
 
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A directory with a target, prompts and ``config.yaml``."""
+    root = tmp_path_factory.mktemp("distill")
     fast = import_transformers().PreTrainedTokenizerFast(tokenizer_object=small_tokenizer()._backend, eos_token="<end>")
     fast.chat_template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
     tokenizer = Tokenizer(fast)
-    shape = {"width": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "mlp_width": 16}
-    target = init_model(flat_config(vocab_size=tokenizer.vocab_size, context=256, **shape), jax.random.key(0))
-    save_model(tmp_path / "target", target, tokenizer=tokenizer)
-    for name, count in (("train", 24), ("test", 3)):
+    target = random_model(flat_config(vocab_size=tokenizer.vocab_size, context=256, **SHAPE))
+    save_model(root / "target", target, tokenizer=tokenizer)
+    for name, count in (("train", 24), ("test", 2)):
         lines = [json.dumps({"text": f"{name} number {index}"}) for index in range(count)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    source = {"kind": "jsonl", "name": "train", "file": "train.jsonl", "templates": ["{text}"]}
-    held_out = {"name": "test", "file": "test.jsonl", "templates": ["{text}"], "num_prompts": 2}
+        (root / f"{name}.jsonl").write_text("\n".join(lines))
+    prompts = {name: [str(root / f"{file}.jsonl")] for name, file in (("files", "train"), ("held_out", "test"))}
     content = {
-        "target": str(tmp_path / "target"),
-        "output_dir": str(tmp_path / "run"),
-        "prompts": {"data_dir": str(tmp_path), "sources": [source], "held_out": [held_out]},
+        "target": str(root / "target"),
+        "output_dir": str(root / "run"),
+        "prompts": prompts | {"template": "{text}"},
         "rollout": {
             "num_tokens": 100,
             "max_new_tokens": 12,
@@ -44,131 +46,163 @@ def config_path(tmp_path):
             "temperatures": {0.0: 0.5, 1.0: 0.5},
             "top": 4,
         },
-        "draft": shape | {"output_vocab_size": tokenizer.vocab_size - 1},
+        "draft": SHAPE | {"output_vocab_size": tokenizer.vocab_size - 1},
         "training": {"num_steps": 4, "batch_tokens": 64, "length_grain": 64, "save_every": 2, "held_out_share": 0.0},
     }
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return path
+    (root / "config.yaml").write_text(yaml.safe_dump(content))
+    return root
 
 
-def test_three_stages_and_a_second_run(config_path):
-    first = run_distill(config_path, show_progress=False)
-    assert set(first.agreements) == {"test"}
-    shards = sorted((config_path.parent / "run" / "corpus").glob("shard_*.npz"))
+@pytest.fixture(scope="module")
+def run(root):
+    """Runs the configuration with overrides."""
+
+    def run(overrides=None, **options):
+        return distill(load_distill_config(root / "config.yaml", overrides), **options)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(run):
+    """The three stages of the configuration as it is. Other tests read its directory and do not change it."""
+    return run()
+
+
+def test_three_stages_write_a_corpus_and_a_draft(finished, root):
+    assert set(finished.agreements) == {"test"} and finished.acceptances == {}
+    # 100 tokens were asked for, and 8 answers have at most 12 each.
+    assert len(list((root / "run" / "corpus").glob("shard_*.npz"))) == 2
+    assert len(list((root / "run" / "held_out").glob("shard_*.npz"))) == 1
+    embedding = load_model(root / "target").params["embedding"]
+    draft = load_model(finished.directory, dtype="float32", embedding=embedding)
+    # Stored in bfloat16, with 8 bits.
+    np.testing.assert_allclose(draft.params["head"], finished.draft.params["head"], rtol=2**-8)
+    np.testing.assert_array_equal(draft.output_ids, finished.draft.output_ids)
+
+
+def test_a_second_run_does_only_what_is_left(finished, root, run, tmp_path):
+    shutil.copytree(root / "run", tmp_path / "run")
+    there = {"output_dir": str(tmp_path / "run")}
+    shards = sorted((tmp_path / "run" / "corpus").glob("shard_*.npz"))
     written = [shard.stat().st_mtime_ns for shard in shards]
-    assert len(shards) == 2  # 8 answers of at most 12 tokens each; 100 were asked for.
-
-    embedding = load_model(config_path.parent / "target").params["embedding"]
-    draft = load_model(first.directory, dtype="float32", embedding=embedding)
-    # Stored in bfloat16: 8 bits.
-    np.testing.assert_allclose(draft.params["head"], first.draft.params["head"], rtol=2**-8)
-    np.testing.assert_array_equal(draft.output_ids, first.draft.output_ids)
-
-    # Nothing is left to do: the same draft comes out, and no shard is written again. Sampled answers join greedy ones.
-    answers = config_path.parent / "run" / "held_out"
-    assert first.acceptances == {} and len(list(answers.glob("shard_*.npz"))) == 1
+    answers = tmp_path / "run" / "held_out"
     for _ in range(2):
-        second = run_distill(config_path, {"held_out_temperatures": [0.2, 1.0]}, show_progress=False)
+        second = run(there | {"held_out_temperatures": [0.2, 1.0]})
         assert len(list(answers.glob("shard_*.npz"))) == 3
     assert set(second.acceptances["test"]) == {0.2, 1.0}
-    report = json.loads((config_path.parent / "run" / "agreement.json").read_text())
+    report = json.loads((tmp_path / "run" / "agreement.json").read_text())
     assert report["test"]["acceptance"]["0.2"] == second.acceptances["test"][0.2]
-    # What is there is not evaluated where the configuration does not ask for it.
-    third = run_distill(config_path, {"held_out_temperatures": [1.0]}, stages=("evaluate",), show_progress=False)
+    # Answers at a temperature that the configuration does not name are not evaluated.
+    third = run(there | {"held_out_temperatures": [1.0]}, stages=("evaluate",))
     assert third.acceptances == {"test": {1.0: second.acceptances["test"][1.0]}}
     assert [shard.stat().st_mtime_ns for shard in shards] == written
-    np.testing.assert_array_equal(second.draft.params["head"], first.draft.params["head"])
-    assert second.agreements == first.agreements
+    np.testing.assert_array_equal(second.draft.params["head"], finished.draft.params["head"])
+    assert second.agreements == finished.agreements
 
 
-@pytest.mark.slow
-def test_more_of_the_same_corpus_and_another_recipe(config_path):
-    run_distill(config_path, {"training.num_steps": 2}, show_progress=False)
-    run_distill(config_path, {"rollout.num_tokens": 200}, show_progress=False)
-    assert len(list((config_path.parent / "run" / "corpus").glob("shard_*.npz"))) == 3
+def test_a_corpus_grows_and_keeps_its_description(finished, root, tmp_path):
+    shutil.copytree(root / "run", tmp_path / "run")
+    there = {"output_dir": str(tmp_path / "run")}
+    config = load_distill_config(root / "config.yaml", there | {"rollout.num_tokens": 200})
+    assert len(generate_corpus(config).shards()) == 3
     with pytest.raises(ValueError, match=r"corpus: seed differs .* use another output_dir"):
-        run_distill(config_path, {"seed": 1}, show_progress=False)
+        generate_corpus(load_distill_config(root / "config.yaml", there | {"seed": 1}))
 
 
 @pytest.mark.slow
-def test_distill_plots_its_log_and_build_datastore_uses_its_corpus(config_path, capsys, monkeypatch):
-    """The commands, as a user runs them behind the corpus stage."""
-    monkeypatch.chdir(config_path.parent)
-    assert main(["distill", str(config_path), "--quiet", "--plot", "run.png"]) == 0
+def test_the_commands_distill_and_build_datastore(root, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = [str(root / "config.yaml"), "--set", "output_dir=run"]
+    assert main(["distill", *config, "--quiet", "--plot", "run.png"]) == 0
     assert "drawn: run.png" in capsys.readouterr().out and Path("run.png").stat().st_size > 1000
-    assert main(["build-datastore", str(config_path), "--output", "store.safetensors"]) == 0
+    assert main(["build-datastore", *config, "--output", "store.safetensors"]) == 0
     printed = capsys.readouterr().out
     assert "contexts of" in printed and "store.safetensors" in printed and "test" in printed
-    arrays, about = read_datastore("store.safetensors", tokenizer=load_tokenizer(config_path.parent / "target"))
-    assert about["about"]["num_tokens"] > 50 and len(arrays["keys"]) > 20
 
 
-def test_a_new_draft_learns_from_a_corpus_that_lies_elsewhere(config_path):
+def test_a_datastore_is_built_from_the_corpus(finished, root, tmp_path):
+    path = tmp_path / "store.safetensors"
+    built = distill_datastore(load_distill_config(root / "config.yaml"), path)
+    assert set(built.agreements) == {"test"}
+    arrays, about = read_datastore(path, tokenizer=load_tokenizer(root / "target"))
+    assert about["about"]["num_tokens"] == built.num_tokens > 50
+    assert len(arrays["keys"]) == built.num_entries > 20
+
+
+def test_a_draft_learns_from_the_corpus_of_another_run(finished, root, run, tmp_path):
     """Its own directory is new, and no corpus stage makes it."""
-    run_corpus(config_path, show_progress=False)
-    there = {"output_dir": str(config_path.parent / "on"), "corpus_dir": str(config_path.parent / "run")}
-    made = run_distill(config_path, there | {"training.num_steps": 1}, stages=("train",), show_progress=False)
-    assert made.directory == config_path.parent / "on" / "draft" and made.directory.is_dir()
-    np.testing.assert_array_equal(np.load(config_path.parent / "on" / "output_ids.npy"), made.draft.output_ids)
+    there = {"output_dir": str(tmp_path / "on"), "corpus_dir": str(root / "run")}
+    made = run(there | {"training.num_steps": 1}, stages=("train",))
+    assert made.directory == tmp_path / "on" / "draft" and made.directory.is_dir()
+    np.testing.assert_array_equal(np.load(tmp_path / "on" / "output_ids.npy"), made.draft.output_ids)
 
 
-def test_a_draft_goes_on_from_another_with_its_vocabulary(config_path):
-    """And learns from the corpus that the first run wrote."""
-    first = run_distill(config_path, {"training.num_steps": 2}, stages=("corpus", "train"), show_progress=False)
-    there = {"output_dir": str(config_path.parent / "on"), "corpus_dir": str(config_path.parent / "run")}
-    start = {"draft.start": str(first.directory), "training.dtype": "bfloat16"}
-    stages = ("corpus", "train")
-    # So low a rate leaves the draft where it starts.
-    still = {"optimizer.learning_rate": 1e-12, "training.num_steps": 1}
-    second = run_distill(config_path, there | start | still, stages=stages, show_progress=False)
-    assert not (config_path.parent / "on" / "corpus").exists()
-    np.testing.assert_array_equal(second.draft.output_ids, first.draft.output_ids)
-    for name, leaf in second.draft.params.items():
+@pytest.fixture
+def continue_from(root, run, tmp_path):
+    """Continues a draft at such a low learning rate that it stays as it is."""
+
+    def run_on(start, name, **overrides):
+        changes = {
+            "output_dir": str(tmp_path / name),
+            "corpus_dir": str(root / "run"),
+            "draft.start": str(start),
+            "training.dtype": "bfloat16",
+            "training.num_steps": 1,
+            "optimizer.learning_rate": 1e-12,
+        }
+        return run(changes | {f"draft.{key}": value for key, value in overrides.items()}, stages=("train",))
+
+    return run_on
+
+
+def test_a_draft_continues_from_another(finished, continue_from, tmp_path):
+    continued = continue_from(finished.directory, "on")
+    assert not (tmp_path / "on" / "corpus").exists()
+    np.testing.assert_array_equal(continued.draft.output_ids, finished.draft.output_ids)
+    for name, leaf in continued.draft.params.items():
         if name != "embedding":
-            stored = jax.tree.map(lambda x: np.asarray(x.astype("bfloat16"), np.float32), first.draft.params[name])
+            stored = jax.tree.map(lambda x: np.asarray(x.astype("bfloat16"), np.float32), finished.draft.params[name])
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9), leaf, stored)
-    assert jax.tree.leaves(second.draft.params)[0].dtype == np.float32
-    # More layers start as the same draft; fewer are another shape.
-    deep = {"output_dir": str(config_path.parent / "deep"), "draft.num_layers": 3}
-    deeper = run_distill(config_path, there | start | still | deep, stages=("train",), show_progress=False)
-    assert deeper.draft.config.num_layers == 3 and "layer_2" in deeper.draft.params
-    shallow = there | {"draft.start": str(deeper.directory), "output_dir": str(config_path.parent / "shallow")}
-    with pytest.raises(ValueError, match=r"draft\.start: .*: num_layers=3: the configuration asks for 1"):
-        run_distill(config_path, shallow, stages=("train",), show_progress=False)
-    # A larger vocabulary has the smaller one in it.
-    rich = {"output_dir": str(config_path.parent / "rich"), "draft.output_vocab_size": first.draft.config.vocab_size}
-    richer = run_distill(config_path, there | start | still | rich, stages=("train",), show_progress=False)
-    assert set(np.asarray(richer.draft.output_ids)) > set(np.asarray(first.draft.output_ids))
-    poor = there | {"draft.start": str(richer.directory), "output_dir": str(config_path.parent / "poor")}
-    with pytest.raises(ValueError, match=r"draft\.start: .*: output_vocab_size=\d+: the configuration asks for \d+"):
-        run_distill(config_path, poor, stages=("train",), show_progress=False)
-    narrow = there | start | {"draft.mlp_width": 8}
+    assert jax.tree.leaves(continued.draft.params)[0].dtype == np.float32
     with pytest.raises(ValueError, match=r"draft\.start: .*: mlp_width=16: the configuration asks for 8"):
-        run_distill(config_path, narrow, stages=("train",), show_progress=False)
+        continue_from(finished.directory, "narrow", mlp_width=8)
 
 
-def test_a_packed_draft_is_evaluated_as_it_was_written(config_path):
-    whole = run_distill(config_path, show_progress=False)
-    apart = {"output_dir": str(config_path.parent / "packed"), "corpus_dir": str(config_path.parent / "run")}
-    packed = run_distill(config_path, apart | {"is_packed": True}, stages=("train", "evaluate"), show_progress=False)
-    # The training is the same; what is rounded is what is read.
-    np.testing.assert_array_equal(packed.draft.params["head"], whole.draft.params["head"])
-    target = load_model(config_path.parent / "target")
+def test_a_draft_continues_with_more_layers_and_not_with_fewer(finished, continue_from):
+    deeper = continue_from(finished.directory, "deep", num_layers=3)
+    assert deeper.draft.config.num_layers == 3 and "layer_2" in deeper.draft.params
+    with pytest.raises(ValueError, match=r"draft\.start: .*: num_layers=3: the configuration asks for 1"):
+        continue_from(deeper.directory, "shallow")
+
+
+def test_a_draft_continues_with_a_larger_vocabulary_and_not_with_a_smaller_one(finished, continue_from):
+    larger = continue_from(finished.directory, "rich", output_vocab_size=finished.draft.config.vocab_size)
+    assert set(np.asarray(larger.draft.output_ids)) > set(np.asarray(finished.draft.output_ids))
+    with pytest.raises(ValueError, match=r"draft\.start: .*: output_vocab_size=\d+: the configuration asks for \d+"):
+        continue_from(larger.directory, "poor")
+
+
+def test_a_draft_in_int8_is_evaluated_as_it_is_stored(finished, root, run, tmp_path):
+    apart = {"output_dir": str(tmp_path / "packed"), "corpus_dir": str(root / "run")}
+    packed = run(apart | {"is_packed": True}, stages=("train", "evaluate"))
+    # The training is the same; the stored parameters are rounded.
+    np.testing.assert_array_equal(packed.draft.params["head"], finished.draft.params["head"])
+    target = load_model(root / "target")
     found = load_model(packed.directory, dtype="float32", embedding=target.params["embedding"])
-    head = np.asarray(whole.draft.params["head"])
+    head = np.asarray(finished.draft.params["head"])
     assert found.params["head"].dtype == np.float32
     # Half a step of INT8, and a rounding to bfloat16 before and after.
     steps = np.abs(head).max(axis=0) * (0.5 / 127 + 2**-7)
     assert (np.abs(found.params["head"] - head) <= steps).all() and not np.array_equal(found.params["head"], head)
-    greedy = [rollout for rollout, _ in Corpus(config_path.parent / "run" / "held_out").read()]
+    greedy = [rollout for rollout, _ in Corpus(root / "run" / "held_out").read()]
     assert packed.agreements["test"] == measure_agreement(found, greedy, 4)
 
 
 @pytest.mark.parametrize(
     "overrides, stages, message",
     [
-        ({}, ("training",), "stages: 'training': expected"),
+        ({}, ("training",), "stages: 'training': expected corpus, train, evaluate"),
         ({}, ("train",), "no corpus here"),
         ({"held_out_temperatures": [0.0]}, ("evaluate",), "held_out_temperatures=.*: expected numbers above 0"),
         ({"target": "package:no_such_package"}, ("corpus",), "target: package 'no_such_package' is not installed"),
@@ -176,6 +210,27 @@ def test_a_packed_draft_is_evaluated_as_it_was_written(config_path):
         ({"draft.output_vocab_size": 10**6}, ("corpus", "train"), "output_vocab_size=1000000: expected"),
     ],
 )
-def test_mistakes_are_named(config_path, overrides, stages, message):
+def test_mistakes_are_named(run, tmp_path, overrides, stages, message):
     with pytest.raises(ValueError, match=message):
-        run_distill(config_path, overrides, stages=stages, show_progress=False)
+        run({"output_dir": str(tmp_path / "run")} | overrides, stages=stages)
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        ({"prompts.files": ["absent.jsonl"]}, "absent.jsonl: cannot be read: .*No such file"),
+        ({"prompts.held_out": ["absent.jsonl"]}, "absent.jsonl: cannot be read: .*No such file"),
+        ({"prompts.template": "{question}"}, r"test.jsonl:1: template '\{question\}': no field 'question'"),
+        ({"extra_corpora": ["absent"]}, "absent/corpus: no corpus here"),
+        ({"draft.start": "absent/draft/here"}, "draft.start: absent/draft/here: no such file or directory"),
+    ],
+)
+def test_missing_data_are_found_before_the_target_is_loaded(root, tmp_path, monkeypatch, overrides, message):
+    def load(config, dtype):
+        pytest.fail("the target was loaded")
+
+    monkeypatch.setattr(sys.modules["bass_jax.training.distill"], "load_target", load)
+    config = load_distill_config(root / "config.yaml", {"output_dir": str(tmp_path / "run")} | overrides)
+    for begin in (distill, generate_corpus):
+        with pytest.raises(ValueError, match=message):
+            begin(config)

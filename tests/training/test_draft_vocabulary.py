@@ -1,4 +1,4 @@
-"""The output vocabulary and the columns that stand for it."""
+"""The output vocabulary of a draft and the columns of its head."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from bass_jax.training.rollout import Rollout
 from tests.training.conftest import VOCAB
 
 
-def test_most_frequent_tokens_and_those_forced():
+def test_the_most_frequent_tokens_and_the_required_ones():
     responses = [np.array([5, 5, 5, 9, 9, 7])]
     prompts = [np.array([11, 11, 11, 11, 7])]
     ids = choose_output_ids(responses, prompts, vocab_size=20, size=5, always=(0, 19))
@@ -20,12 +20,12 @@ def test_most_frequent_tokens_and_those_forced():
 
 
 @pytest.mark.parametrize("size", [1, 21])
-def test_size_that_cannot_be_is_refused(size):
+def test_an_impossible_size_is_refused(size):
     with pytest.raises(ValueError, match=f"output_vocab_size={size}"):
         choose_output_ids([np.array([1])], [], vocab_size=20, size=size, always=(0, 19))
 
 
-def test_law_is_renormalised_inside_the_output_vocabulary():
+def test_the_distribution_is_renormalized_over_the_output_vocabulary():
     ids = np.array([[3, 50, 4], [50, 51, 52]], np.int32)
     logprobs = np.log([[0.5, 0.3, 0.1], [0.6, 0.2, 0.1]]).astype(np.float32)
     row = Rollout(np.array([1, 2], np.int32), np.array([3, 50], np.int32), ids, logprobs, 0.0)
@@ -38,12 +38,12 @@ def test_law_is_renormalised_inside_the_output_vocabulary():
     assert batch.selected[:2].tolist() == [1, 2]
 
 
-def test_draft_starts_from_the_targets_embedding(make_config, make_draft, target):
+def test_a_draft_starts_from_the_targets_embedding(make_config, make_draft, target):
     ids = np.arange(3, 51, dtype=np.int32)
     draft = make_draft(make_config(), ids)
     np.testing.assert_array_equal(proposed_ids(draft), ids)
     np.testing.assert_array_equal(draft.params["embedding"], target.params["embedding"])
-    # All 16 directions fit into the draft's width of 32: the projection loses nothing.
+    # The draft's width of 32 holds all 16 directions, so the projection is lossless.
     projected = np.asarray(draft.params["embedding"])[:, ids].T @ np.asarray(draft.params["embedding_projection"])
     assert np.sqrt((projected**2).mean()) == pytest.approx(1, rel=1e-3)
     assert np.linalg.matrix_rank(projected) == 16

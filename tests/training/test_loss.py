@@ -1,6 +1,7 @@
-"""What is minimized, against sums by hand, and how its mixture changes with the steps."""
+"""The loss against sums in Python, and weights that change during training."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -12,7 +13,7 @@ from bass_jax.models.decoder import decoder
 from bass_jax.training.batches import make_batch
 from bass_jax.training.distill_config import LossConfig
 from bass_jax.training.draft_vocabulary import output_columns
-from bass_jax.training.loss import LossWeights, distillation_loss, scored_features, scored_logits, weights_at
+from bass_jax.training.loss import LossWeights, distillation_loss, response_hidden, response_logits, weights_at
 from bass_jax.training.rollout import Rollout
 from tests.training.conftest import VOCAB, synthetic_rollouts
 
@@ -23,6 +24,12 @@ def one_hot(name) -> LossWeights:
     return LossWeights(*(np.float32(other == name) for other in NAMES))
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def loss_and_gradient(config, params, batch, weights):
+    """Compiled once for all weights."""
+    return jax.value_and_grad(lambda params: distillation_loss(config, params, batch, weights), has_aux=True)(params)
+
+
 @pytest.fixture
 def draft(make_config, make_draft):
     return make_draft(make_config())
@@ -30,14 +37,14 @@ def draft(make_config, make_draft):
 
 @pytest.fixture
 def batch(draft):
-    """48 of 64 tokens can be proposed: some of the target's distribution lies outside."""
+    """48 of 64 tokens can be proposed, so a part of the target's distribution is outside."""
     batch = make_batch(synthetic_rollouts(3), output_columns(np.asarray(draft.output_ids), VOCAB), 32, 64, 3)
     return jax.tree.map(jnp.asarray, batch)
 
 
-def test_the_parts_by_hand(draft, batch):
-    _, parts = jax.jit(distillation_loss, static_argnums=0)(draft.config, draft.params, batch, one_hot("soft"))
-    distributions = np.asarray(jax.nn.softmax(scored_logits(draft.config, draft.params, batch)), np.float64)
+def test_the_parts_equal_sums_in_python(draft, batch):
+    (_, parts), _ = loss_and_gradient(draft.config, draft.params, batch, one_hot("soft"))
+    distributions = np.asarray(jax.nn.softmax(response_logits(draft.config, draft.params, batch)), np.float64)
     found = dict.fromkeys(("soft", "hard", "reverse", "total_variation"), 0.0)
     assert 0 < (batch.distribution_columns < 0).mean() < 0.5
     for place in np.flatnonzero(batch.weights):
@@ -56,17 +63,15 @@ def test_the_parts_by_hand(draft, batch):
 
 
 @pytest.mark.parametrize("name", ["soft", "hard", "reverse", "total_variation"])
-def test_the_loss_is_its_part_and_its_gradient_points_downhill(draft, batch, name):
-    def loss_of(params):
-        return distillation_loss(draft.config, params, batch, one_hot(name))
-
-    (loss, parts), gradient = jax.jit(jax.value_and_grad(loss_of, has_aux=True))(draft.params)
+def test_the_loss_is_its_part_and_decreases_along_its_gradient(draft, batch, name):
+    (loss, parts), gradient = loss_and_gradient(draft.config, draft.params, batch, one_hot(name))
     assert loss == getattr(parts, name)
     moved = jax.tree.map(lambda leaf, slope: leaf - 0.05 * slope, draft.params, gradient)
-    assert jax.jit(loss_of)(moved)[0] < loss
+    (moved_loss, _), _ = loss_and_gradient(draft.config, moved, batch, one_hot(name))
+    assert moved_loss < loss
 
 
-def test_a_mixture_that_changes_with_the_steps():
+def test_weights_follow_their_schedules():
     config = LossConfig(
         soft_weight=((0.0, 1.0), (0.5, 0.0)), hard_weight=0.25, total_variation_weight=((0.5, 0), (1, 2))
     )
@@ -83,40 +88,43 @@ def test_a_mixture_that_changes_with_the_steps():
         ({"unroll": 0}, "unroll=0"),
     ],
 )
-def test_weights_that_cannot_be_are_refused(weights, message):
+def test_impossible_weights_are_refused(weights, message):
     with pytest.raises(ValueError, match=message):
         LossConfig(**weights)
 
 
-def with_features(rollouts, width, seed=5) -> list[Rollout]:
-    """A "target" whose hidden state is a fixed function of the token."""
+def with_hidden(rollouts, width, seed=5) -> list[Rollout]:
+    """Gives rollouts hidden states that are a fixed function of the token."""
     table = np.random.default_rng(seed).normal(size=(VOCAB, width)).astype(np.float16)
-    return [row._replace(hidden_states=table[np.concatenate([row.prompt, row.response[:-1]])]) for row in rollouts]
+    return [row._replace(hidden=table[row.inputs]) for row in rollouts]
 
 
-def test_positions_of_a_hidden_state_draft_take_turns(make_config, make_draft, target):
-    """The first of three passes reads true hidden states; the last also what was predicted from those, and from that."""
+def test_which_positions_read_predicted_hidden_states(make_config, make_draft, target):
+    """The first of three passes reads true hidden states, the last also states predicted from the pass before it."""
     draft = make_draft(make_config(draft={"reads_hidden": True}))
-    rows = with_features(synthetic_rollouts(2), target.config.width)
+    rows = with_hidden(synthetic_rollouts(2), target.config.width)
     batch = make_batch(rows, output_columns(np.asarray(draft.output_ids), VOCAB), 32, 64, 2, reads_hidden=True)
     batch = jax.tree.map(jnp.asarray, batch)
     module, variables = decoder(draft.config), {"params": draft.params}
     positions = jnp.where(jnp.arange(32) < batch.lengths[:, None], jnp.arange(32), 32)
     truth = np.asarray(batch.hidden, np.float32)
     before = np.pad(truth, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-    hidden, expected = before.copy(), []
+
+    @jax.jit
+    def run(hidden):
+        states = module.apply(variables, batch.tokens, positions, None, 1, hidden, method="hidden_states").hidden
+        return states, module.apply(variables, states, method="next_hidden")
+
+    inputs, expected = before.copy(), []
     for _ in range(2):
-        hidden_states = module.apply(
-            variables, batch.tokens, positions, None, 1, jnp.asarray(hidden), method="hidden_states"
-        )[0]
-        expected.append(hidden_states)
-        predicted = np.asarray(module.apply(variables, hidden_states, method="next_hidden"))
+        states, predicted = run(inputs)
+        expected.append(states)
         for row in range(2):
             for place in range(32):
                 if (place + row) % 6 > 3:
-                    hidden[row, place] = predicted[row, place - 1] if place else 0
-    last = module.apply(variables, batch.tokens, positions, None, 1, jnp.asarray(hidden), method="hidden_states")[0]
-    found, seen = scored_features(draft.config, draft.params, batch, unroll=3)
+                    inputs[row, place] = predicted[row, place - 1] if place else 0
+    last, _ = run(inputs)
+    found, seen = jax.jit(response_hidden, static_argnums=(0, 3))(draft.config, draft.params, batch, 3)
     is_real = batch.weights > 0
     for rows_found, pass_expected in zip(found, (expected[0], last), strict=True):
         flat = np.asarray(pass_expected).reshape(-1, draft.config.width)
@@ -125,23 +133,18 @@ def test_positions_of_a_hidden_state_draft_take_turns(make_config, make_draft, t
     np.testing.assert_array_equal(seen[is_real], truth.reshape(-1, truth.shape[-1])[batch.selected[is_real]])
 
 
-def test_rows_without_features_are_named(make_config, make_draft):
+def test_rows_without_hidden_states_are_refused():
     with pytest.raises(ValueError, match="without the target's hidden states"):
         make_batch(synthetic_rollouts(2), np.arange(VOCAB), 32, 64, 2, reads_hidden=True)
 
 
-def test_a_product_dtype_is_that_of_every_product_with_a_weight(make_config, make_draft, batch):
-    """Two of its three: forward, and the gradient by the activations."""
-    draft = make_draft(make_config(draft={"num_layers": 1}))
-    num_weights = sum(leaf.ndim > 1 for leaf in jax.tree.leaves(draft.params)) - 1  # The embedding is looked up.
+def test_a_product_dtype_applies_to_every_product_with_a_weight(draft, batch):
+    """Two of its three products: the forward pass, and the gradient by the activations."""
+    num_weights = sum(leaf.ndim > 1 for leaf in jax.tree.leaves(draft.params)) - 1  # The embedding is not multiplied.
 
     def num_rounded(product_dtype):
         config = dataclasses.replace(draft.config, product_dtype=product_dtype)
-
-        def loss_of(params):
-            return distillation_loss(config, params, batch, one_hot("soft"))[0]
-
-        lowered = jax.jit(jax.grad(loss_of)).lower(draft.params).as_text()
+        lowered = loss_and_gradient.lower(config, draft.params, batch, one_hot("soft")).as_text()
         return len(re.findall(r"dot_general .*: \(tensor<[0-9x]*xbf16>, tensor<[0-9x]*xbf16>\)", lowered))
 
     assert num_rounded(None) == 0

@@ -1,159 +1,152 @@
-"""The data recipe: sources, templates, exclusion of evaluation prompts, mistakes in one line."""
+"""Prompts from JSON Lines files and from a source of the user's own, and mistakes in a configuration."""
 
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 import yaml
 
-from bass_jax.training.distill_config import load_config, parse_config
-from bass_jax.training.overlap import OverlapCheck
-from bass_jax.training.prompts import build_prompts, held_out_prompts
-from bass_jax.training.python_functions import python_functions
-from bass_jax.training.recipe import DocumentedCodeSource, HeldOut, JsonlSource, PromptRecipe, PythonFunctionsSource
+from bass_jax.runtime.yaml_config import parse_yaml
+from bass_jax.training.distill_config import DistillConfig, load_distill_config
+from bass_jax.training.prompts import GeneratedPromptSource, JsonlPrompts, Prompt, PromptSource, prompt_source
 
-SECRET = "Return the sum of all even numbers below the given limit counting the limit itself too"
+OWN_SOURCE = """
+from bass_jax.training import Prompt
+
+class Source:
+    def __init__(self, config):
+        self.text = config.prompts.options["text"]
+        self.description = {"text": self.text}
+
+    def prompts(self):
+        return [Prompt(self.text, "own")]
+
+    def held_out(self):
+        return []
+
+    def find_overlap(self, text):
+        return None
+
+def no_source(config):
+    return 3
+"""
 
 
-def _write(path, rows):
+def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
 
 
-def _recipe(tmp_path, sources, held_out=()):
-    return PromptRecipe(tuple(sources), tuple(held_out), data_dir=str(tmp_path))
+@pytest.fixture
+def make_prompts(tmp_path):
+    def make(rows, held_out_rows=(), seed=0, **prompts):
+        content = {"files": [write(tmp_path / "train.jsonl", rows)]} | prompts
+        if held_out_rows:
+            content["held_out"] = [write(tmp_path / "test.jsonl", held_out_rows)]
+        config = parse_yaml(DistillConfig, {"target": "t", "seed": seed, "prompts": content}, "test")
+        return prompt_source(config)
+
+    return make
 
 
-def test_evaluation_prompts_are_excluded(tmp_path):
-    # Breaking it: checking before the template is filled only.
-    halves = SECRET.split(" counting ")
-    _write(tmp_path / "train.jsonl", [
-        {"text": "something else", "tail": "x"}, {"text": "Please: " + SECRET.upper() + "!", "tail": "x"},
-        {"text": halves[0], "tail": f"counting {halves[1]}"},
-    ])  # fmt: skip
-    with gzip.open(tmp_path / "test.jsonl.gz", "wt") as file:
-        file.write(json.dumps({"prompt": SECRET}) + "\n")
-    held_out = HeldOut("test", "test.jsonl.gz", ("Do this: {prompt}",))
-    source = JsonlSource("train", "train.jsonl", ("{text} {tail}",))
-    found = build_prompts(_recipe(tmp_path, [source], [held_out]), seed=0)
-    assert [prompt.text for prompt in found.prompts] == ["something else x"]
-    assert found.num_excluded == {"train": 2}
-    assert held_out_prompts(_recipe(tmp_path, [source], [held_out]))[0].text == f"Do this: {SECRET}"
+def test_three_keys_are_enough(tmp_path):
+    """A target, prompts and the size of the draft."""
+    files = [write(tmp_path / "prompts.jsonl", [{"prompt": "hello"}])]
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"target": "t", "prompts": {"files": files}, "draft": {"width": 64}}))
+    config = load_distill_config(path)
+    assert config.draft.width == 64 and config.output_dir == "runs/distill"
+    assert prompt_source(config).prompts() == [Prompt("hello", "prompts")]
 
 
-def test_overlap_needs_the_whole_run_of_words():
-    check = OverlapCheck([SECRET, "short one"], num_words=13)
-    words = SECRET.split()
-    assert check.find(" ".join(words[1:14])) is not None
-    assert check.find(" ".join(words[1:13])) is None
-    assert check.find("here is a Short, one") == "short one"
-    assert check.find("one short") is None
+def test_rows_of_all_files_in_an_order_of_the_seed(tmp_path, make_prompts):
+    rows = [{"q": f"q{index}", "turns": [f"t{index}"]} for index in range(20)]
+    with gzip.open(tmp_path / "more.jsonl.gz", "wt") as file:
+        file.write(json.dumps(rows[0]) + "\n")
+    files = [write(tmp_path / "a.jsonl", rows), str(tmp_path / "more.jsonl.gz")]
+    found = make_prompts([], files=files, template="{q}: {turns[0]}").prompts()
+    assert sorted(prompt.text for prompt in found) == sorted(f"q{i}: t{i}" for i in [*range(20), 0])
+    assert {prompt.source for prompt in found} == {"a", "more"}
+    assert found == make_prompts([], files=files, template="{q}: {turns[0]}").prompts()
+    assert found != make_prompts([], files=files, template="{q}: {turns[0]}", seed=1).prompts()
 
 
-def test_any_prefix_holds_the_sources_by_their_shares(tmp_path):
-    for name in ("a", "b"):
-        _write(tmp_path / f"{name}.jsonl", [{"text": f"{name} {index}"} for index in range(300)])
-    sources = [JsonlSource(name, f"{name}.jsonl", ("{text}",), share=share) for name, share in (("a", 3.0), ("b", 1.0))]
-    prompts = build_prompts(_recipe(tmp_path, sources), seed=0).prompts
-    assert len(prompts) == 600
-    assert 70 <= sum(prompt.source == "a" for prompt in prompts[:100]) <= 80
-    assert prompts == build_prompts(_recipe(tmp_path, sources), seed=0).prompts
-    assert prompts != build_prompts(_recipe(tmp_path, sources), seed=1).prompts
+def test_prompts_that_contain_a_held_out_prompt_are_left_out(make_prompts):
+    rows = [{"prompt": text} for text in ("what is this", "Please: what,\nis THIS? Thanks", "what is thistle", "this")]
+    source = make_prompts(rows, held_out_rows=[{"prompt": "What is this?"}, {"prompt": "another"}])
+    assert {prompt.text for prompt in source.prompts()} == {"what is thistle", "this"}
+    assert source.held_out() == [Prompt("What is this?", "test"), Prompt("another", "test")]
+    # A corpus is checked with the chat template around the prompt.
+    assert source.find_overlap("user\nWhat is this?\nassistant\n") == "What is this?"
+    assert source.find_overlap("user\nwhat is thistle\nassistant\n") is None
+    with pytest.raises(ValueError, match="no prompt is left: 1 were read, and all contain held-out ones"):
+        make_prompts([{"prompt": "a b"}], held_out_rows=[{"prompt": "b"}])
 
 
-def test_rows_are_chosen_by_range_limit_and_repeats(tmp_path):
-    _write(tmp_path / "a.jsonl", [{"id": index, "turns": [f"t{index}"]} for index in range(20)])
-    source = JsonlSource("a", "a.jsonl", ("{turns[0]}",), where={"id": ((2, 3), (10, 14))}, repeats=2, limit=4)
-    texts = [prompt.text for prompt in build_prompts(_recipe(tmp_path, [source]), seed=0).prompts]
-    assert len(texts) == 8 and len(set(texts)) == 4
-    assert set(texts) <= {"t2", "t3", "t10", "t11", "t12", "t13", "t14"}
+def test_files_that_cannot_be_read_are_named(tmp_path, make_prompts):
+    with pytest.raises(ValueError, match=r"absent\.jsonl: cannot be read: .*No such file"):
+        make_prompts([], files=[str(tmp_path / "absent.jsonl")])
+    with pytest.raises(ValueError, match=r"absent\.jsonl: cannot be read: .*No such file"):
+        make_prompts([{"prompt": "a"}], held_out=[str(tmp_path / "absent.jsonl")])
+    (tmp_path / "broken.jsonl").write_text('{"prompt": "a"}\n{"te')
+    with pytest.raises(ValueError, match=r"broken\.jsonl:2: not JSON"):
+        make_prompts([], files=[str(tmp_path / "broken.jsonl")])
+    with pytest.raises(ValueError, match=r"train\.jsonl:1: template '\{text\}': no field 'text'"):
+        make_prompts([{"prompt": "a"}], template="{text}")
 
 
-def test_solutions_become_documented_signatures(tmp_path):
-    row = {"text": "Add two numbers.", "code": "def helper(x):\n    return x\ndef add(a, b=2):\n    return a + b",
-           "test_list": ["assert add(1, 2) == 3", "assert add([1], [2]) == [1, 2]"]}  # fmt: skip
-    _write(tmp_path / "a.jsonl", [row, row | {"test_list": ["assert unknown(1)"]}])
-    source = DocumentedCodeSource("a", "a.jsonl", templates=("{prompt}",))
-    (prompt,) = build_prompts(_recipe(tmp_path, [source]), seed=0).prompts
-    assert prompt.text == (
-        'def add(a, b=2):\n    """Add two numbers.\n    >>> add(1, 2)\n    3\n'
-        '    >>> add([1], [2])\n    [1, 2]\n    """\n'
-    )
+def test_a_source_of_the_users_own(tmp_path, monkeypatch, make_prompts):
+    """From a module in the current directory."""
+    (tmp_path / "own_prompts.py").write_text(OWN_SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # Restores the path afterwards.
+    source = make_prompts([], files=[], source="own_prompts:Source", options={"text": "mine"})
+    assert isinstance(source, PromptSource) and not isinstance(source, GeneratedPromptSource)
+    assert source.prompts() == [Prompt("mine", "own")]
+    with pytest.raises(
+        ValueError, match=r"prompts\.source='own_prompts:no_source': returned int: expected a PromptSource"
+    ):
+        make_prompts([], files=[], source="own_prompts:no_source")
+    with pytest.raises(ValueError, match=r"prompts\.source='no_such_module:x': No module named"):
+        make_prompts([], files=[], source="no_such_module:x")
 
 
-def test_installed_functions_are_read_without_import():
-    found = python_functions(["json", "no_such_package"], 800)
-    assert any("JSON" in text for text in found)
-    assert len(set(found)) == len(found)
-    for text in found:
-        compile(text, "prompt", "exec")
+def test_jsonl_prompts_are_a_prompt_source(make_prompts):
+    source = make_prompts([{"prompt": "a"}])
+    assert isinstance(source, JsonlPrompts) and isinstance(source, PromptSource)
+    assert source.description == {"files": ["train.jsonl"], "template": "{prompt}"}
 
 
-def test_methods_lose_their_first_argument(tmp_path, monkeypatch):
-    package = tmp_path / "a_package"
-    package.mkdir()
-    (package / "__init__.py").write_text(
-        "raise RuntimeError\nclass A:\n    def f(self, x: List[int], y=1):\n"
-        '        """Does one thing to every item.\n\n        Args:\n            x: items.\n        """\n'
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    (text,) = python_functions(["a_package"], 800)
-    assert text == (
-        'from typing import List\n\n\ndef f(x: List[int], y=1):\n    """Does one thing to every item.\n    """\n'
-    )
-
-
-def _content(**changes):
-    source = {"kind": "jsonl", "name": "a", "file": "a.jsonl", "templates": ["{text}"]}
-    return {"target": "t", "output_dir": "o", "prompts": {"sources": [source]}} | changes
+def content(**changes):
+    return {"target": "t", "output_dir": "o", "prompts": {"files": ["a.jsonl"]}} | changes
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    "wrong, message",
     [
-        (_content(trainig={}), r"trainig: Unexpected"),
-        (_content(training={"num_step": 3}), r"training\.num_step: Unexpected"),
-        (_content(training={"num_steps": 0}), r"training: num_steps=0: expected a positive"),
-        (_content(optimizer={"kind": "sgd"}), r"optimizer\.kind: Input should be 'adamw' or 'muon'"),
-        (_content(prompts={"sources": []}), r"prompts: sources: expected at least one"),
-        (_content(prompts={"sources": [{"kind": "xml", "name": "a"}]}), r"prompts\.sources\.0: .*kind"),
-        ({"target": "t"}, r"output_dir: .*(missing|required)"),
+        (content(trainig={}), r"trainig: Unexpected"),
+        (content(training={"num_step": 3}), r"training\.num_step: Unexpected"),
+        (content(training={"num_steps": 0}), r"training: num_steps=0: expected a positive"),
+        (content(optimizer={"kind": "sgd"}), r"optimizer\.kind: Input should be 'adamw' or 'muon'"),
+        (content(prompts={}), r"prompts: files=\(\), source=None: expected one of them"),
+        (content(prompts={"files": ["a"], "source": "b:c"}), r"prompts: files=\('a',\), source='b:c': expected one"),
+        (content(prompts={"files": ["a"], "data_dir": "b"}), r"prompts\.data_dir: Unexpected"),
+        ({"target": "t"}, r"prompts: .*(missing|required)"),
     ],
 )
-def test_mistakes_are_one_line_with_the_dotted_path(content, message):
+def test_mistakes_are_one_line_with_the_dotted_path(wrong, message):
     with pytest.raises(ValueError, match=message) as error:
-        parse_config(content, "file.yaml")
+        parse_yaml(DistillConfig, wrong, "file.yaml")
     assert "\n" not in str(error.value)
     assert str(error.value).startswith("file.yaml: ")
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"a\.jsonl: not readable"):
-        build_prompts(_recipe(tmp_path, [JsonlSource("a", "a.jsonl", ("{text}",))]), seed=0)
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"te')
-    with pytest.raises(ValueError, match=r"a\.jsonl: line 2 is not JSON"):
-        build_prompts(_recipe(tmp_path, [JsonlSource("a", "a.jsonl", ("{text}",))]), seed=0)
-    _write(tmp_path / "a.jsonl", [{"text": "a"}])
-    with pytest.raises(ValueError, match=r"a: template '\{txt\}': no field 'txt'"):
-        build_prompts(_recipe(tmp_path, [JsonlSource("a", "a.jsonl", ("{txt}",))]), seed=0)
-
-
-def test_nothing_left_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="no prompt is left"):
-        build_prompts(_recipe(tmp_path, [PythonFunctionsSource("a", ("no_such_package",))]), seed=0)
-
-
-def test_overrides_go_by_dotted_path(tmp_path):
+def test_overrides_have_dotted_paths(tmp_path):
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(_content()))
-    config = load_config(str(path), {"training.num_steps": 7, "prompts.data_dir": "there"})
-    assert config.training.num_steps == 7 and config.prompts.data_dir == "there"
+    path.write_text(yaml.safe_dump(content()))
+    overrides = {"training.num_steps": 7, "prompts.options.data_dir": "there"}
+    config = load_distill_config(str(path), overrides)
+    assert config.training.num_steps == 7 and config.prompts.options == {"data_dir": "there"}
     path.write_text("a: [")
     with pytest.raises(ValueError, match=r"config\.yaml: not readable as YAML"):
-        load_config(path)
-
-
-@pytest.mark.parametrize("path", sorted(Path("configs/distill").glob("*.yaml")), ids=lambda path: path.stem)
-def test_shipped_configurations_are_valid(path):
-    config = load_config(path)
-    assert {domain.name for domain in config.prompts.held_out} >= {"humaneval", "gsm8k_test"}
+        load_distill_config(path)

@@ -1,10 +1,10 @@
-"""Rollouts are the target's own decoding, whatever batch a row is in."""
+"""Rollouts equal decoding one row at a time."""
 
 import jax
 import numpy as np
 import pytest
 
-from bass_jax.training.rollout import roll_out, top_distribution, waves
+from bass_jax.training.rollout import batches_by_length, roll_out, top_distribution
 from tests.training.conftest import VOCAB, next_token
 
 
@@ -15,7 +15,7 @@ def _greedy(model, prompt, count):
     return tokens[len(prompt) :]
 
 
-def test_greedy_rows_equal_decoding_alone(target):
+def test_greedy_rows_equal_decoding_one_row(target):
     # Breaking it: gathering `last` without its cache when the batch is compacted.
     generator = np.random.default_rng(0)
     shared = generator.integers(0, VOCAB, 5)
@@ -32,7 +32,7 @@ def test_greedy_rows_equal_decoding_alone(target):
         np.testing.assert_array_equal(rollout.distribution_ids[:, 0], rollout.response)
 
 
-def test_sampled_rows_do_not_depend_on_their_neighbours(target):
+def test_sampled_rows_do_not_depend_on_other_rows(target):
     prompts = [np.array([1, 2, 3], np.int32), np.array([4, 5], np.int32)]
     options = {"key": jax.random.key(5), "max_new_tokens": 12, "stop_ids": (), "top": 8}
     together = roll_out(target, prompts, temperatures=[1.0, 0.0], **options)
@@ -42,16 +42,16 @@ def test_sampled_rows_do_not_depend_on_their_neighbours(target):
 
 
 @pytest.mark.parametrize("vocab", [40, 128, 500])
-def test_top_law_is_exact(vocab):
+def test_the_top_distribution_is_exact(vocab):
     logits = jax.random.normal(jax.random.key(1), (3, vocab)) * 3
     ids, logprobs = top_distribution(logits, 16)
     values, expected = jax.lax.top_k(jax.nn.log_softmax(logits), 16)
     np.testing.assert_array_equal(ids, expected)
-    np.testing.assert_allclose(logprobs, values, atol=1e-5)  # A few eps of log-sum-exp's size.
+    np.testing.assert_allclose(logprobs, values, atol=1e-5)  # A few units of the log-sum-exp's rounding.
 
 
-def test_waves_hold_every_row_once_and_similar_lengths():
+def test_batches_hold_every_row_once_and_similar_lengths():
     lengths = np.random.default_rng(0).integers(1, 100, 50).tolist()
-    groups = list(waves(lengths, batch=8, window=3))
+    groups = list(batches_by_length(lengths, batch=8, window=3))
     assert sorted(index for group in groups for index in group) == list(range(50))
     assert all(max(group) < 24 for group in groups[:3])

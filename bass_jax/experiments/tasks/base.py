@@ -1,4 +1,4 @@
-"""The task's protocol: what is asked, and what an answer is worth."""
+"""The protocol of tasks: problems, and the scores of answers."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -6,21 +6,22 @@ from typing import Any
 
 from bass_jax.runtime.imports import import_attribute
 
-Row = Mapping[str, Any]
+type Row = Mapping[str, Any]
+"""One row of a data set."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One thing to ask.
+    """One question of a task.
 
     Attributes:
-        id: unique within the data set.
-        question: what a user says to a chat model.
-        text: what a model without a chat template continues.
-        answer_start: what a chat model's answer is made to begin with; not part of the answer's text.
-        category: of a data set that has some; results are also given per category.
-        row: the data that `Task.program` and `Task.score` need.
-        num_random_tokens: of a prompt of random tokens in place of any text, for pairs without a tokenizer.
+        id: unique in the data set.
+        question: the user's message to a chat model.
+        text: the text that a model without a chat template continues.
+        answer_start: beginning of a chat model's answer that is given to it; not part of the answer's text.
+        category: for data with categories; results are also reported per category.
+        row: data for `Task.program` and `Task.score`.
+        num_random_tokens: length of a prompt of random tokens instead of a text, for pairs without a tokenizer.
     """
 
     id: str
@@ -34,19 +35,18 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A data set and its measure, as three small functions.
+    """A data set and its measure, as up to three functions.
 
     Attributes:
         name: in configurations.
-        data: default source; see `bass_jax.experiments.data_sources.read_rows`.
-        read: one row of data to a problem.
-        program: of tasks whose answers are code: Python source that raises nothing if the answer is right. It is run
-            only where a user allows that. ``(problem, answer) -> source``.
-        score: of other tasks: measures of the answer, each 0 to 1, larger is better. ``(problem, answer) -> {name:
-            value}``.
-        measure: the measure that tables lead with; a program's is ``"passed"``.
-        stop_strings: of a chat; an answer ends before one.
-        text_stop_strings: likewise where a text is continued.
+        data: default source; see `bass_jax.experiments.data_sources.read_data`.
+        read: converts a row of data to a problem.
+        program: for answers that are code: ``(problem, answer) -> source`` of a Python program that raises nothing if
+            the answer is right. It runs only if a user allows it.
+        score: for other answers: ``(problem, answer) -> {name: value}``, values 0 to 1, larger is better.
+        measure: the main measure in tables; ``"passed"`` for programs.
+        stop_strings: strings that end an answer in a chat.
+        text_stop_strings: strings that end an answer to a text.
     """
 
     name: str
@@ -62,11 +62,11 @@ class Task:
         if self.program is not None and self.score is not None:
             raise ValueError(f"task {self.name!r}: expected a program or a score, not both")
         if self.program is not None and self.measure != "passed":
-            raise ValueError(f"task {self.name!r}: measure={self.measure!r}: a program's is 'passed'")
+            raise ValueError(f"task {self.name!r}: measure={self.measure!r}: expected 'passed' with a program")
 
     @property
     def is_scored(self) -> bool:
-        """Whether answers can be right or wrong at all."""
+        """Whether answers get a score."""
         return self.program is not None or self.score is not None
 
 
@@ -74,10 +74,10 @@ _REGISTRY: dict[str, Task] = {}
 
 
 def register_task(task: Task) -> Task:
-    """Makes `task` known by its name.
+    """Registers `task` under its name and returns it.
 
     Raises:
-        ValueError: if the name is taken.
+        ValueError: if the name is registered already.
     """
     if task.name in _REGISTRY:
         raise ValueError(f"task {task.name!r}: a task of this name is registered already")
@@ -91,10 +91,10 @@ def registered_tasks() -> dict[str, Task]:
 
 
 def find_task(name: str) -> Task:
-    """Returns a registered task, or the one that ``"module:name"`` stands for.
+    """Returns a registered task, or the task that ``"module:name"`` refers to.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if it does not exist.
     """
     if name in _REGISTRY:
         return _REGISTRY[name]
@@ -107,10 +107,10 @@ def find_task(name: str) -> Task:
 
 
 def read_problem(task: Task, row: Row, place: str) -> Problem:
-    """Reads a row, and says which one it was if it lacks something.
+    """Converts a row to a problem.
 
     Raises:
-        ValueError: naming `place` and the missing key.
+        ValueError: if the row lacks a key; the message begins with `place`.
     """
     try:
         return task.read(row)

@@ -1,4 +1,4 @@
-"""Code inside an answer."""
+"""Extracts code from an answer."""
 
 import re
 
@@ -7,9 +7,9 @@ _CLOSING = re.compile(r"^[ \t]*```.*\Z", re.DOTALL | re.MULTILINE)
 
 
 def code_of(answer: str) -> str:
-    """Returns the code of an answer: its first fenced block with a language, else all of it up to a fence.
+    """Returns the first fenced block with a language, or else the answer up to a fence.
 
-    A fence without a language closes a block, which the question or the answer's given start may have opened.
+    A fence without a language closes a block. The question or the given start of the answer may have opened it.
     """
     opened, closed = _OPENING.search(answer), _CLOSING.search(answer)
     if opened is not None and closed is not None and closed.start() >= opened.start():

@@ -1,4 +1,4 @@
-"""GSM8K: school mathematics; the last number of an answer must be the right one."""
+"""GSM8K: school mathematics. The last number of an answer must be the right one."""
 
 import re
 import zlib
@@ -9,13 +9,13 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def last_number(text: str) -> float | None:
-    """Returns the last number that is written in `text`; thousands may have commas."""
+    """Returns the last number in `text`, which may have commas between thousands; None without a number."""
     found = _NUMBER.findall(text)
     return float(found[-1].replace(",", "")) if found else None
 
 
 def read(row: Row) -> Problem:
-    """The question as it is."""
+    """Returns the question unchanged."""
     question = row["question"]
     return Problem(
         id=f"gsm8k/{zlib.crc32(question.encode()):08x}",
@@ -26,7 +26,7 @@ def read(row: Row) -> Problem:
 
 
 def score(problem: Problem, answer: str) -> dict[str, float]:
-    """1 if the last number is that of the reference."""
+    """Returns 1 if the last number equals that of the reference."""
     found = last_number(answer)
     return {"exact": float(found is not None and abs(found - problem.row["answer"]) < 1e-6)}
 
@@ -41,4 +41,4 @@ GSM8K = register_task(
         text_stop_strings=("\nQuestion:",),
     )
 )
-"""Cobbe et al. 2021 (arXiv 2110.14168)."""
+"""Source: Cobbe et al. 2021 (arXiv 2110.14168)."""

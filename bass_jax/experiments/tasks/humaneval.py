@@ -1,17 +1,15 @@
-"""HumanEval: complete a Python function; its tests decide."""
+"""HumanEval: complete a Python function. Unit tests check it."""
 
 from bass_jax.experiments.tasks.base import Problem, Row, Task, register_task
 from bass_jax.experiments.tasks.code import code_of
 
-QUESTION = "Complete the following Python function:\n```python\n{prompt}```"
-
 
 def read(row: Row) -> Problem:
-    """A chat model's answer is made to begin with a block of code, so that it does not explain first."""
+    """Returns the prompt; a chat model's answer starts with a block of code, so that it does not explain first."""
     prompt = row["prompt"]
     return Problem(
         id=row["task_id"],
-        question=QUESTION.replace("{prompt}", prompt),
+        question=f"Complete the following Python function:\n```python\n{prompt}```",
         text=prompt,
         answer_start="```python\n",
         row={name: row[name] for name in ("prompt", "entry_point", "test")},
@@ -19,9 +17,9 @@ def read(row: Row) -> Problem:
 
 
 def program(problem: Problem, answer: str) -> str:
-    """The function, its tests and the call of both.
+    """Returns the function, its tests and a call of them.
 
-    An answer that defines the function anew follows what stands before it in the prompt: imports and helpers.
+    If the answer repeats the function's head, only the part of the prompt before it is kept: imports and helpers.
     """
     prompt, name = problem.row["prompt"], problem.row["entry_point"]
     code = code_of(answer)
@@ -41,4 +39,4 @@ HUMANEVAL = register_task(
         text_stop_strings=("\nclass ", "\ndef ", "\n#", "\nif __name__", "\nprint("),
     )
 )
-"""Chen et al. 2021 (arXiv 2107.03374)."""
+"""Source: Chen et al. 2021 (arXiv 2107.03374)."""

@@ -1,11 +1,11 @@
-"""MBPP: write a Python function for a sentence; its assertions decide."""
+"""MBPP: write a Python function for a description. Assertions check it."""
 
 from bass_jax.experiments.tasks.base import Problem, Row, Task, register_task
 from bass_jax.experiments.tasks.code import code_of
 
 
 def read(row: Row) -> Problem:
-    """The first test is part of the question, because the sentence does not name the function."""
+    """Returns the description with the first assertion, because the description does not name the function."""
     text, tests = row["text"], list(row["test_list"])
     return Problem(
         id=f"MBPP/{row['task_id']}",
@@ -17,7 +17,7 @@ def read(row: Row) -> Problem:
 
 
 def program(problem: Problem, answer: str) -> str:
-    """The answer's code and the assertions."""
+    """Returns the code of the answer and the assertions."""
     return "\n".join([problem.row["setup"], code_of(answer), *problem.row["tests"], ""])
 
 
@@ -31,4 +31,4 @@ MBPP = register_task(
         text_stop_strings=("\nassert", '\n"""', "\nprint(", "\nif __name__"),
     )
 )
-"""Austin et al. 2021 (arXiv 2108.07732)."""
+"""Source: Austin et al. 2021 (arXiv 2108.07732)."""

@@ -1,4 +1,4 @@
-"""Any prompts: speed, acceptance and agreement of the texts, without a score."""
+"""Prompts of any kind, and prompts of random tokens, without a score."""
 
 import json
 import zlib
@@ -7,7 +7,7 @@ from bass_jax.experiments.tasks.base import Problem, Row, Task, register_task
 
 
 def read(row: Row) -> Problem:
-    """Rows with a ``"prompt"``, and perhaps an ``"id"`` and a ``"category"``."""
+    """Reads a row with a ``"prompt"``, and optionally an ``"id"`` and a ``"category"``."""
     prompt = row["prompt"]
     if not isinstance(prompt, str) or not prompt.strip():
         raise TypeError(f"prompt: expected text, not {json.dumps(prompt)[:60]}")
@@ -19,9 +19,9 @@ PROMPTS = register_task(Task(name="prompts", data="prompts.jsonl", read=read))
 
 
 def read_random(row: Row) -> Problem:
-    """Rows of the source ``"random:rows:tokens"``."""
+    """Reads a row of the source ``"random:rows:tokens"``."""
     return Problem(id=row["id"], question="", text="", num_random_tokens=row["num_tokens"])
 
 
 RANDOM_TOKENS = register_task(Task(name="random_tokens", data="random:64:128", read=read_random))
-"""Prompts for random weights: latency and memory do not depend on what is asked."""
+"""Prompts for random weights, for which latency and memory do not depend on the tokens."""

@@ -1,4 +1,4 @@
-"""Summaries, measured by ROUGE-2 against the reference: XSum, CNN/DailyMail, and Spec-Bench's category."""
+"""Summarization, scored by ROUGE-2 against a reference: XSum, CNN/DailyMail, and the category of Spec-Bench."""
 
 import functools
 from typing import Any
@@ -7,7 +7,7 @@ from bass_jax.experiments.tasks.base import Problem, Row, Task, register_task
 
 
 def read_xsum(row: Row) -> Problem:
-    """One sentence about a BBC article."""
+    """Asks for one sentence about a BBC article."""
     document = row["document"]
     return Problem(
         id=str(row["id"]),
@@ -18,10 +18,10 @@ def read_xsum(row: Row) -> Problem:
 
 
 def read_cnn_dailymail(row: Row) -> Problem:
-    """Highlights of a news article; rows of CNN/DailyMail, or of Spec-Bench."""
+    """Asks for the highlights of a news article, from a row of CNN/DailyMail or of Spec-Bench."""
     if "turns" in row:
         article = row["turns"][0].removeprefix("Summarize:").strip()
-        # Its other categories have none.
+        # Spec-Bench has references in this category only.
         id, reference = str(row["question_id"]), (row.get("reference") or [""])[0]
     else:
         article, id, reference = row["article"], str(row["id"]), row["highlights"]
@@ -35,7 +35,7 @@ def read_cnn_dailymail(row: Row) -> Problem:
 
 
 def score(problem: Problem, answer: str) -> dict[str, float]:
-    """The F-measure of bigrams.
+    """Returns the F-measure of bigrams.
 
     Raises:
         ValueError: if the library rouge-score is not installed.
@@ -62,7 +62,7 @@ XSUM = register_task(
         text_stop_strings=("\n",),
     )
 )
-"""Narayan et al. 2018 (arXiv 1808.08745)."""
+"""Source: Narayan et al. 2018 (arXiv 1808.08745)."""
 
 CNN_DAILYMAIL = register_task(
     Task(
@@ -74,4 +74,4 @@ CNN_DAILYMAIL = register_task(
         text_stop_strings=("\n\n",),
     )
 )
-"""See et al. 2017 (arXiv 1704.04368)."""
+"""Source: See et al. 2017 (arXiv 1704.04368)."""

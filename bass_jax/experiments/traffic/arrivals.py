@@ -1,37 +1,40 @@
-"""When requests come: Gamma gaps, rates that vary in time, recorded traces."""
+"""Arrival times: Gamma-distributed inter-arrival times, rates that vary over time, and recordings."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+
+from bass_jax.runtime.files import read_jsonl
 
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """A stretch of time with a rate of its own.
+    """A period with a constant arrival rate.
 
     Attributes:
-        seconds: how long it lasts; what follows the last phase is the first.
-        mean_gap: seconds between two requests.
-        cv: coefficient of variation of the gaps: 0 is a clock, 1 a Poisson process, more comes in bursts.
+        seconds: its length. The first phase follows the last.
+        inter_arrival: mean seconds between two requests.
+        cv: coefficient of variation of the inter-arrival times: 0 for equal ones, 1 for a Poisson process, above 1 for
+            bursts.
     """
 
     seconds: float
-    mean_gap: float
+    inter_arrival: float
     cv: float = 1.0
 
     def __post_init__(self):
-        for name in ("seconds", "mean_gap"):
+        for name in ("seconds", "inter_arrival"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)}: expected a positive number")
         if not self.cv >= 0:
             raise ValueError(f"cv={self.cv}: expected at least 0")
 
 
-def gamma_gaps(num: int, cv: float, random: np.random.Generator) -> np.ndarray:
-    """Draws gaps of mean 1: ``[num]`` float64.
+def gamma_intervals(num: int, cv: float, random: np.random.Generator) -> np.ndarray:
+    """Samples inter-arrival times with mean 1: ``[num]`` float64.
 
     A Gamma distribution of shape ``1 / cv^2`` has the coefficient of variation `cv`.
 
@@ -41,10 +44,10 @@ def gamma_gaps(num: int, cv: float, random: np.random.Generator) -> np.ndarray:
 
 
 def arrival_times(num: int, phases: Sequence[Phase], seed: int = 0) -> np.ndarray:
-    """Draws when `num` requests come: ``[num]`` float64 seconds, ascending.
+    """Samples the arrival times of `num` requests: ``[num]`` float64 seconds, ascending.
 
-    A gap that reaches into another phase is stretched or compressed there by that phase's rate, so that each phase has
-    its own mean whatever came before it.
+    The part of an inter-arrival time that lies in a later phase is scaled by that phase's rate, so that each phase has
+    its own rate.
 
     Raises:
         ValueError: if there are no phases.
@@ -55,55 +58,41 @@ def arrival_times(num: int, phases: Sequence[Phase], seed: int = 0) -> np.ndarra
     times, now, index, left = np.zeros(num), 0.0, 0, phases[0].seconds
     for request in range(num):
         phase = phases[index % len(phases)]
-        work = float(gamma_gaps(1, phase.cv, random)[0])
-        while work * phase.mean_gap > left:
-            work -= left / phase.mean_gap
+        interval = float(gamma_intervals(1, phase.cv, random)[0])
+        while interval * phase.inter_arrival > left:
+            interval -= left / phase.inter_arrival
             now, index = now + left, index + 1
             phase = phases[index % len(phases)]
             left = phase.seconds
-        now, left = now + work * phase.mean_gap, left - work * phase.mean_gap
+        now, left = now + interval * phase.inter_arrival, left - interval * phase.inter_arrival
         times[request] = now
     return times
 
 
-@dataclasses.dataclass(frozen=True)
-class Recorded:
-    """Arrivals as somebody recorded them.
+class RecordedArrivals(NamedTuple):
+    """Recorded arrivals (R requests)."""
 
-    Attributes:
-        times: ``[R]`` float64 seconds from the first, ascending.
-        prompt_tokens: ``[R]`` int; None where they were not recorded.
-        new_tokens: ``[R]`` int; None where they were not recorded.
-    """
-
-    times: np.ndarray
-    prompt_tokens: np.ndarray | None
-    new_tokens: np.ndarray | None
+    times: np.ndarray  # [R] float64 seconds since the first, ascending
+    prompt_tokens: np.ndarray | None  # [R] int; None if not recorded
+    new_tokens: np.ndarray | None  # [R] int; None if not recorded
 
 
-def read_arrivals(path: str | Path) -> Recorded:
-    """Reads a JSONL file: ``{"time": 0.25, "prompt_tokens": 120, "new_tokens": 80}`` per request.
+def read_arrivals(path: str | Path) -> RecordedArrivals:
+    """Reads a JSONL file with ``{"time": 0.25, "prompt_tokens": 120, "new_tokens": 80}`` per request.
 
     Raises:
-        ValueError: naming file and line.
+        ValueError: naming the file and the line.
     """
     rows = []
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"arrivals {path}: cannot be read: {error}") from None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, row in read_jsonl(Path(path)):
         try:
-            row = json.loads(line)
             rows.append((float(row["time"]), row.get("prompt_tokens"), row.get("new_tokens")))
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError):
+        except (KeyError, TypeError, ValueError):
             raise ValueError(f'{path}:{number}: expected {{"time": seconds}}, and prompt_tokens, new_tokens') from None
     if not rows:
         raise ValueError(f"arrivals {path}: expected at least one request")
-    times, prompts, news = zip(*sorted(rows, key=lambda row: row[0]), strict=True)
-    found = [None if None in counts else np.asarray(counts, int) for counts in (prompts, news)]
-    if any(counts is not None and counts.min() < 1 for counts in found):
+    times, *columns = zip(*sorted(rows, key=lambda row: row[0]), strict=True)
+    counts = [None if None in column else np.asarray(column, int) for column in columns]
+    if any(column is not None and column.min() < 1 for column in counts):
         raise ValueError(f"arrivals {path}: expected at least 1 token")
-    return Recorded(np.asarray(times) - times[0], *found)
+    return RecordedArrivals(np.asarray(times) - times[0], *counts)

@@ -1,100 +1,81 @@
-"""Where an experiment takes place: a simulated device in simulated time, or this one in real time."""
+"""The backends of a traffic experiment: a simulated device in simulated time, or this device in real time."""
 
 import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bass_jax.config import SpecConfig
-from bass_jax.cost_model import DEVICES, CostModel, Profile, pass_shape, read_profile, roofline, step_seconds
+from bass_jax.cost_model import (
+    DEVICES,
+    CostModel,
+    Profile,
+    pass_shape,
+    power_law_rates,
+    read_profile,
+    roofline,
+    step_seconds,
+)
 from bass_jax.decoding.load_pair import load_pair
-from bass_jax.decoding.pair import Pair
 from bass_jax.engine import Counts, Engine, EngineConfig, Loop, RequestHandle, Scheduler
 from bass_jax.experiments.traffic.arrivals import Phase, arrival_times, read_arrivals
 from bass_jax.experiments.traffic.calibration import measure_step_costs
-from bass_jax.experiments.traffic.clocks import RealClock, SimulatedClock
-from bass_jax.experiments.traffic.drive import drive
+from bass_jax.experiments.traffic.drive import RealClock, SimulatedClock, drive
 from bass_jax.experiments.traffic.serving_costs import ServingCosts, device_costs
 from bass_jax.experiments.traffic.simulated_executor import SimulatedExecutor, SimulatedRequest
-from bass_jax.experiments.traffic.traffic_config import ExperimentConfig, Traffic
-from bass_jax.experiments.traffic.workload import Workload, acceptance_rates, draw_acceptable, draw_lengths
+from bass_jax.experiments.traffic.traffic_config import TrafficConfig, TrafficPattern
+from bass_jax.experiments.traffic.workload import MAX_DRAFTS, Workload, sample_acceptable, sample_lengths
 from bass_jax.models import preset
 from bass_jax.policies import Policy, find_policy
 
 type OnStep = Callable[[Loop], None]
 
+_POLICY_ARGUMENTS = {"goodput": ("cost", "rates"), "bandit": ("cost",), "batch_table": ("cost", "rates", "context")}
 
-class Outcome(NamedTuple):
-    """One run."""
+
+class ServedTraffic(NamedTuple):
+    """The outcome of one run."""
 
     handles: list[RequestHandle]  # finished
     counts: Counts
 
 
-@runtime_checkable
-class World(Protocol):
-    """Serves a workload."""
-
-    @property
-    def identity(self) -> str:
-        """Of what decides over results besides the configuration."""
-        ...
-
-    @property
-    def unit_seconds(self) -> float:
-        """Seconds of one unit of the configuration's times."""
-        ...
-
-    def workload(self, traffic: Traffic) -> Workload:
-        """The requests of a pattern, the same for every policy and way of batching."""
-        ...
-
-    def serve(self, workload: Workload, batching: str, policy: str, on_step: OnStep | None) -> Outcome:
-        """Lets them come."""
-        ...
-
-
-def batched(config: EngineConfig, batching: Any) -> EngineConfig:
-    """The same sizes with another way of batching, and a queue that refuses nobody."""
+def with_batching(config: EngineConfig, batching: Any) -> EngineConfig:
+    """Returns the same sizes with another kind of batching, and an unlimited queue."""
     return dataclasses.replace(config, batching=batching, max_waiting=10**9)
 
 
-def pattern_times(traffic: Traffic, num: int, unit: float, seed: int) -> np.ndarray:
-    """When the requests of a pattern come: ``[R]`` seconds."""
-    num = num if traffic.num is None else traffic.num
-    if traffic.file is not None:
-        return read_arrivals(traffic.file).times[:num] * unit
-    phases = traffic.phases or (Phase(1e9, traffic.gap or 1.0, traffic.cv),)
-    scaled = [dataclasses.replace(one, seconds=one.seconds * unit, mean_gap=one.mean_gap * unit) for one in phases]
-    return arrival_times(num, scaled, seed)
+def pattern_times(pattern: TrafficPattern, num: int, unit: float, seed: int) -> np.ndarray:
+    """Returns the arrival times of a pattern: ``[R]`` seconds."""
+    num = num if pattern.num is None else pattern.num
+    if pattern.file is not None:
+        return read_arrivals(pattern.file).times[:num] * unit
+    phases = pattern.phases or (Phase(1e9, pattern.inter_arrival or 1.0, pattern.cv),)
+    return arrival_times(num, [Phase(one.seconds * unit, one.inter_arrival * unit, one.cv) for one in phases], seed)
 
 
-NEED_COSTS = ("goodput", "bandit", "batch_table")
-"""Policies that are given the costs of where they run."""
+def make_policy(name: str, cost: CostModel, rates: Sequence[float], context: float | None = None) -> Policy:
+    """Makes a policy; one that needs costs gets those of the device it runs on."""
+    known = {"cost": cost, "rates": rates} | ({} if context is None else {"context": context})
+    needed = _POLICY_ARGUMENTS.get(name.partition("(")[0], ())
+    return find_policy(name, **{argument: known[argument] for argument in needed if argument in known})
 
 
-def make_policy(name: str, cost: CostModel, rates: Sequence[float], context: float) -> Policy:
-    """Builds a policy; those that ask for costs get the world's."""
-    both = {"cost": cost, "rates": rates}
-    given: dict[str, Any] = dict(zip(NEED_COSTS, (both, {"cost": cost}, both | {"context": context}), strict=True))
-    return find_policy(name, **given.get(name.partition("(")[0], {}))
-
-
-class SimulatedWorld:
-    """Costs of public figures, texts of a power distribution.
+class SimulatedBackend:
+    """A simulated device, with costs from public figures and sampled acceptance.
 
     Attributes:
-        identity: empty, because the configuration says it all.
+        identity: what results depend on besides the configuration: nothing.
     """
 
     identity = ""
 
-    def __init__(self, config: ExperimentConfig):
-        """Looks device and models up.
+    def __init__(self, config: TrafficConfig):
+        """Looks up the device and the models.
 
         Raises:
             ValueError: if there is no such device or model.
@@ -104,95 +85,92 @@ class SimulatedWorld:
         if simulated.device not in DEVICES:
             raise ValueError(f"device={simulated.device!r}: expected one of {sorted(DEVICES)}")
         self._config, self._device = config, DEVICES[simulated.device]
+        self._host_seconds = simulated.host_seconds
         target, draft = (pass_shape(preset(name)) for name in (simulated.target, simulated.draft))
         self._model = roofline(target, draft, self._device)
-        self._rates = acceptance_rates(simulated.c, simulated.gamma)
+        self._rates = power_law_rates(simulated.c, simulated.gamma, MAX_DRAFTS)
         requests = config.requests
         self._context = sum(requests.prompt_tokens) / 2 + sum(requests.new_tokens) / 4
 
     @property
     def unit_seconds(self) -> float:
-        """A request of mean length alone, without drafts and without waiting."""
+        """Seconds per unit of the configuration's times."""
         if self._config.unit == "seconds":
             return 1.0
         step = float(step_seconds(self._model, 1, 0, self._context))
         return step * sum(self._config.requests.new_tokens) / 2
 
-    def workload(self, traffic: Traffic) -> Workload:
-        """Draws arrivals, lengths and acceptances."""
+    def workload(self, pattern: TrafficPattern) -> Workload:
+        """Samples arrivals, lengths and acceptance."""
         config = self._config
-        times = pattern_times(traffic, config.requests.num, self.unit_seconds, config.seed)
+        times = pattern_times(pattern, config.requests.num, self.unit_seconds, config.seed)
         random = np.random.default_rng((config.seed, 1))
-        prompts = draw_lengths(config.requests.prompt_tokens, len(times), random)
-        news = draw_lengths(config.requests.new_tokens, len(times), random)
-        if traffic.file is not None:
-            recorded = read_arrivals(traffic.file)
+        prompts = sample_lengths(config.requests.prompt_tokens, len(times), random)
+        lengths = sample_lengths(config.requests.new_tokens, len(times), random)
+        if pattern.file is not None:
+            recorded = read_arrivals(pattern.file)
             prompts = prompts if recorded.prompt_tokens is None else recorded.prompt_tokens[: len(times)]
-            news = news if recorded.new_tokens is None else recorded.new_tokens[: len(times)]
-            if (prompts + news).max() > config.engine.capacity:
-                raise ValueError(f"{traffic.file}: expected at most {config.engine.capacity} tokens per request")
-        return Workload(times, prompts, news, news, draw_acceptable(self._rates, news, config.seed))
+            lengths = lengths if recorded.new_tokens is None else recorded.new_tokens[: len(times)]
+            if (prompts + lengths).max() > config.engine.capacity:
+                raise ValueError(f"{pattern.file}: expected at most {config.engine.capacity} tokens per request")
+        return Workload(times, prompts, lengths, lengths, sample_acceptable(self._rates, lengths, config.seed))
 
-    def serve(self, workload: Workload, batching: str, policy: str, on_step: OnStep | None = None) -> Outcome:
-        """Serves in simulated time."""
-        engine = batched(self._config.engine, batching)
-        assert self._config.simulated is not None, "a simulated experiment"
-        costs = device_costs(self._model, self._device, engine, self._config.simulated.host_seconds)
+    def serve(self, workload: Workload, batching: str, policy: str, on_step: OnStep | None = None) -> ServedTraffic:
+        """Serves the requests in simulated time."""
+        engine = with_batching(self._config.engine, batching)
+        costs = device_costs(self._model, self._device, engine, self._host_seconds)
         chosen = make_policy(policy, self._model, self._rates, self._context)
         return simulate_traffic(workload, engine, chosen, costs, on_step)
 
 
 def simulate_traffic(
     workload: Workload, engine: EngineConfig, policy: Policy, costs: ServingCosts, on_step: OnStep | None = None
-) -> Outcome:
-    """Serves `workload` in simulated time: the scheduler is the engine's own."""
+) -> ServedTraffic:
+    """Serves `workload` in simulated time with the engine's own loop and scheduler."""
     clock = SimulatedClock()
     loop = Loop(Scheduler(engine), SimulatedExecutor(policy, costs, engine, clock), clock, on_step)
 
     def submit(index: int) -> RequestHandle:
         request = SimulatedRequest(
-            np.zeros(workload.prompt_tokens[index], np.int32), int(workload.limits[index]),
-            num_tokens=int(workload.new_tokens[index]), acceptable=workload.acceptable[index],
-        )  # fmt: skip
+            prompt=np.zeros(workload.prompt_tokens[index], np.int32),
+            max_new_tokens=int(workload.limits[index]),
+            num_tokens=int(workload.new_tokens[index]),
+            acceptable=workload.acceptable[index],
+        )
         handle = RequestHandle(request, on_cancel=loop.cancel)
         loop.submit(handle)
         return handle
 
-    return Outcome(drive(loop, clock, workload.times.tolist(), submit), loop.counts)
+    return ServedTraffic(drive(loop, clock, workload.times.tolist(), submit), loop.counts)
 
 
-class RealWorld:
-    """A pair on this device; greedy requests on real prompts.
+class RealBackend:
+    """A pair on this device, which serves greedy requests with real prompts.
 
     Attributes:
         pair: of the configuration.
+        unit_seconds: 1.
     """
 
-    def __init__(
-        self, config: ExperimentConfig, texts: Sequence[str], on_note: Callable[[str], None] = lambda note: None
-    ):
-        """Loads the pair and reads or measures its profile.
+    unit_seconds = 1.0
 
-        Args:
-            config: with `ExperimentConfig.real`.
-            texts: prompts to draw from.
-            on_note: told what is measured next.
+    def __init__(self, config: TrafficConfig, texts: Sequence[str], on_note: Callable[[str], None] = lambda note: None):
+        """Loads the pair; each request uses a random one of `texts` as its prompt.
 
         Raises:
-            ValueError: if pair or profile cannot be read.
+            ValueError: if the pair cannot be loaded.
         """
-        real = config.real
-        assert real is not None, "an experiment in real time"
-        self._config, self._real, self.unit_seconds = config, real, 1.0
-        self.pair: Pair = load_pair(real.path)
-        most = config.requests.prompt_tokens[1]
-        self._prompts = [self.pair.tokenizer.encode_prompt(text)[:most] for text in texts]
-        self._on_note = on_note
+        assert config.real is not None, "an experiment in real time"
+        self._config, self._real, self._on_note = config, config.real, on_note
+        self.pair = load_pair(config.real.path)
+        longest = config.requests.prompt_tokens[1]
+        tokenizer: Any = self.pair.tokenizer
+        self._prompts = [tokenizer.encode_prompt(text)[:longest] for text in texts]
         self._context = config.engine.capacity / 2
 
     @property
     def identity(self) -> str:
-        """A hash of the prompts, and of the names, sizes and times of the files that the configuration names."""
+        """Hashes the prompts, and the names, sizes and times of the files that the configuration names."""
         digest = hashlib.sha256(b"".join(row.tobytes() for row in self._prompts))
         for root in (Path(one) for one in (self._real.path, self._real.profile) if one is not None):
             for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
@@ -203,50 +181,48 @@ class RealWorld:
 
     @functools.cached_property
     def profile(self) -> Profile:
-        """Of the configuration's file, or measured when it is first asked for."""
+        """The profile of the configuration; without one, it is measured on first use."""
         if self._real.profile is not None:
             return read_profile(self._real.profile)
         return measure_step_costs(self.pair, self._prompts, self._config.engine, self._on_note)
 
-    def workload(self, traffic: Traffic) -> Workload:
-        """Draws arrivals, limits and, in place of lengths, which prompt it is; see `prompt_rows`."""
+    def workload(self, pattern: TrafficPattern) -> Workload:
+        """Samples arrivals, prompts and limits."""
         config = self._config
-        times = pattern_times(traffic, config.requests.num, 1.0, config.seed)
-        limits = draw_lengths(config.requests.new_tokens, len(times), np.random.default_rng((config.seed, 1)))
-        rows = self.prompt_rows(len(times))
-        lengths = np.array([len(self._prompts[row]) for row in rows])
+        times = pattern_times(pattern, config.requests.num, 1.0, config.seed)
+        limits = sample_lengths(config.requests.new_tokens, len(times), np.random.default_rng((config.seed, 1)))
+        lengths = np.array([len(prompt) for prompt in self.prompts(len(times))])
         return Workload(times, lengths, limits, limits, [])
 
-    def prompt_rows(self, num: int) -> np.ndarray:
-        """Which prompt each request asks: ``[R]`` int."""
-        return np.random.default_rng((self._config.seed, 2)).integers(0, len(self._prompts), num)
-
     def prompts(self, num: int) -> list[np.ndarray]:
-        """The prompt of each request."""
-        return [self._prompts[row] for row in self.prompt_rows(num)]
+        """Returns the prompts of the first `num` requests."""
+        rows = np.random.default_rng((self._config.seed, 2)).integers(0, len(self._prompts), num)
+        return [self._prompts[row] for row in rows]
 
     def policy(self, name: str) -> Policy:
-        """A policy that knows this pair's costs."""
-        if name.partition("(")[0] not in NEED_COSTS:
+        """Makes a policy; one that needs costs gets those of the profile."""
+        if name.partition("(")[0] not in _POLICY_ARGUMENTS:
             return find_policy(name)
         return make_policy(name, self.profile.table, self.profile.rates, self._context)
 
     def engine(self, batching: str, policy: str, clock: Callable[[], float], on_step: OnStep | None = None) -> Engine:
-        """An engine, warmed up."""
+        """Returns an engine with all its steps compiled."""
         chosen = self.policy(policy)
         spec = SpecConfig(chosen.lengths[-1], "greedy")
-        return Engine(
-            self.pair, spec, policy=chosen, config=batched(self._config.engine, batching), clock=clock, on_step=on_step
-        )
+        config = with_batching(self._config.engine, batching)
+        return Engine(self.pair, spec, policy=chosen, config=config, clock=clock, on_step=on_step)
 
-    def serve(self, workload: Workload, batching: str, policy: str, on_step: OnStep | None = None) -> Outcome:
-        """Serves in real time; the clock starts when everything is compiled."""
-        clocks: list[RealClock] = []
-        engine = self.engine(batching, policy, lambda: clocks[0](), on_step)
+    def serve(self, workload: Workload, batching: str, policy: str, on_step: OnStep | None = None) -> ServedTraffic:
+        """Serves the requests in real time. The clock starts after compilation."""
+        engine = self.engine(batching, policy, lambda: 0.0, on_step)
         prompts = self.prompts(len(workload.times))
-        clocks.append(RealClock())
-        handles = drive(
-            engine.loop, clocks[0], workload.times.tolist(),
-            lambda index: engine.submit(prompts[index], max_new_tokens=int(workload.limits[index])),
-        )  # fmt: skip
-        return Outcome(handles, engine.counts)
+
+        def submit(index: int) -> RequestHandle:
+            return engine.submit(prompts[index], max_new_tokens=int(workload.limits[index]))
+
+        engine.loop.clock = clock = RealClock()
+        return ServedTraffic(drive(engine.loop, clock, workload.times.tolist(), submit), engine.counts)
+
+
+type Backend = SimulatedBackend | RealBackend
+"""Makes the requests of a pattern (`workload`) and serves them at their arrival times (`serve`)."""

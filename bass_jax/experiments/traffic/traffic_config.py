@@ -1,4 +1,4 @@
-"""The configuration of a traffic experiment: one YAML file, checked to the last key."""
+"""The configuration of a traffic experiment, read from one YAML file in which an unknown key is an error."""
 
 import dataclasses
 from pathlib import Path
@@ -8,11 +8,14 @@ from bass_jax.engine import EngineConfig
 from bass_jax.experiments.traffic.arrivals import Phase
 from bass_jax.runtime.yaml_config import forbid_extra, read_yaml
 
-POLICIES = (
-    "fixed(draft_len=0)", "fixed(draft_len=2)", "fixed(draft_len=4)", "batch_table", "bass_heuristic(limit=8)",
+DEFAULT_POLICIES = (
+    "fixed(draft_len=0)",
+    "fixed(draft_len=2)",
+    "fixed(draft_len=4)",
+    "batch_table",
+    "bass_heuristic(limit=8)",
     "goodput(objective='rate')",
-)  # fmt: skip
-"""Those that are compared unless told otherwise."""
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +25,10 @@ class SimulatedDevice:
     Attributes:
         device: a name of `bass_jax.cost_model.DEVICES`.
         target: a name of `bass_jax.models.PRESETS`.
-        draft: likewise.
-        c: of the accepted drafts, ``c s^gamma``.
+        draft: a name of `bass_jax.models.PRESETS`.
+        c: ``c s^gamma`` of s drafts are accepted.
         gamma: see `c`.
-        host_seconds: assumed between two steps, while the device waits.
+        host_seconds: assumed time between two steps, while the device waits.
     """
 
     device: str
@@ -38,13 +41,13 @@ class SimulatedDevice:
 
 @dataclasses.dataclass(frozen=True)
 class RealPair:
-    """A pair on the device at hand.
+    """A pair on the device of this process.
 
     Attributes:
         path: of the pair.
         prompts: a text file with one prompt per line, or a JSONL data set.
         field: key of the prompt in a JSONL line.
-        profile: of `bass-jax profile`, for policies that need one; None measures one first, at the engine's capacity.
+        profile: of ``bass-jax profile``, for policies that need one; default one is measured at the engine's capacity.
     """
 
     path: str
@@ -54,20 +57,20 @@ class RealPair:
 
 
 @dataclasses.dataclass(frozen=True)
-class Traffic:
-    """One pattern of arrivals: a steady one of `gap` and `cv`, `phases` that follow each other, or a recorded `file`.
+class TrafficPattern:
+    """A pattern of arrivals: a constant rate (`inter_arrival` and `cv`), `phases`, or a recorded `file`.
 
     Attributes:
-        name: for tables and plots.
-        gap: mean seconds between requests.
-        cv: coefficient of variation of the gaps.
-        phases: in place of `gap`; the first follows the last.
-        file: JSONL of recorded arrivals, in place of both; times are in `ExperimentConfig.unit`.
-        num: requests; None means as many as `Requests.num` says.
+        name: in tables and plots.
+        inter_arrival: mean seconds between requests.
+        cv: coefficient of variation of the inter-arrival times.
+        phases: periods of different rates, in place of `inter_arrival`; the first follows the last.
+        file: JSONL of recorded arrivals, in place of both, with times in `TrafficConfig.unit`.
+        num: requests; None means `RequestsConfig.num`.
     """
 
     name: str
-    gap: float | None = None
+    inter_arrival: float | None = None
     cv: float = 1.0
     phases: tuple[Phase, ...] = ()
     file: str | None = None
@@ -76,20 +79,22 @@ class Traffic:
     def __post_init__(self):
         if self.num is not None and self.num < 1:
             raise ValueError(f"traffic {self.name!r}: num={self.num}: expected at least 1")
-        if sum((self.gap is not None, bool(self.phases), self.file is not None)) != 1:
-            raise ValueError(f"traffic {self.name!r}: expected one of gap, phases and file")
-        if self.gap is not None:
-            Phase(1.0, self.gap, self.cv)
+        if sum((self.inter_arrival is not None, bool(self.phases), self.file is not None)) != 1:
+            raise ValueError(f"traffic {self.name!r}: expected one of inter_arrival, phases and file")
+        if self.inter_arrival is not None:
+            Phase(1.0, self.inter_arrival, self.cv)
 
 
 @dataclasses.dataclass(frozen=True)
-class Requests:
-    """What is asked for.
+class RequestsConfig:
+    """The number and the lengths of requests.
 
     Attributes:
         num: requests per run.
-        prompt_tokens: least and most tokens of a prompt; in real time prompts are what they are, cut at the most.
-        new_tokens: least and most tokens of an answer; in real time they are limits, and a stop token may come first.
+        prompt_tokens: smallest and largest length of a prompt. In real time the prompts are given, and cut at the
+            largest length.
+        new_tokens: smallest and largest length of an output. In real time they bound the limits, and an output may end
+            earlier.
     """
 
     num: int = 1000
@@ -102,38 +107,38 @@ class Requests:
         for name in ("prompt_tokens", "new_tokens"):
             low, high = getattr(self, name)
             if not 1 <= low <= high:
-                raise ValueError(f"{name}={low}, {high}: expected 1 <= least <= most")
+                raise ValueError(f"{name}={low}, {high}: expected 1 <= smallest <= largest")
 
 
 @dataclasses.dataclass(frozen=True)
-class ExperimentConfig:
-    """A traffic experiment: every pattern, with every way of batching and every policy, on the same requests.
+class TrafficConfig:
+    """A traffic experiment: every pattern with every kind of batching and every policy, on the same requests.
 
     Attributes:
-        name: for people.
+        name: of the experiment.
         output_dir: of results and plots.
         traffic: patterns of arrivals.
-        simulated: in simulated time on such a device.
-        real: in real time with such a pair; one of the two.
-        requests: what is asked for.
-        engine: slots and sizes; its `batching` is that of each run.
-        batching: ways of batching to compare.
+        simulated: a simulated device in simulated time.
+        real: a pair in real time; exactly one of the two is given.
+        requests: number and lengths of the requests.
+        engine: its `batching` is replaced by that of each run.
+        batching: kinds of batching to compare.
         policies: draft-length policies to compare, by name.
-        unit: of all times in `traffic` and of `objective`: ``"seconds"``, or ``"service"``, the time that a request of
-            mean length takes alone without speculation (simulated time alone).
-        objective: latency that a request shall not exceed; None for none.
-        seed: of arrivals, lengths and simulated texts.
+        unit: of the times in `traffic` and of `objective`: ``"seconds"``, or ``"service"``, the time of a request of
+            mean length by itself without speculation (simulated time only).
+        objective: largest acceptable latency; None for none.
+        seed: of arrivals, lengths and simulated acceptance.
     """
 
     name: str
     output_dir: str
-    traffic: tuple[Traffic, ...]
+    traffic: tuple[TrafficPattern, ...]
     simulated: SimulatedDevice | None = None
     real: RealPair | None = None
-    requests: Requests = Requests()
+    requests: RequestsConfig = RequestsConfig()
     engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
     batching: tuple[Literal["static", "continuous"], ...] = ("static", "continuous")
-    policies: tuple[str, ...] = POLICIES
+    policies: tuple[str, ...] = DEFAULT_POLICIES
     unit: Literal["seconds", "service"] = "seconds"
     objective: float | None = None
     seed: int = 0
@@ -146,21 +151,21 @@ class ExperimentConfig:
         for name in ("traffic", "batching", "policies"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is empty: expected at least one")
-        names = [traffic.name for traffic in self.traffic]
+        names = [pattern.name for pattern in self.traffic]
         if len(set(names)) < len(names):
             raise ValueError(f"traffic: expected distinct names, not {names}")
-        most = self.requests.prompt_tokens[1] + self.requests.new_tokens[1]
-        if self.simulated is not None and most > self.engine.capacity:
-            raise ValueError(f"requests may grow to {most} tokens: expected at most capacity={self.engine.capacity}")
+        largest = self.requests.prompt_tokens[1] + self.requests.new_tokens[1]
+        if self.simulated is not None and largest > self.engine.capacity:
+            raise ValueError(f"requests can have {largest} tokens: expected at most capacity={self.engine.capacity}")
 
 
-def load_config(path: Path) -> ExperimentConfig:
+def load_traffic_config(path: Path) -> TrafficConfig:
     """Reads a configuration.
 
     Raises:
-        ValueError: one line naming the file and the dotted path of what is wrong.
+        ValueError: one line with the file and the dotted path of the wrong key.
     """
-    return read_yaml(ExperimentConfig, path)
+    return read_yaml(TrafficConfig, path)
 
 
-forbid_extra(Phase, SimulatedDevice, RealPair, Traffic, Requests, EngineConfig, ExperimentConfig)
+forbid_extra(Phase, SimulatedDevice, RealPair, TrafficPattern, RequestsConfig, EngineConfig, TrafficConfig)

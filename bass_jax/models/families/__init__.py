@@ -1,4 +1,4 @@
-"""Model families: one small file each, with its configuration and the names of its tensors.
+"""Model families: how to read their Hugging Face configurations, and how their tensors are stored.
 
 Imported by `bass_jax.checkpoint`. Start with `llama.py`; `template.py` is the file to copy for a family of your own.
 """
@@ -24,11 +24,11 @@ FAMILIES: dict[str, Family] = {
         gpt_neox.FAMILY,
     )
 }
-"""By the ``model_type`` of a Hugging Face configuration."""
+"""The families by the ``model_type`` of a Hugging Face configuration."""
 
 
 def register_family(family: Family) -> None:
-    """Makes a family of one's own known to everything that loads checkpoints; see ``template.py``.
+    """Registers a family, so that its checkpoints can be loaded; see ``template.py``.
 
     Raises:
         ValueError: if there is another family of that name.

@@ -1,4 +1,4 @@
-"""What a model family has to say: how to read its configuration and where its tensors go."""
+"""The interface of a model family, and helpers that read Hugging Face configurations."""
 
 import dataclasses
 import math
@@ -11,17 +11,17 @@ from bass_jax.models.model_config import ModelConfig
 from bass_jax.runtime.checks import check_integer
 
 MAX_LAYERS = 1000
-"""The largest number of layers that is read: a configuration holds an object per layer."""
+"""The largest number of layers that is read, because a configuration holds an object per layer."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Where one of our tensors comes from.
+    """How one of our tensors is made of stored ones.
 
     Attributes:
-        sources: Hugging Face names of the tensors that it is made of.
-        build: makes it from them, in order; returns the array in our layout.
-        split: inverts `build`; returns the tensors in the order of `sources`.
+        sources: Hugging Face names of the stored tensors.
+        build: returns our tensor from them, given in this order.
+        split: inverts `build`.
     """
 
     sources: tuple[str, ...]
@@ -30,22 +30,22 @@ class Rule:
 
 
 def canonical(name: str) -> str | None:
-    """Keeps a stored name, unless the tensor says nothing that the configuration does not."""
+    """Returns a stored name, or None for a tensor that the configuration determines."""
     return None if name.endswith("rotary_emb.inv_freq") else name
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A weight layout.
+    """A weight layout of Hugging Face.
 
     Attributes:
         name: the Hugging Face ``model_type``.
-        read_config: makes our configuration from the Hugging Face one. Raises ValueError naming the key
-            that it cannot honour.
-        write_config: the Hugging Face configuration of ours.
-        rules: our tensor's path, such as ``"layer_0/attention/qkv"``, → where it comes from.
-        canonical: a stored tensor's name → the name that `rules` use; None for one to be left out, such as
-            a mask that old checkpoints carry.
+        read_config: returns our configuration for a Hugging Face one. Raises ValueError naming the key if a key is
+            missing or has a value that the decoder does not support.
+        write_config: inverts `read_config`.
+        rules: returns a `Rule` for the path of each of our tensors, such as ``"layer_0/attention/qkv"``.
+        canonical: returns the name that `rules` use for the name of a stored tensor; None for a tensor to ignore, such
+            as the attention masks of old checkpoints.
     """
 
     name: str
@@ -56,39 +56,43 @@ class Family:
 
 
 ACTIVATIONS = {
-    "silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}  # fmt: skip
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "gelu": "gelu",
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh"),
+}
 """Hugging Face's names of activations → ours."""
 
 WRITTEN_ACTIVATIONS = {"silu": "silu", "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
-
+"""Our names of activations → Hugging Face's."""
 
 _REQUIRED: Any = object()
 
 
 def read_integer(source: Mapping[str, Any], key: str, default: Any = _REQUIRED, *, is_nullable: bool = False) -> Any:
-    """Reads an integer.
+    """Returns the integer value of a key.
 
     Args:
         source: the Hugging Face configuration.
-        key: to read.
-        default: where the key is absent, and where it is null if that may be.
-        is_nullable: null is as good as absent. Elsewhere `transformers` refuses it, and so do we.
+        key: the key.
+        default: returned if the key is absent.
+        is_nullable: null also stands for the default. For other keys `transformers` rejects null.
 
     Raises:
-        ValueError: if it is no integer, or is absent without a default.
+        ValueError: if the value is no integer.
+        KeyError: if the key is absent and there is no default.
     """
     return _read(source, key, default, is_nullable, (int,), "an integer")
 
 
 def read_num_layers(source: Mapping[str, Any], key: str) -> int:
-    """Reads the number of layers, at most `MAX_LAYERS`; otherwise as `read_integer`."""
+    """Returns the number of layers, which must be at most `MAX_LAYERS`; otherwise like `read_integer`."""
     return check_integer(f"config.json: {key}", read_integer(source, key), 1, MAX_LAYERS)
 
 
 def read_number(source: Mapping[str, Any], key: str, default: Any = _REQUIRED, *, is_nullable: bool = False) -> Any:
-    """Reads a finite number as a float; arguments and errors are those of `read_integer`."""
+    """Returns the finite number of a key as a float; arguments and errors are those of `read_integer`."""
     value = _read(source, key, default, is_nullable, (int, float), "a number")
     if value is not None and not math.isfinite(value):
         raise ValueError(f"config.json: {key}={value!r}: expected a finite number")
@@ -96,7 +100,7 @@ def read_number(source: Mapping[str, Any], key: str, default: Any = _REQUIRED, *
 
 
 def read_flag(source: Mapping[str, Any], key: str, default: bool) -> bool:
-    """Reads true or false; arguments and errors are those of `read_integer`."""
+    """Returns the boolean value of a key; arguments and errors are those of `read_integer`."""
     value = source.get(key, default)
     if not isinstance(value, bool):
         raise ValueError(f"config.json: {key}={value!r}: expected true or false")
@@ -110,7 +114,7 @@ def _read(source: Mapping[str, Any], key: str, default: Any, is_nullable: bool, 
     if key not in source:
         if default is _REQUIRED:
             raise KeyError(key)
-        if default is None:  # What stands in the file cannot be null.
+        if default is None:
             return None
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise ValueError(f"config.json: {key}={value!r}: expected {expected}")
@@ -118,10 +122,10 @@ def _read(source: Mapping[str, Any], key: str, default: Any, is_nullable: bool, 
 
 
 def read_activation(source: Mapping[str, Any], key: str, default: str) -> Any:
-    """Reads an activation as our name of it.
+    """Returns our name of an activation.
 
     Raises:
-        ValueError: if it is unknown.
+        ValueError: if the activation is unknown.
     """
     name = source.get(key, default)
     if not isinstance(name, str) or name not in ACTIVATIONS:
@@ -129,41 +133,37 @@ def read_activation(source: Mapping[str, Any], key: str, default: str) -> Any:
     return ACTIVATIONS[name]
 
 
-def refuse(source: Mapping[str, Any], **unsupported: Any) -> None:
-    """Refuses keys that ask for what this decoder does not do.
-
-    Args:
-        source: the Hugging Face configuration.
-        **unsupported: key → the only value that is supported; an absent key has it.
+def require_values(source: Mapping[str, Any], **supported: Any) -> None:
+    """Checks keys of which the decoder supports one value only, given as keyword arguments; absent keys have it.
 
     Raises:
-        ValueError: naming the first that has another value.
+        ValueError: naming the first key with another value.
     """
-    for key, only in unsupported.items():
+    for key, only in supported.items():
         if source.get(key, only) != only:
             raise ValueError(f"config.json: {key}={source[key]!r}: expected {only!r}")
 
 
 def check_common(source: Mapping[str, Any]) -> None:
-    """Refuses what a configuration of any family can ask for and no decoder here does.
+    """Checks keys that configurations of all families can have.
 
     Raises:
-        ValueError: naming the key.
+        ValueError: naming a key with a value that the decoder does not support.
     """
-    refuse(source, is_causal=True, quantization_config=None, add_cross_attention=False)
+    require_values(source, is_causal=True, quantization_config=None, add_cross_attention=False)
 
 
-def refuse_aliases(source: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
-    """Refuses a second name of a key, where it says something else.
+def check_aliases(source: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
+    """Checks that a second name of a key, if present, has the same value as the key.
 
-    `transformers` reads both names into one attribute, so the one that it reads last wins.
+    `transformers` reads both names into one attribute, and its value depends on their order.
 
     Args:
         source: the Hugging Face configuration.
         aliases: second name → key.
 
     Raises:
-        ValueError: naming both.
+        ValueError: naming both keys if their values differ.
     """
     for alias, key in aliases.items():
         if alias in source and source[alias] != source.get(key):

@@ -1,62 +1,48 @@
-"""CodeGen: attention and mlp in parallel under one norm, partly rotated heads, a fused layout of its own."""
+"""CodeGen: parallel attention and MLP with one norm, partly rotated heads, and a special layout of the projection."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from bass_jax.models.families import tensor_names
-from bass_jax.models.families.base import (
-    WRITTEN_ACTIVATIONS,
-    Family,
-    Rule,
-    read_activation,
-    read_flag,
-    read_integer,
-    read_num_layers,
-    read_number,
-    refuse_aliases,
-)
+from bass_jax.models.families import base, tensor_names
+from bass_jax.models.families.base import Family, Rule
 from bass_jax.models.families.gpt2 import ALIASES
 from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig, RopeConfig
 
 _NUM_BLOCKS = 4
-"""The fused projection was laid out for four devices, whatever it runs on."""
+"""The fused projection is stored in four blocks, which were made for four devices."""
 
 
 def read_config(source: Mapping[str, Any]) -> ModelConfig:
-    """Makes our configuration from a Hugging Face one.
-
-    Raises:
-        ValueError: if a key is missing or asks for what this decoder does not do.
-    """
-    refuse_aliases(source, ALIASES)
-    width, num_heads = read_integer(source, "n_embd"), read_integer(source, "n_head")
+    """Reads a configuration; see `Family.read_config`."""
+    base.check_aliases(source, ALIASES)
+    width, num_heads = base.read_integer(source, "n_embd"), base.read_integer(source, "n_head")
     if num_heads % _NUM_BLOCKS:
         raise ValueError(f"config.json: n_head={num_heads}: expected a multiple of {_NUM_BLOCKS}")
-    norm = NormConfig("layer", read_number(source, "layer_norm_epsilon", 1e-5))
-    rope = RopeConfig(rotary_dim=read_integer(source, "rotary_dim", 64))
+    norm = NormConfig("layer", base.read_number(source, "layer_norm_epsilon", 1e-5))
+    rope = RopeConfig(rotary_dim=base.read_integer(source, "rotary_dim", 64))
     mlp = DenseMLP(
-        width=read_integer(source, "n_inner", 4 * width, is_nullable=True),
-        activation=read_activation(source, "activation_function", "gelu_new"),
+        width=base.read_integer(source, "n_inner", 4 * width, is_nullable=True),
+        activation=base.read_activation(source, "activation_function", "gelu_new"),
         is_gated=False,
         has_bias=True,
     )
     attention = AttentionConfig(num_heads, num_heads, width // max(num_heads, 1), rope)
     return ModelConfig(
         family="codegen",
-        vocab_size=read_integer(source, "vocab_size"),
+        vocab_size=base.read_integer(source, "vocab_size"),
         width=width,
-        context=read_integer(source, "n_positions", 2048),
-        layers=(LayerConfig(attention, mlp, norm, "parallel"),) * read_num_layers(source, "n_layer"),
+        context=base.read_integer(source, "n_positions", 2048),
+        layers=(LayerConfig(attention, mlp, norm, "parallel"),) * base.read_num_layers(source, "n_layer"),
         final_norm=norm,
-        is_tied=read_flag(source, "tie_word_embeddings", False),
+        is_tied=base.read_flag(source, "tie_word_embeddings", False),
         has_head_bias=True,
     )
 
 
 def write_config(config: ModelConfig) -> dict[str, Any]:
-    """Makes the Hugging Face configuration of ours."""
+    """Writes a configuration; see `Family.write_config`."""
     layer = config.layers[0]
     assert layer.attention.rope is not None
     return {
@@ -71,13 +57,13 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
         "n_ctx": config.context,
         "layer_norm_epsilon": layer.norm.eps,
         "rotary_dim": layer.attention.rope.rotary_dim,
-        "activation_function": WRITTEN_ACTIVATIONS[layer.mlp.activation],
+        "activation_function": base.WRITTEN_ACTIVATIONS[layer.mlp.activation],
         "tie_word_embeddings": config.is_tied,
     }
 
 
 def rules(config: ModelConfig) -> dict[str, Rule]:
-    """Says where each of our tensors comes from."""
+    """Returns the rules; see `Family.rules`."""
     table = {
         "embedding": tensor_names.transposed("transformer.wte.weight"),
         "head_bias": tensor_names.same("lm_head.bias"),
@@ -98,7 +84,7 @@ def rules(config: ModelConfig) -> dict[str, Rule]:
 
 
 def _blocked(config: AttentionConfig) -> tuple[Callable, Callable]:
-    """Four blocks of a quarter of the heads each, in them query, value, key; rotated lanes interleaved."""
+    """Returns `unpack` and `pack` for blocks of query, value and key, with interleaved rotated lanes."""
     N, H = config.num_heads, config.head_dim
     assert config.rope is not None
     lanes = config.rope.rotary_dim or H
@@ -122,7 +108,7 @@ def _blocked(config: AttentionConfig) -> tuple[Callable, Callable]:
 
 
 def canonical(name: str) -> str | None:
-    """Drops the masks of old checkpoints."""
+    """Ignores the attention masks of old checkpoints; see `Family.canonical`."""
     return None if name.endswith((".attn.causal_mask", ".attn.bias", ".attn.masked_bias")) else name
 
 

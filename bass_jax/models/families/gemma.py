@@ -1,32 +1,30 @@
-"""Gemma, Gemma 2, Gemma 3's text models: scaled embeddings, offset norms, norms around both parts, windows, caps."""
+"""Gemma, Gemma 2 and the text models of Gemma 3: scaled embeddings, norms with an offset, windows and caps."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from bass_jax.models.families import llama, rope
-from bass_jax.models.families.base import WRITTEN_ACTIVATIONS, Family, read_integer, read_number, refuse
-from bass_jax.models.families.windows import change_attention, read_windows, write_layer_types, write_window
+from bass_jax.models.families.base import WRITTEN_ACTIVATIONS, Family, read_integer, read_number, require_values
+from bass_jax.models.families.windows import (
+    change_attention,
+    read_window,
+    read_windows,
+    write_layer_types,
+    write_window,
+)
 from bass_jax.models.model_config import ModelConfig, RopeConfig
 
 
 def read_gemma(source: Mapping[str, Any]) -> ModelConfig:
-    """Makes our configuration from a Hugging Face one.
-
-    Raises:
-        ValueError: if a key is missing or asks for what this decoder does not do.
-    """
-    if source.get("hidden_act") == "gelu":  # What the first checkpoints say and do not mean.
+    """Reads a configuration; see `Family.read_config`."""
+    if source.get("hidden_act") == "gelu":  # The first checkpoints use this name for it.
         source = {**source, "hidden_act": "gelu_pytorch_tanh"}
     return _common(source, "gemma", "hidden_act", num_kv_heads=16)
 
 
 def read_gemma2(source: Mapping[str, Any]) -> ModelConfig:
-    """Makes our configuration from a Hugging Face one.
-
-    Raises:
-        ValueError: if a key is missing or asks for what this decoder does not do.
-    """
+    """Reads a configuration; see `Family.read_config`."""
     config = _common(source, "gemma2", "hidden_activation", num_kv_heads=4)
     config = change_attention(
         config,
@@ -38,12 +36,8 @@ def read_gemma2(source: Mapping[str, Any]) -> ModelConfig:
 
 
 def read_gemma3(source: Mapping[str, Any]) -> ModelConfig:
-    """Makes our configuration from a Hugging Face one.
-
-    Raises:
-        ValueError: if a key is missing or asks for what this decoder does not do.
-    """
-    refuse(source, attn_logit_softcapping=None)
+    """Reads a configuration; see `Family.read_config`."""
+    require_values(source, attn_logit_softcapping=None)
     full, local = _read_ropes(source)
     others = {
         key: value for key, value in source.items() if key not in ("rope_scaling", "original_max_position_embeddings")
@@ -66,14 +60,14 @@ def read_gemma3(source: Mapping[str, Any]) -> ModelConfig:
 
 
 def _read_ropes(source: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the ``rope_parameters`` of the layers that see everything, and of those with a window."""
+    """Returns the ``rope_parameters`` of the layers without a window, and of those with one."""
     ropes = source.get("rope_parameters")
     ropes = {"full_attention": {"rope_type": "default"}} if ropes is None else ropes
     full, local = ropes.get("full_attention"), ropes.get("sliding_attention") or {}
     if source.get("rope_scaling") is not None:
         if full is None:
             raise ValueError("config.json: rope_scaling: expected rope_parameters with 'full_attention', or none")
-        # A "rope_type" that is there already wins over the older "type", as in `transformers`.
+        # As in `transformers`, an existing "rope_type" takes precedence over the older "type".
         full = {**full, **source["rope_scaling"]}
     if (kind := local.get("rope_type", local.get("type", "default"))) != "default":
         raise ValueError(f"config.json: rope_parameters: sliding_attention: rope_type={kind!r}: expected 'default'")
@@ -92,8 +86,7 @@ def _read_scale(source: Mapping[str, Any]) -> float:
 
 
 def _read_windows(source: Mapping[str, Any], default: list[bool]) -> list[int | None]:
-    window = None if source.get("sliding_window", 4096) is None else read_integer(source, "sliding_window", 4096)
-    return read_windows(source, window, default)
+    return read_windows(source, read_window(source), default)
 
 
 def _sandwich(config: ModelConfig, logit_softcap: float | None) -> ModelConfig:
@@ -117,13 +110,13 @@ def _common(source: Mapping[str, Any], family: str, activation: str, num_kv_head
 
 
 def write_gemma(config: ModelConfig) -> dict[str, Any]:
-    """Makes the Hugging Face configuration of ours."""
+    """Writes a configuration; see `Family.write_config`."""
     activation = WRITTEN_ACTIVATIONS[config.layers[0].mlp.activation]
     return llama.write_config(config, "GemmaForCausalLM") | {"hidden_act": activation}
 
 
 def write_gemma2(config: ModelConfig) -> dict[str, Any]:
-    """Makes the Hugging Face configuration of ours."""
+    """Writes a configuration; see `Family.write_config`."""
     caps = {
         "attn_logit_softcapping": config.layers[0].attention.softcap,
         "final_logit_softcapping": config.logit_softcap,
@@ -132,7 +125,7 @@ def write_gemma2(config: ModelConfig) -> dict[str, Any]:
 
 
 def write_gemma3(config: ModelConfig) -> dict[str, Any]:
-    """Makes the Hugging Face configuration of ours."""
+    """Writes a configuration; see `Family.write_config`."""
     attentions = [layer.attention for layer in config.layers]
     full = next((attention.rope for attention in attentions if attention.window is None), RopeConfig(1e6))
     windowed = next((attention.rope for attention in attentions if attention.window is not None), full)
@@ -156,7 +149,8 @@ def _write_windows(config: ModelConfig) -> dict[str, Any]:
     scalar = round(layer.attention.scale**-2, 6)
     return {
         "hidden_activation": WRITTEN_ACTIVATIONS[layer.mlp.activation],
-        "query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar,  # Theirs is typed as an integer.
+        # `transformers` declares it as an integer.
+        "query_pre_attn_scalar": int(scalar) if scalar.is_integer() else scalar,
         "sliding_window": write_window(config),
         "layer_types": write_layer_types(config),
     }

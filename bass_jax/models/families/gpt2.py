@@ -1,21 +1,10 @@
-"""GPT-2 and its multi-query descendant GPT-BigCode (SantaCoder, StarCoder): learned positions, layer norms."""
+"""GPT-2, and GPT-BigCode (SantaCoder, StarCoder), which adds multi-query attention."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bass_jax.models.families import tensor_names
-from bass_jax.models.families.base import (
-    WRITTEN_ACTIVATIONS,
-    Family,
-    Rule,
-    read_activation,
-    read_flag,
-    read_integer,
-    read_num_layers,
-    read_number,
-    refuse,
-    refuse_aliases,
-)
+from bass_jax.models.families import base, tensor_names
+from bass_jax.models.families.base import Family, Rule
 from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig
 
 ALIASES = {
@@ -24,66 +13,58 @@ ALIASES = {
     "num_attention_heads": "n_head",
     "num_hidden_layers": "n_layer",
 }
-"""Second names of keys, which `transformers` reads too."""
+"""Second names of keys that `transformers` also reads."""
 
 
 def read_gpt2(source: Mapping[str, Any]) -> ModelConfig:
-    """Makes our configuration from a Hugging Face one.
-
-    Raises:
-        ValueError: if a key is missing or asks for what this decoder does not do.
-    """
-    refuse(source, scale_attn_by_inverse_layer_idx=False)
-    return _read(source, "gpt2", "gelu_new", read_integer(source, "n_head", 12))
+    """Reads a configuration; see `Family.read_config`."""
+    base.require_values(source, scale_attn_by_inverse_layer_idx=False)
+    return _read(source, "gpt2", "gelu_new", base.read_integer(source, "n_head", 12))
 
 
 def read_bigcode(source: Mapping[str, Any]) -> ModelConfig:
-    """Makes our configuration from a Hugging Face one.
-
-    Raises:
-        ValueError: if a key is missing or asks for what this decoder does not do.
-    """
-    num_kv_heads = 1 if read_flag(source, "multi_query", True) else read_integer(source, "n_head", 12)
+    """Reads a configuration; see `Family.read_config`."""
+    num_kv_heads = 1 if base.read_flag(source, "multi_query", True) else base.read_integer(source, "n_head", 12)
     return _read(source, "gpt_bigcode", "gelu_pytorch_tanh", num_kv_heads)
 
 
 def _read(source: Mapping[str, Any], family: str, activation: str, num_kv_heads: int) -> ModelConfig:
-    refuse_aliases(source, ALIASES)
-    width, num_heads = read_integer(source, "n_embd"), read_integer(source, "n_head")
-    norm = NormConfig("layer", read_number(source, "layer_norm_epsilon", 1e-5))
+    base.check_aliases(source, ALIASES)
+    width, num_heads = base.read_integer(source, "n_embd"), base.read_integer(source, "n_head")
+    norm = NormConfig("layer", base.read_number(source, "layer_norm_epsilon", 1e-5))
     attention = AttentionConfig(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=width // max(num_heads, 1),
         rope=None,
         has_bias=True,
-        scale=None if read_flag(source, "scale_attn_weights", True) else 1.0,
+        scale=None if base.read_flag(source, "scale_attn_weights", True) else 1.0,
     )
     mlp = DenseMLP(
-        width=read_integer(source, "n_inner", 4 * width, is_nullable=True),
-        activation=read_activation(source, "activation_function", activation),
+        width=base.read_integer(source, "n_inner", 4 * width, is_nullable=True),
+        activation=base.read_activation(source, "activation_function", activation),
         is_gated=False,
         has_bias=True,
     )
     return ModelConfig(
         family=family,
-        vocab_size=read_integer(source, "vocab_size"),
+        vocab_size=base.read_integer(source, "vocab_size"),
         width=width,
-        context=read_integer(source, "n_positions", 1024),
-        layers=(LayerConfig(attention, mlp, norm),) * read_num_layers(source, "n_layer"),
+        context=base.read_integer(source, "n_positions", 1024),
+        layers=(LayerConfig(attention, mlp, norm),) * base.read_num_layers(source, "n_layer"),
         final_norm=norm,
         has_learned_positions=True,
-        is_tied=read_flag(source, "tie_word_embeddings", True),
+        is_tied=base.read_flag(source, "tie_word_embeddings", True),
     )
 
 
 def write_gpt2(config: ModelConfig) -> dict[str, Any]:
-    """Makes the Hugging Face configuration of ours."""
+    """Writes a configuration; see `Family.write_config`."""
     return _write(config) | {"architectures": ["GPT2LMHeadModel"]}
 
 
 def write_bigcode(config: ModelConfig) -> dict[str, Any]:
-    """Makes the Hugging Face configuration of ours."""
+    """Writes a configuration; see `Family.write_config`."""
     is_multi_query = config.layers[0].attention.num_kv_heads == 1
     return _write(config) | {"architectures": ["GPTBigCodeForCausalLM"], "multi_query": is_multi_query}
 
@@ -99,19 +80,19 @@ def _write(config: ModelConfig) -> dict[str, Any]:
         "n_inner": layer.mlp.width,
         "n_positions": config.context,
         "layer_norm_epsilon": layer.norm.eps,
-        "activation_function": WRITTEN_ACTIVATIONS[layer.mlp.activation],
+        "activation_function": base.WRITTEN_ACTIVATIONS[layer.mlp.activation],
         "scale_attn_weights": layer.attention.scale is None,
         "tie_word_embeddings": config.is_tied,
     }
 
 
 def gpt2_rules(config: ModelConfig) -> dict[str, Rule]:
-    """Says where each of our tensors comes from; GPT-2 stores its matrices ``[in, out]``."""
+    """Returns the rules; see `Family.rules`. GPT-2 stores its matrices ``[in, out]``."""
     return _rules(config, tensor_names.stacked, is_in_first=True)
 
 
 def bigcode_rules(config: ModelConfig) -> dict[str, Rule]:
-    """Says where each of our tensors comes from."""
+    """Returns the rules; see `Family.rules`."""
     is_multi_query = config.layers[0].attention.num_kv_heads == 1
     return _rules(config, tensor_names.stacked if is_multi_query else tensor_names.per_head, is_in_first=False)
 
@@ -143,7 +124,7 @@ def _rules(config: ModelConfig, order: Callable[[AttentionConfig], tuple], *, is
 
 
 def canonical(name: str) -> str | None:
-    """Drops the masks of old checkpoints and gives the first ones their ``transformer.`` back."""
+    """Ignores attention masks and adds the ``transformer.`` that the first checkpoints lack; see `Family.canonical`."""
     if name.endswith((".attn.bias", ".attn.masked_bias")):
         return None
     return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"

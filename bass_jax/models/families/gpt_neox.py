@@ -1,67 +1,53 @@
-"""GPT-NeoX and Pythia: partly rotated heads, attention and mlp in parallel."""
+"""GPT-NeoX and Pythia: partly rotated heads, and parallel attention and MLP."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from bass_jax.models.families import rope, tensor_names
-from bass_jax.models.families.base import (
-    WRITTEN_ACTIVATIONS,
-    Family,
-    Rule,
-    read_activation,
-    read_flag,
-    read_integer,
-    read_num_layers,
-    read_number,
-    refuse,
-)
+from bass_jax.models.families import base, rope, tensor_names
+from bass_jax.models.families.base import Family, Rule
 from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig, RopeConfig
 
 
 def read_config(source: Mapping[str, Any]) -> ModelConfig:
-    """Makes our configuration from a Hugging Face one.
-
-    Raises:
-        ValueError: if a key is missing or asks for what this decoder does not do.
-    """
-    width, num_heads = read_integer(source, "hidden_size"), read_integer(source, "num_attention_heads")
+    """Reads a configuration; see `Family.read_config`."""
+    width, num_heads = base.read_integer(source, "hidden_size"), base.read_integer(source, "num_attention_heads")
     head_dim = width // max(num_heads, 1)
-    refuse(source, head_dim=head_dim)
+    base.require_values(source, head_dim=head_dim)
     found = rope.find_rope(source)
-    share = read_number(found, "partial_rotary_factor", read_number(source, "rotary_pct", 0.25))
-    is_parallel = read_flag(source, "use_parallel_residual", True)
+    share = base.read_number(found, "partial_rotary_factor", base.read_number(source, "rotary_pct", 0.25))
+    is_parallel = base.read_flag(source, "use_parallel_residual", True)
     attention = AttentionConfig(
         num_heads=num_heads,
         num_kv_heads=num_heads,
         head_dim=head_dim,
         rope=RopeConfig(
-            base=rope.read_base(found, read_number(source, "rotary_emb_base", 10000.0)),
+            base=rope.read_base(found, base.read_number(source, "rotary_emb_base", 10000.0)),
             rotary_dim=int(head_dim * share),
             scaling=rope.read_scaling(found, source),
         ),
-        has_bias=read_flag(source, "attention_bias", True),
+        has_bias=base.read_flag(source, "attention_bias", True),
     )
     mlp = DenseMLP(
-        width=read_integer(source, "intermediate_size"),
-        activation=read_activation(source, "hidden_act", "gelu"),
+        width=base.read_integer(source, "intermediate_size"),
+        activation=base.read_activation(source, "hidden_act", "gelu"),
         is_gated=False,
         has_bias=True,
     )
-    norm = NormConfig("layer", read_number(source, "layer_norm_eps", 1e-5))
+    norm = NormConfig("layer", base.read_number(source, "layer_norm_eps", 1e-5))
     layer = LayerConfig(attention, mlp, norm, "parallel" if is_parallel else "pre_norm", is_parallel)
     return ModelConfig(
         family="gpt_neox",
-        vocab_size=read_integer(source, "vocab_size"),
+        vocab_size=base.read_integer(source, "vocab_size"),
         width=width,
-        context=read_integer(source, "max_position_embeddings", 2048),
-        layers=(layer,) * read_num_layers(source, "num_hidden_layers"),
+        context=base.read_integer(source, "max_position_embeddings", 2048),
+        layers=(layer,) * base.read_num_layers(source, "num_hidden_layers"),
         final_norm=norm,
-        is_tied=read_flag(source, "tie_word_embeddings", False),
+        is_tied=base.read_flag(source, "tie_word_embeddings", False),
     )
 
 
 def write_config(config: ModelConfig) -> dict[str, Any]:
-    """Makes the Hugging Face configuration of ours."""
+    """Writes a configuration; see `Family.write_config`."""
     layer = config.layers[0]
     attention = layer.attention
     assert attention.rope is not None and attention.rope.rotary_dim is not None
@@ -80,15 +66,13 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
         "rope_parameters": rope.write_rope(attention.rope) | {"partial_rotary_factor": share},
         "tie_word_embeddings": config.is_tied,
         "attention_bias": attention.has_bias,
-        "hidden_act": WRITTEN_ACTIVATIONS[layer.mlp.activation],
+        "hidden_act": base.WRITTEN_ACTIVATIONS[layer.mlp.activation],
     }
 
 
 def rules(config: ModelConfig) -> dict[str, Rule]:
-    """Says where each of our tensors comes from."""
-    table = {
-        "embedding": tensor_names.transposed("gpt_neox.embed_in.weight"),
-    }
+    """Returns the rules; see `Family.rules`."""
+    table = {"embedding": tensor_names.transposed("gpt_neox.embed_in.weight")}
     if config.final_norm is not None:
         table |= tensor_names.norm(config.final_norm, "final_norm", "gpt_neox.final_layer_norm")
     if not config.is_tied:
@@ -108,10 +92,8 @@ def rules(config: ModelConfig) -> dict[str, Rule]:
 
 
 def canonical(name: str) -> str | None:
-    """Drops the masks and frequencies of old checkpoints."""
-    if name.endswith((".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq")):
-        return None
-    return name
+    """Ignores the attention masks and frequencies of old checkpoints; see `Family.canonical`."""
+    return None if name.endswith((".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq")) else name
 
 
 FAMILY = Family("gpt_neox", read_config, write_config, rules, canonical)

@@ -1,69 +1,57 @@
-"""Llama 2 and 3, SmolLM2, TinyLlama and every model of their layout."""
+"""Llama 2 and 3, SmolLM2, TinyLlama and other models with their layout."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from bass_jax.models.families import rope, tensor_names
-from bass_jax.models.families.base import (
-    WRITTEN_ACTIVATIONS,
-    Family,
-    Rule,
-    read_activation,
-    read_flag,
-    read_integer,
-    read_num_layers,
-    read_number,
-)
+from bass_jax.models.families import base, rope, tensor_names
+from bass_jax.models.families.base import Family, Rule
 from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig
 
 
 def read_config(
     source: Mapping[str, Any], family: str = "llama", *, is_tied: bool = False, activation: str = "hidden_act"
 ) -> ModelConfig:
-    """Makes our configuration from a Hugging Face one.
+    """Reads a configuration; see `Family.read_config`. Families with a similar layout call it and edit the result.
 
     Args:
         source: the Hugging Face configuration.
-        family: to name in ours; families of this layout start from here.
-        is_tied: where the source does not say.
-        activation: the key that names it.
-
-    Raises:
-        ValueError: if a key is missing or asks for what this decoder does not do.
+        family: name of the family.
+        is_tied: default of ``tie_word_embeddings``.
+        activation: the key of the activation.
     """
-    width, num_heads = read_integer(source, "hidden_size"), read_integer(source, "num_attention_heads")
+    width, num_heads = base.read_integer(source, "hidden_size"), base.read_integer(source, "num_attention_heads")
     attention = AttentionConfig(
         num_heads=num_heads,
-        num_kv_heads=read_integer(source, "num_key_value_heads", num_heads, is_nullable=True),
-        head_dim=read_integer(source, "head_dim", width // max(num_heads, 1), is_nullable=True),
+        num_kv_heads=base.read_integer(source, "num_key_value_heads", num_heads, is_nullable=True),
+        head_dim=base.read_integer(source, "head_dim", width // max(num_heads, 1), is_nullable=True),
         rope=rope.read_rope(source),
-        has_bias=read_flag(source, "attention_bias", False),
+        has_bias=base.read_flag(source, "attention_bias", False),
     )
     mlp = DenseMLP(
-        width=read_integer(source, "intermediate_size"),
-        activation=read_activation(source, activation, "silu"),
-        has_bias=read_flag(source, "mlp_bias", False),
+        width=base.read_integer(source, "intermediate_size"),
+        activation=base.read_activation(source, activation, "silu"),
+        has_bias=base.read_flag(source, "mlp_bias", False),
     )
-    norm = NormConfig("rms", read_number(source, "rms_norm_eps", 1e-6))
+    norm = NormConfig("rms", base.read_number(source, "rms_norm_eps", 1e-6))
     return ModelConfig(
         family=family,
-        vocab_size=read_integer(source, "vocab_size"),
+        vocab_size=base.read_integer(source, "vocab_size"),
         width=width,
-        context=read_integer(source, "max_position_embeddings", 2048),
-        layers=(LayerConfig(attention, mlp, norm),) * read_num_layers(source, "num_hidden_layers"),
+        context=base.read_integer(source, "max_position_embeddings", 2048),
+        layers=(LayerConfig(attention, mlp, norm),) * base.read_num_layers(source, "num_hidden_layers"),
         final_norm=norm,
-        is_tied=read_flag(source, "tie_word_embeddings", is_tied),
+        is_tied=base.read_flag(source, "tie_word_embeddings", is_tied),
     )
 
 
 def write_config(config: ModelConfig, architecture: str = "LlamaForCausalLM") -> dict[str, Any]:
-    """Makes the Hugging Face configuration of ours."""
+    """Writes a configuration; see `Family.write_config`."""
     layer = config.layers[0]
     attention = layer.attention
     return {
         "architectures": [architecture],
         "model_type": config.family,
-        "hidden_act": WRITTEN_ACTIVATIONS[layer.mlp.activation],
+        "hidden_act": base.WRITTEN_ACTIVATIONS[layer.mlp.activation],
         "vocab_size": config.vocab_size,
         "hidden_size": config.width,
         "num_hidden_layers": config.num_layers,
@@ -81,7 +69,7 @@ def write_config(config: ModelConfig, architecture: str = "LlamaForCausalLM") ->
 
 
 def rules(config: ModelConfig) -> dict[str, Rule]:
-    """Says where each of our tensors comes from."""
+    """Returns the rules; see `Family.rules`."""
     table = {
         "embedding": tensor_names.transposed("model.embed_tokens.weight"),
         "final_norm": tensor_names.same("model.norm.weight"),

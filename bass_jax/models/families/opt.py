@@ -1,63 +1,50 @@
-"""OPT: learned positions from row 2 on; the 350M's norms after each sum and its narrow embedding."""
+"""OPT: learned positions with an offset of 2. The 350M has a narrow embedding and norms after each sum."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from bass_jax.models.families import tensor_names
-from bass_jax.models.families.base import (
-    WRITTEN_ACTIVATIONS,
-    Family,
-    Rule,
-    read_activation,
-    read_flag,
-    read_integer,
-    read_num_layers,
-    refuse,
-)
+from bass_jax.models.families import base, tensor_names
+from bass_jax.models.families.base import Family, Rule
 from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig
 
 
 def read_config(source: Mapping[str, Any]) -> ModelConfig:
-    """Makes our configuration from a Hugging Face one.
-
-    Raises:
-        ValueError: if a key is missing or asks for what this decoder does not do.
-    """
-    refuse(source, layer_norm_elementwise_affine=True)
-    width, num_heads = read_integer(source, "hidden_size"), read_integer(source, "num_attention_heads")
-    embedding_width = read_integer(source, "word_embed_proj_dim", width, is_nullable=True)
-    is_before = read_flag(source, "do_layer_norm_before", True)
-    has_bias = read_flag(source, "enable_bias", True)
+    """Reads a configuration; see `Family.read_config`."""
+    base.require_values(source, layer_norm_elementwise_affine=True)
+    width, num_heads = base.read_integer(source, "hidden_size"), base.read_integer(source, "num_attention_heads")
+    embedding_width = base.read_integer(source, "word_embed_proj_dim", width, is_nullable=True)
+    is_before = base.read_flag(source, "do_layer_norm_before", True)
+    has_bias = base.read_flag(source, "enable_bias", True)
     norm = NormConfig("layer")
     layer = LayerConfig(
         AttentionConfig(num_heads, num_heads, width // max(num_heads, 1), rope=None, has_bias=has_bias),
         DenseMLP(
-            width=read_integer(source, "ffn_dim"),
-            activation=read_activation(source, "activation_function", "relu"),
+            width=base.read_integer(source, "ffn_dim"),
+            activation=base.read_activation(source, "activation_function", "relu"),
             is_gated=False,
             has_bias=has_bias,
         ),
         norm,
         "pre_norm" if is_before else "post_norm",
     )
-    has_final_norm = is_before and not read_flag(source, "_remove_final_layer_norm", False)
+    has_final_norm = is_before and not base.read_flag(source, "_remove_final_layer_norm", False)
     return ModelConfig(
         family="opt",
-        vocab_size=read_integer(source, "vocab_size"),
+        vocab_size=base.read_integer(source, "vocab_size"),
         width=width,
-        context=read_integer(source, "max_position_embeddings", 2048),
-        layers=(layer,) * read_num_layers(source, "num_hidden_layers"),
+        context=base.read_integer(source, "max_position_embeddings", 2048),
+        layers=(layer,) * base.read_num_layers(source, "num_hidden_layers"),
         final_norm=norm if has_final_norm else None,
         has_learned_positions=True,
         position_offset=2,
         embedding_width=None if embedding_width == width else embedding_width,
         has_output_projection=embedding_width != width,
-        is_tied=read_flag(source, "tie_word_embeddings", True),
+        is_tied=base.read_flag(source, "tie_word_embeddings", True),
     )
 
 
 def write_config(config: ModelConfig) -> dict[str, Any]:
-    """Makes the Hugging Face configuration of ours."""
+    """Writes a configuration; see `Family.write_config`."""
     layer = config.layers[0]
     is_before = layer.block == "pre_norm"
     return {
@@ -73,13 +60,13 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
         "do_layer_norm_before": is_before,
         "_remove_final_layer_norm": is_before and config.final_norm is None,
         "enable_bias": layer.attention.has_bias,
-        "activation_function": WRITTEN_ACTIVATIONS[layer.mlp.activation],
+        "activation_function": base.WRITTEN_ACTIVATIONS[layer.mlp.activation],
         "tie_word_embeddings": config.is_tied,
     }
 
 
 def rules(config: ModelConfig) -> dict[str, Rule]:
-    """Says where each of our tensors comes from."""
+    """Returns the rules; see `Family.rules`."""
     table = {
         "embedding": tensor_names.transposed("model.decoder.embed_tokens.weight"),
         "position_embedding": tensor_names.same("model.decoder.embed_positions.weight"),
@@ -107,7 +94,7 @@ def rules(config: ModelConfig) -> dict[str, Rule]:
 
 
 def canonical(name: str) -> str | None:
-    """Gives the first checkpoints' names their ``model.`` back."""
+    """Adds the ``model.`` that the first checkpoints lack; see `Family.canonical`."""
     return f"model.{name}" if name.startswith("decoder.") else name
 
 

@@ -5,47 +5,44 @@ from typing import Any
 
 from bass_jax.models.families import llama
 from bass_jax.models.families.base import Family, read_flag, read_integer
-from bass_jax.models.families.windows import change_attention, read_windows, write_layer_types, write_window
+from bass_jax.models.families.windows import (
+    change_attention,
+    read_window,
+    read_windows,
+    write_layer_types,
+    write_window,
+)
 from bass_jax.models.model_config import ModelConfig
 
 
 def read_qwen2(source: Mapping[str, Any]) -> ModelConfig:
-    """Makes our configuration from a Hugging Face one.
-
-    Raises:
-        ValueError: as `llama.read_config`.
-    """
+    """Reads a configuration; see `Family.read_config`."""
     defaults = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
-    # These projections have biases or none, whatever a key of another family says.
+    # Keys of other families; the biases of Qwen2 are fixed.
     config = llama.read_config({**defaults, **source, "attention_bias": False, "mlp_bias": False}, "qwen2")
     return change_attention(config, _read_windows(config, source), has_bias=True, has_out_bias=False)
 
 
 def read_qwen3(source: Mapping[str, Any]) -> ModelConfig:
-    """Makes our configuration from a Hugging Face one.
-
-    Raises:
-        ValueError: as `llama.read_config`.
-    """
+    """Reads a configuration; see `Family.read_config`."""
     defaults = {"head_dim": 128, "num_key_value_heads": 32, "max_position_embeddings": 32768}
     config = llama.read_config({**defaults, **source, "mlp_bias": False}, "qwen3")
     return change_attention(config, _read_windows(config, source), qk_norm=config.final_norm)
 
 
 def write_qwen2(config: ModelConfig) -> dict[str, Any]:
-    """Makes the Hugging Face configuration of ours."""
+    """Writes a configuration; see `Family.write_config`."""
     return llama.write_config(config, "Qwen2ForCausalLM") | _write_windows(config)
 
 
 def write_qwen3(config: ModelConfig) -> dict[str, Any]:
-    """Makes the Hugging Face configuration of ours."""
+    """Writes a configuration; see `Family.write_config`."""
     return llama.write_config(config, "Qwen3ForCausalLM") | _write_windows(config)
 
 
 def _read_windows(config: ModelConfig, source: Mapping[str, Any]) -> list[int | None]:
-    first, window = read_integer(source, "max_window_layers", 28), None
-    if read_flag(source, "use_sliding_window", False) and source.get("sliding_window", 4096) is not None:
-        window = read_integer(source, "sliding_window", 4096)
+    first = read_integer(source, "max_window_layers", 28)
+    window = read_window(source) if read_flag(source, "use_sliding_window", False) else None
     default = [window is not None and i >= first for i in range(config.num_layers)]
     return read_windows(source, window, default)
 

@@ -1,4 +1,4 @@
-"""Rotary positions in a Hugging Face configuration: ``rope_parameters`` of transformers 5, ``rope_scaling`` before."""
+"""Rotary positions in a Hugging Face configuration: ``rope_parameters``, or ``rope_scaling`` before transformers 5."""
 
 import math
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from bass_jax.models.model_config import RopeConfig, RopeScaling
 
 
 def find_rope(source: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the dictionary that counts: ``rope_scaling`` where it holds anything, as in `transformers`.
+    """Returns ``rope_scaling`` if it is not empty, otherwise ``rope_parameters``, as `transformers` does.
 
     Raises:
-        ValueError: if it is no dictionary.
+        ValueError: if one of them is no dictionary.
     """
     for key in ("rope_scaling", "rope_parameters"):
         found = source.get(key)
@@ -24,10 +24,10 @@ def find_rope(source: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_rope(source: Mapping[str, Any], *, default_base: float = 10000.0) -> RopeConfig:
-    """Reads rotary positions that are the same in all layers.
+    """Returns rotary positions that are the same in all layers.
 
     Raises:
-        ValueError: if a key is missing or asks for what this decoder does not do.
+        ValueError: if a key is missing or has a value that the decoder does not support.
     """
     rope = find_rope(source)
     for where in (source, rope):
@@ -38,20 +38,20 @@ def read_rope(source: Mapping[str, Any], *, default_base: float = 10000.0) -> Ro
 
 
 def read_base(rope: Mapping[str, Any], default: float) -> float:
-    """Reads ``rope_theta``."""
+    """Returns ``rope_theta``."""
     return read_number(rope, "rope_theta", default)
 
 
 def read_scaling(rope: Mapping[str, Any], source: Mapping[str, Any]) -> RopeScaling | None:
-    """Reads the scaling of ``rope_parameters`` or of the older ``rope_scaling``.
+    """Returns the scaling of ``rope_parameters`` or ``rope_scaling``.
 
     Args:
-        rope: the one or the other.
-        source: the whole configuration; its ``original_max_position_embeddings`` comes before that of `rope`, and its
-            ``max_position_embeddings`` is the original context where neither says.
+        rope: either of the two.
+        source: the whole configuration. Its ``original_max_position_embeddings`` takes precedence over that of `rope`;
+            the default of both is its ``max_position_embeddings``.
 
     Raises:
-        ValueError: if it is of an unknown type, or differs between layers.
+        ValueError: if the type is unknown, or the scaling differs between layers.
     """
     for key, value in rope.items():
         if isinstance(value, Mapping):
@@ -81,7 +81,7 @@ def _read_yarn(rope: Mapping[str, Any], context: Any, original: int) -> RopeScal
         read_number(rope, key, None, is_nullable=True)
         for key in ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
     )
-    if attention_factor is None and own and of_all and factor > 1:  # DeepSeek's way of saying it.
+    if attention_factor is None and own and of_all and factor > 1:  # DeepSeek's keys.
         attention_factor = (0.1 * own * math.log(factor) + 1) / (0.1 * of_all * math.log(factor) + 1)
     return RopeScaling(
         "yarn",
@@ -95,7 +95,7 @@ def _read_yarn(rope: Mapping[str, Any], context: Any, original: int) -> RopeScal
 
 
 def write_rope(config: RopeConfig | None) -> dict[str, Any]:
-    """Makes ``rope_parameters``."""
+    """Returns ``rope_parameters``."""
     assert config is not None
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.base}
     if (scaling := config.scaling) is not None:

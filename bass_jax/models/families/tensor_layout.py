@@ -1,7 +1,7 @@
-"""Copies that turn a matrix over, a tile at a time.
+"""Copies of transposed arrays in tiles.
 
-Walking a large transposed view row by row misses every cache. Tiles that are long where the source is contiguous and
-one cache line wide where the destination is use every line that they fetch.
+Copying a large transposed view row by row misses the cache at every element. A tile that is long along the contiguous
+axis of the source, and one cache line wide along that of the destination, uses all of every cache line that it loads.
 """
 
 import functools
@@ -19,14 +19,14 @@ WIDE = 64
 """Bytes of a tile along the contiguous axis of the destination: a cache line."""
 
 ALIGNMENT = 64
-"""Bytes; an array that starts at a multiple is taken over by jax on a CPU without another copy."""
+"""JAX on a CPU uses an array whose address is a multiple of this many bytes without a copy."""
 
 _SMALL = 1 << 18
-"""Elements below which threads cost more than they save."""
+"""Number of elements below which threads cost more than they save."""
 
 
 def empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
-    """Allocates an array aligned for jax, uninitialized."""
+    """Returns an uninitialized array that is aligned for JAX."""
     dtype = np.dtype(dtype)
     size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
     memory = np.empty(size + ALIGNMENT, np.uint8)
@@ -35,14 +35,14 @@ def empty(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> np.ndarray:
 
 
 def copy(destination: np.ndarray, source: np.ndarray) -> None:
-    """Copies `source` into `destination`, whatever the strides of the two.
+    """Copies `source` into `destination`; both may have any strides.
 
     Raises:
         ValueError: if their shapes differ.
     """
     if destination.shape != source.shape:
         raise ValueError(f"shapes {list(source.shape)} and {list(destination.shape)} differ")
-    if destination.dtype == source.dtype:  # As integers: NumPy moves bfloat16 one number at a time.
+    if destination.dtype == source.dtype:  # As integers, because NumPy copies bfloat16 one element at a time.
         kind = np.dtype(f"u{source.itemsize}")
         destination, source = destination.view(kind), source.view(kind)
     destination, source = _merged(destination, source)
@@ -57,7 +57,7 @@ def copy(destination: np.ndarray, source: np.ndarray) -> None:
 
 
 def contiguous(source: np.ndarray) -> np.ndarray:
-    """Returns a new, aligned array of `source` in row-major order."""
+    """Returns a new, aligned copy of `source` in row-major order."""
     copied = empty(source.shape, source.dtype)
     copy(copied, source)
     return copied
@@ -83,7 +83,7 @@ def _tiles(destination: np.ndarray, source: np.ndarray) -> Iterable[tuple[slice,
 
 
 def _merged(destination: np.ndarray, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Views with neighboring axes as one where both arrays can walk them as one."""
+    """Returns views in which neighboring axes are merged where the strides of both arrays allow it."""
     axes: list[list[int]] = []  # [size, stride of the destination, stride of the source]
     for size, *strides in zip(source.shape, destination.strides, source.strides, strict=True):
         if size == 1:

@@ -1,6 +1,6 @@
 """Rules that several families share: how tensors are transposed, fused and ordered.
 
-Torch stores a linear layer as ``[out, in]``; GPT-2 stores ``[in, out]``, said here by ``is_in_first``.
+Torch stores a linear layer as ``[out, in]``. GPT-2 stores ``[in, out]``, for which ``is_in_first`` is True.
 """
 
 from collections.abc import Callable
@@ -12,27 +12,27 @@ from bass_jax.models.families.base import Rule
 from bass_jax.models.model_config import AttentionConfig, DenseMLP, NormConfig
 
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Query, key and value, each ``[heads * H, ...]``."""
+"""Queries, keys and values, each ``[heads * H, ...]``."""
 
 
 def same(name: str) -> Rule:
-    """The tensor as it is."""
+    """Returns a rule that copies a tensor."""
     return Rule((name,), lambda x: x, lambda x: (x,))
 
 
 def transposed(name: str) -> Rule:
-    """A matrix, transposed."""
+    """Returns a rule that transposes a matrix."""
     return Rule((name,), np.transpose, lambda x: (np.transpose(x),))
 
 
 def norm(config: NormConfig, ours: str, theirs: str) -> dict[str, Rule]:
-    """A norm: its scale, and its bias if it has one."""
+    """Returns the rules of a norm: its scale, and its bias if it has one."""
     rules = {ours: same(f"{theirs}.weight")}
     return rules | {f"{ours}_bias": same(f"{theirs}.bias")} if config.kind == "layer" else rules
 
 
 def attention_out(config: AttentionConfig, theirs: str, width: int, *, is_in_first: bool = False) -> dict[str, Rule]:
-    """The output projection ``[K, R, H, D]`` and its bias, without their path."""
+    """Returns the rules of the output projection ``[K, R, H, D]`` and its bias, without their path."""
     K, R, H = config.num_kv_heads, config.queries_per_kv_head, config.head_dim
 
     def build(weight):
@@ -47,7 +47,7 @@ def attention_out(config: AttentionConfig, theirs: str, width: int, *, is_in_fir
 
 
 def qkv(config: AttentionConfig, names: tuple[str, str, str], suffix: str) -> Rule:
-    """Separate query, key and value tensors → ``[D, K, R + 2, H]``, or ``[K, R + 2, H]`` of biases."""
+    """Returns a rule that fuses three tensors to weights ``[D, K, R + 2, H]`` or biases ``[K, R + 2, H]``."""
     return Rule(
         tuple(f"{name}.{suffix}" for name in names),
         lambda q, k, v: _fuse(config, (q, k, v)),
@@ -63,14 +63,14 @@ def fused_qkv(
     *,
     is_in_first: bool = False,
 ) -> dict[str, Rule]:
-    """One tensor of query, key and value, and its bias, without their path.
+    """Returns the rules of one stored tensor of queries, keys and values, and of its bias, without their path.
 
     Args:
         config: of the layer.
-        theirs: name of the projection.
-        unpack: ``[out, ...]`` → query, key and value.
+        theirs: stored name of the projection.
+        unpack: ``[out, ...]`` → queries, keys and values.
         pack: inverts `unpack`.
-        is_in_first: the weight is stored ``[in, out]``.
+        is_in_first: whether the weight is stored as ``[in, out]``.
     """
 
     def build(weight):
@@ -85,7 +85,7 @@ def fused_qkv(
 
 
 def stacked(config: AttentionConfig) -> tuple[Callable, Callable]:
-    """All queries, then all keys, then all values: `unpack` and `pack`."""
+    """Returns `unpack` and `pack` for all queries, then all keys, then all values."""
     N, K, H = config.num_heads, config.num_kv_heads, config.head_dim
 
     def unpack(weight):
@@ -98,7 +98,7 @@ def stacked(config: AttentionConfig) -> tuple[Callable, Callable]:
 
 
 def per_head(config: AttentionConfig) -> tuple[Callable, Callable]:
-    """Each head's query, key and value together (without grouping): `unpack` and `pack`."""
+    """Returns `unpack` and `pack` for the query, key and value of each head in turn, without grouping."""
     N, H = config.num_heads, config.head_dim
 
     def unpack(weight):
@@ -113,7 +113,7 @@ def per_head(config: AttentionConfig) -> tuple[Callable, Callable]:
 
 
 def gated_mlp(config: DenseMLP, theirs: str) -> dict[str, Rule]:
-    """``gate_proj``, ``up_proj`` and ``down_proj``, without their path."""
+    """Returns the rules of ``gate_proj``, ``up_proj`` and ``down_proj``, without their path."""
     names = (f"{theirs}.gate_proj", f"{theirs}.up_proj")
     rules = {"gate_up": _gate_up(names, "weight"), "down": transposed(f"{theirs}.down_proj.weight")}
     if config.has_bias:
@@ -122,7 +122,7 @@ def gated_mlp(config: DenseMLP, theirs: str) -> dict[str, Rule]:
 
 
 def plain_mlp(config: DenseMLP, up: str, down: str, *, is_in_first: bool = False) -> dict[str, Rule]:
-    """Two projections, without their path."""
+    """Returns the rules of an MLP without a gate, without their path."""
     matrix = same if is_in_first else transposed
     rules = {"up": matrix(f"{up}.weight"), "down": matrix(f"{down}.weight")}
     if config.has_bias:
@@ -131,13 +131,13 @@ def plain_mlp(config: DenseMLP, up: str, down: str, *, is_in_first: bool = False
 
 
 def under(path: str, rules: dict[str, Rule]) -> dict[str, Rule]:
-    """Puts `rules` under a path."""
+    """Adds a path in front of the names of `rules`."""
     return {f"{path}/{name}": rule for name, rule in rules.items()}
 
 
 def _fuse(config: AttentionConfig, parts: Parts) -> np.ndarray:
     K, R, H = config.num_kv_heads, config.queries_per_kv_head, config.head_dim
-    # [out, in] weights, or [out] biases: out is (kv head, query of the group, lane).
+    # Weights are [out, in] and biases [out], where out is (kv head, query of the group, lane).
     tail = parts[0].shape[1:]
     fused, start = tensor_layout.empty((*tail, K, R + 2, H), parts[0].dtype), 0
     for part, heads in zip(parts, (R, 1, 1), strict=True):

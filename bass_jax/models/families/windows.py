@@ -1,25 +1,28 @@
-"""Sliding windows in a Hugging Face configuration: a size, and the layers that have it."""
+"""Sliding windows in a Hugging Face configuration: their size, and the layers that have one."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bass_jax.models.families.base import read_integer
 from bass_jax.models.model_config import ModelConfig
 
 
+def read_window(source: Mapping[str, Any]) -> int | None:
+    """Returns the size of the windows."""
+    return None if source.get("sliding_window", 4096) is None else read_integer(source, "sliding_window", 4096)
+
+
 def read_windows(source: Mapping[str, Any], window: int | None, default: Sequence[bool]) -> list[int | None]:
-    """Reads which layers have the window.
+    """Returns the window of each layer, None for none.
 
     Args:
         source: the Hugging Face configuration.
-        window: its size; None where there is none.
-        default: for each layer whether it has the window, where ``layer_types`` does not say.
-
-    Returns:
-        The window of each layer, None for none.
+        window: size of the windows, None for no windows.
+        default: whether each layer has a window if there are no ``layer_types``.
 
     Raises:
-        ValueError: if a layer is of another type, or has a window that has no size.
+        ValueError: if a layer has an unknown type, or has a window while `window` is None.
     """
     types = source.get("layer_types")
     if types is None:
@@ -39,20 +42,20 @@ def read_windows(source: Mapping[str, Any], window: int | None, default: Sequenc
 
 
 def write_layer_types(config: ModelConfig) -> list[str]:
-    """Makes ``layer_types``."""
+    """Returns ``layer_types``."""
     windows = (layer.attention.window for layer in config.layers)
     return ["full_attention" if window is None else "sliding_attention" for window in windows]
 
 
 def write_window(config: ModelConfig) -> int | None:
-    """Returns the size of the window; None where no layer has one."""
+    """Returns the size of the windows, None if no layer has one."""
     return next((layer.attention.window for layer in config.layers if layer.attention.window is not None), None)
 
 
 def change_attention(config: ModelConfig, windows: Sequence[int | None], **changes: Any) -> ModelConfig:
-    """Returns a configuration with the window of each layer, and fields of every layer's attention, changed."""
-    attentions = [dataclasses.replace(config.layers[0].attention, window=window, **changes) for window in windows]
-    layers = zip(config.layers, attentions, strict=True)
-    return dataclasses.replace(
-        config, layers=tuple(dataclasses.replace(layer, attention=attention) for layer, attention in layers)
-    )
+    """Returns `config` with a window per layer and other changes of every layer's attention."""
+    layers = [
+        dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=window, **changes))
+        for layer, window in zip(config.layers, windows, strict=True)
+    ]
+    return dataclasses.replace(config, layers=tuple(layers))

@@ -1,1 +1,1 @@
-"""Traffic."""
+"""Tests of `bass_jax.experiments.traffic`."""

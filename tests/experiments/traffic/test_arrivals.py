@@ -1,29 +1,26 @@
-"""When requests come.
-
-What breaking it means: latencies of another traffic than the one that a table names.
-"""
+"""Arrival times follow their configuration."""
 
 import numpy as np
 import pytest
 
-from bass_jax.experiments.traffic.arrivals import Phase, arrival_times, gamma_gaps, read_arrivals
+from bass_jax.experiments.traffic.arrivals import Phase, arrival_times, gamma_intervals, read_arrivals
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 2.0, 5.0])
-def test_gaps_have_the_mean_and_the_variation(cv):
-    gaps = gamma_gaps(200_000, cv, np.random.default_rng(0))
+def test_intervals_have_the_mean_and_the_variation(cv):
+    intervals = gamma_intervals(200_000, cv, np.random.default_rng(0))
     # The mean's standard error is cv / sqrt(n); the variation's is larger, by the fourth moment of a Gamma.
-    assert gaps.mean() == pytest.approx(1.0, abs=5 * cv / 200_000**0.5)
-    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
+    assert intervals.mean() == pytest.approx(1.0, abs=5 * cv / 200_000**0.5)
+    assert intervals.std() / intervals.mean() == pytest.approx(cv, rel=0.05)
 
 
-def test_a_variation_of_zero_is_a_clock():
+def test_a_variation_of_zero_gives_equal_intervals():
     np.testing.assert_allclose(arrival_times(4, [Phase(1e9, 0.5, 0.0)]), [0.5, 1.0, 1.5, 2.0])
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 3.0])
-def test_every_phase_has_its_rate_whatever_came_before_it(cv):
-    """A gap drawn in a quiet phase must not swallow the busy one."""
+def test_every_phase_has_its_own_rate(cv):
+    """An interval that starts in a quiet phase must not skip the busy one."""
     phases = [Phase(30.0, 3.0, cv), Phase(2.0, 0.05, cv)]
     times = arrival_times(20_000, phases, seed=1)
     assert (np.diff(times) >= 0).all()
@@ -54,14 +51,14 @@ def test_recorded_arrivals(tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "{}\n", "hello\n", '{"time": "soon"}\n', '{"time": 1, "prompt_tokens": 0, "new_tokens": 1}\n']
 )
-def test_what_is_no_recording_is_refused(tmp_path, text):
+def test_invalid_recordings_are_refused(tmp_path, text):
     path = tmp_path / "arrivals.jsonl"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"arrivals\.jsonl"):
         read_arrivals(path)
 
 
-@pytest.mark.parametrize("settings", [{"mean_gap": 0.0}, {"seconds": 0.0}, {"cv": -1.0}])
-def test_phases_that_are_none(settings):
+@pytest.mark.parametrize("settings", [{"inter_arrival": 0.0}, {"seconds": 0.0}, {"cv": -1.0}])
+def test_invalid_phases_are_refused(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
-        Phase(**({"seconds": 1.0, "mean_gap": 1.0} | settings))
+        Phase(**({"seconds": 1.0, "inter_arrival": 1.0} | settings))

@@ -1,4 +1,4 @@
-"""The same experiment with a device, on a tiny pair: it runs, and its checks can fail."""
+"""Calibration and real-time checks on a tiny pair."""
 
 import mmap
 
@@ -9,9 +9,8 @@ import bass_jax as bass
 from bass_jax.cli import traffic_checks
 from bass_jax.engine import EngineConfig
 from bass_jax.experiments.traffic.backends import simulate_traffic
-from bass_jax.experiments.traffic.calibration import exhaustive_texts, measure_overhead, measure_serving
-from bass_jax.experiments.traffic.clocks import RealClock
-from bass_jax.experiments.traffic.drive import drive
+from bass_jax.experiments.traffic.calibration import measure_overhead, measure_serving, with_exhaustive_outputs
+from bass_jax.experiments.traffic.drive import RealClock, drive
 from bass_jax.experiments.traffic.latency import summarize_traffic
 from bass_jax.experiments.traffic.workload import Workload
 from tests import tiny
@@ -27,24 +26,25 @@ def engine():
     return bass.Engine(pair, bass.SpecConfig(4, "greedy"), config=CONFIG)
 
 
-def test_a_simulation_takes_the_decoders_steps(engine, tmp_path):
-    """The same requests in real and in simulated time: the same tokens, drafts and acceptances in total.
+def test_a_simulation_has_the_counts_of_the_engine(engine, tmp_path):
+    """The same requests have the same tokens, drafts and acceptance in real and in simulated time.
 
-    Which steps share a batch depends on the clock; what a request is given in its own steps does not.
+    Only the composition of the batches depends on the clock.
     """
     random = np.random.default_rng(0)
     prompts = [random.integers(0, tiny.VOCAB, num) for num in (5, 1, 17, 9, 30)]
     limits = np.array([12, 20, 7, 30, 16])
     workload = Workload(np.linspace(0, 0.01, 5), np.array([len(one) for one in prompts]), limits, limits, [])
-    texts = exhaustive_texts(engine.pair, prompts, workload, str(tmp_path / "survey.jsonl"), batch=3)
+    known = with_exhaustive_outputs(engine.pair, prompts, workload, str(tmp_path / "exhaustive.jsonl"), batch=3)
     clock, before = RealClock(), engine.counts
     engine.loop.clock = clock
-    handles = drive(
-        engine.loop, clock, workload.times.tolist(),
-        lambda index: engine.submit(prompts[index], max_new_tokens=int(limits[index]), stop_tokens=()),
-    )  # fmt: skip
+
+    def submit(index: int):
+        return engine.submit(prompts[index], max_new_tokens=int(limits[index]), stop_tokens=())
+
+    handles = drive(engine.loop, clock, workload.times.tolist(), submit)
     costs = measure_serving(engine, made_up())
-    simulated = simulate_traffic(texts, CONFIG, bass.policies.fixed(4), costs)
+    simulated = simulate_traffic(known, CONFIG, bass.policies.fixed(4), costs)
     assert [one.num_tokens for one in handles] == [one.num_tokens for one in simulated.handles] == limits.tolist()
     for name in ("num_row_steps", "num_drafted", "num_accepted", "num_emitted", "num_finished", "num_chunks"):
         real = getattr(engine.counts, name) - getattr(before, name)
@@ -58,7 +58,7 @@ def test_a_simulation_takes_the_decoders_steps(engine, tmp_path):
     assert summary.num_tokens == limits.sum() and summary.latency.mean > 0
 
 
-def test_the_schedulers_share_is_measured_and_the_engine_is_idle_again(engine):
+def test_overhead_is_measured_and_the_engine_is_idle_again(engine):
     found = measure_overhead(engine, 3, num_steps=4)
     assert 0 < found.host_seconds < 10 * found.step_seconds
     assert found.share == found.host_seconds / found.step_seconds
@@ -68,7 +68,7 @@ def test_the_schedulers_share_is_measured_and_the_engine_is_idle_again(engine):
 
 
 def test_rows_that_end_before_the_last_begins_are_refused(engine):
-    """One prompt is read between two steps: of 64 rows of 62 tokens the first is done before the last begins."""
+    """One prompt is read between two steps, so the first of 64 rows with 62 tokens ends before the last begins."""
     config = EngineConfig(num_slots=64, capacity=64, buckets=(64,), chunk=8)
     small = bass.Engine(engine.pair, bass.SpecConfig(4, "greedy"), config=config)
     with pytest.raises(ValueError, match="num_rows=64: expected a capacity"):
@@ -77,7 +77,7 @@ def test_rows_that_end_before_the_last_begins_are_refused(engine):
 
 
 def test_memory_is_measured():
-    """Mapped by itself: an allocator may hand out memory that a test before this one gave back."""
+    """The memory is mapped, because an allocator can reuse memory that an earlier test has freed."""
     before = traffic_checks._resident_bytes()
     with mmap.mmap(-1, 2**27) as block:
         for start in range(0, len(block), mmap.PAGESIZE):

@@ -1,9 +1,9 @@
-"""One element of a row's random vector at a time, in arithmetic that a kernel can do.
+"""Random numbers one element at a time, in operations that kernels can lower.
 
-`jax.random` does not lower inside a kernel, and a vector of V Gumbel draws per row would be written and read
-again. Threefry is counter-based (Salmon et al. 2011): element i of a draw depends on the key and i alone, so
-each program makes the elements that it needs. The bits equal `jax.random`'s with `jax_threefry_partitionable`
-(jax's default), so plain jax code can draw the same tokens from the same keys.
+`jax.random` does not lower inside a kernel, and a vector of V Gumbel numbers per row would have to be written to memory
+and read again. Threefry is counter-based (Salmon et al. 2011): an element depends on the key and on its index only, so
+each program computes the elements that it needs. The bits equal those of `jax.random` with
+`jax_threefry_partitionable`, jax's default.
 """
 
 import jax
@@ -18,7 +18,7 @@ _TINY = np.float32(np.finfo(np.float32).tiny)
 
 
 def random_bits(key: tuple[jax.Array, jax.Array], index: jax.Array) -> jax.Array:
-    """Element `index` of `jax.random.bits(key, (n,))` for any n up to 2^32.
+    """Returns element `index` of `jax.random.bits(key, (n,))`, for any n up to 2^32.
 
     Args:
         key: The two uint32 words of a threefry key; broadcast against `index`.
@@ -29,7 +29,7 @@ def random_bits(key: tuple[jax.Array, jax.Array], index: jax.Array) -> jax.Array
     """
     first, second = key
     words = (first, second, first ^ second ^ _PARITY)
-    # The counter is 64 bits wide; its high word is 0 for vectors that fit in memory.
+    # The counter has 64 bits; its high word is 0 for vectors that fit in memory.
     high, low = jnp.zeros_like(index) + words[0], index + words[1]
     for group in range(5):
         for rotation in _ROTATIONS[group % 2]:
@@ -41,21 +41,21 @@ def random_bits(key: tuple[jax.Array, jax.Array], index: jax.Array) -> jax.Array
     return high ^ low
 
 
-def uniform(key: tuple[jax.Array, jax.Array], index: jax.Array) -> jax.Array:
-    """Element `index` of `1 - jax.random.uniform(key, (n,))`, float32 in (0, 1].
+def uniform_at(key: tuple[jax.Array, jax.Array], index: jax.Array) -> jax.Array:
+    """Returns element `index` of `1 - jax.random.uniform(key, (n,))`, float32 in (0, 1].
 
-    Zero never comes, so a draft of target probability zero is never accepted.
+    The value is never 0, so a draft of target probability 0 is never accepted.
     """
     return 1.0 - _unit_interval(key, index)
 
 
-def gumbel(key: tuple[jax.Array, jax.Array], index: jax.Array) -> jax.Array:
-    """Element `index` of `jax.random.gumbel(key, (n,))`, float32."""
+def gumbel_at(key: tuple[jax.Array, jax.Array], index: jax.Array) -> jax.Array:
+    """Returns element `index` of `jax.random.gumbel(key, (n,))`, float32."""
     open_interval = jnp.maximum(_unit_interval(key, index) * (np.float32(1.0) - _TINY) + _TINY, _TINY)
     return -jnp.log(-jnp.log(open_interval))
 
 
 def _unit_interval(key: tuple[jax.Array, jax.Array], index: jax.Array) -> jax.Array:
-    """23 random bits as the mantissa of a number in [1, 2), less one."""
+    """Returns a number in [0, 1) whose mantissa consists of 23 random bits."""
     mantissa = random_bits(key, index) >> np.uint32(9)
     return lax.bitcast_convert_type(mantissa | _EXPONENT_OF_ONE, jnp.float32) - np.float32(1.0)

@@ -1,4 +1,4 @@
-"""Signatures with docstrings of installed Python code, as prompts to complete."""
+"""Signatures with docstrings from installed Python code, as prompts to complete."""
 
 import ast
 import functools
@@ -16,24 +16,25 @@ _SECTION = re.compile(
     re.IGNORECASE,
 )
 _TYPING = ("List", "Dict", "Tuple", "Optional", "Any", "Union", "Sequence", "Iterable", "Callable")
+_MIN_WORDS = 5
 _MAX_EXAMPLE_LINES = 6
 
 
 def python_functions(packages: Sequence[str], max_chars: int) -> list[str]:
-    """Collects documented functions and methods, without importing the packages.
+    """Collects documented functions and methods without importing the packages.
 
     Args:
-        packages: import names, or ``"stdlib"``; absent ones are skipped.
+        packages: import names, or ``"stdlib"``; packages that are not installed are skipped.
         max_chars: of signature and docstring together.
 
     Returns:
-        Distinct prompts in the files' order; each ends after the docstring, with a new line.
+        Distinct prompts in the order of the files. Each ends with a line break after the docstring.
     """
     prompts: dict[str, str] = {}
     for package in packages:
         for prompt in _functions_of_package(package):
             if len(prompt) <= max_chars:
-                # The same text under another name is the same task.
+                # A function with the same docstring under another name is the same task.
                 prompts.setdefault(prompt.split('"""', 1)[1], prompt)
     return list(prompts.values())
 
@@ -66,18 +67,24 @@ def _functions_of(path: Path) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             docstring = ast.get_docstring(node)
-            if docstring and (text := summarize_docstring(docstring)):
+            if docstring and (text := _summarize_docstring(docstring)):
                 yield documented_signature(node, text)
 
 
 def documented_signature(node: ast.FunctionDef, docstring: str) -> str:
-    """Writes a function's header and `docstring` the way that coding benchmarks do."""
+    """Writes a function's header and `docstring` in the style of coding benchmarks, without ``self`` or ``cls``."""
     arguments = node.args
     positional = arguments.posonlyargs + arguments.args
     if positional and positional[0].arg in ("self", "cls"):
-        defaults = arguments.defaults[: len(positional) - 1] if arguments.defaults else []
-        arguments = ast.arguments([], positional[1:], arguments.vararg, arguments.kwonlyargs,
-                                  arguments.kw_defaults, arguments.kwarg, defaults)  # fmt: skip
+        arguments = ast.arguments(
+            posonlyargs=[],
+            args=positional[1:],
+            vararg=arguments.vararg,
+            kwonlyargs=arguments.kwonlyargs,
+            kw_defaults=arguments.kw_defaults,
+            kwarg=arguments.kwarg,
+            defaults=arguments.defaults[: len(positional) - 1],
+        )
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
     header = f"def {node.name}({ast.unparse(arguments)}){returns}:"
     used = [name for name in _TYPING if re.search(rf"\b{name}\[", header)]
@@ -86,8 +93,8 @@ def documented_signature(node: ast.FunctionDef, docstring: str) -> str:
     return f'{imports}{header}\n    """{body.strip()}\n    """\n'
 
 
-def summarize_docstring(docstring: str) -> str | None:
-    """Cuts a docstring to its description and its first doctests; None when too little is left."""
+def _summarize_docstring(docstring: str) -> str | None:
+    """Returns a docstring's description and its first doctests; None if the description is short."""
     lines = inspect.cleandoc(docstring).replace('"""', "'''").splitlines()
     description: list[str] = []
     for line in lines:
@@ -95,10 +102,10 @@ def summarize_docstring(docstring: str) -> str | None:
             break
         description.append(line)
     if description and lines[len(description) : len(description) + 1] and set(lines[len(description)]) <= set("-="):
-        description.pop()  # The title over a rule.
+        description.pop()  # An underlined title.
     while description and not description[-1].strip():
         description.pop()
-    if len(" ".join(description).split()) < 5:
+    if len(" ".join(description).split()) < _MIN_WORDS:
         return None
     start = next((i for i, line in enumerate(lines) if line.lstrip().startswith(">>>")), len(lines))
     examples: list[str] = []

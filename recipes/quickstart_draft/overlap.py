@@ -1,4 +1,4 @@
-"""Keeps evaluation prompts out of a corpus, by shared runs of words."""
+"""Finds prompts that share a run of words with an evaluation prompt."""
 
 import re
 from collections.abc import Iterable
@@ -7,28 +7,26 @@ _WORD = re.compile(r"[a-z0-9_]+")
 
 
 class OverlapCheck:
-    """Knows the runs of `num_words` words of the held-out texts.
+    """The runs of `num_words` words of the held-out texts.
 
-    A held-out text with fewer words counts as one run: a text overlaps when it contains that whole.
+    A shorter held-out text is one run: a text overlaps if it contains the whole.
     """
 
     def __init__(self, texts: Iterable[str], num_words: int):
         """Collects the runs.
 
         Args:
-            texts: held-out prompts, before any template.
+            texts: held-out prompts, without a template.
             num_words: length of a run.
         """
-        self._num_words = num_words
         self._runs: dict[int, set[tuple[str, ...]]] = {}
         for text in texts:
             words = _words(text)
-            length = min(num_words, len(words))
-            if length:
+            if length := min(num_words, len(words)):
                 self._runs.setdefault(length, set()).update(_runs(words, length))
 
     def find(self, text: str) -> str | None:
-        """Returns the first shared run of words, or None."""
+        """Returns the first run of words that `text` shares with a held-out text, or None."""
         words = _words(text)
         for length, runs in self._runs.items():
             for run in _runs(words, length):
