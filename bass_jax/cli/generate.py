@@ -25,7 +25,7 @@ EXAMPLES = r"""examples:
       --template 'Complete the following Python function:\n```python\n{prompt}```'
   bass-jax generate "Tell me a joke." --samples 8 --temperature 0.8 --top-p 0.95 --seed 7
   bass-jax generate "def fibonacci(n):" --raw --draft ngram --draft-len 6
-  bass-jax generate --file prompts.txt --policy goodput --profile profile.json --baseline
+  bass-jax generate --file prompts.txt --draft-len 4 --baseline
   bass-jax generate --file prompts.txt --draft-len 8 --exhaustive --trace trace.jsonl
   bass-jax generate --file prompts.txt --draft-len 8 --synthetic-acceptance 0.8 --no-text --baseline
   echo "Name three rivers." | bass-jax generate --draft-len 2 --quiet"""
@@ -59,10 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     args.add_all(
         parser.add_argument_group("speculation"),
         args.argument("--draft", _DRAFT_HELP),
-        args.DRAFT_LEN,
+        args.argument("--draft-len", "draft tokens per step (default: chosen by --policy)", type=int),
         args.ACCEPTANCE,
         args.argument("--candidates", "candidate drafts per row, with --acceptance multi_draft", 1),
-        args.argument("--policy", "chooses the draft length: goodput, 'bass_heuristic(limit=8)', module:name …"),
+        args.argument(
+            "--policy", "chooses the draft length: auto (the default), 'bass_heuristic(limit=8)', module:name …"
+        ),
         args.argument("--profile", "written by bass-jax profile, for policies that need one", type=Path),
         args.argument(
             "--synthetic-acceptance",

@@ -7,11 +7,11 @@ from bass_jax.cli.arguments import add_all, argument, make_table, numbers, outpu
 
 EXAMPLES = """examples:
   bass-jax simulate trace.jsonl --profile profile.json
-  bass-jax simulate trace.jsonl --profile profile.json --policy goodput --policy "bass_heuristic(limit=8)" --batch 4
+  bass-jax simulate trace.jsonl --profile profile.json --policy auto --policy "bass_heuristic(limit=8)" --batch 4
   bass-jax simulate trace.jsonl --device h200 --pair checkpoints/quickstart --policy my_module:MyPolicy --random 1000
   bass-jax generate --file prompts.txt --trace trace.jsonl --exhaustive --draft-len 8      # records such a trace"""
 
-DEFAULT_POLICIES = ("bass_heuristic", "batch_table", "goodput", "bandit")
+DEFAULT_POLICIES = ("bass_heuristic", "batch_table", "auto", "bandit")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_all(
         parser.add_argument_group("costs of steps: a measured profile, or a device's public figures"),
-        argument("--profile", "written by bass-jax profile; goodput and batch_table start from it", type=Path),
+        argument("--profile", "written by bass-jax profile; auto and batch_table start from it", type=Path),
         argument("--device", "h200 or a100: the roofline of the pair's shapes"),
         argument("--pair", "for --device", "checkpoints/quickstart"),
     )

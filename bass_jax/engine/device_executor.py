@@ -28,7 +28,7 @@ from bass_jax.engine.slots import (
     read_prompt_chunk,
     regroup_rows,
 )
-from bass_jax.engine.step_clock import StepClock
+from bass_jax.engine.step_clock import StepClock, calibrate
 from bass_jax.models.kv_cache import KVCache, pages_of, with_pages
 from bass_jax.models.mesh import mesh_of, place_whole
 from bass_jax.policies.protocol import plan_bucket
@@ -90,7 +90,9 @@ class DeviceExecutor:
         self._is_finish_stale = False
         self._room_of_new = 0
         self._in_flight: tuple[StepInfo, Any, int, float] | None = None
+        self._uses_clock = getattr(self._policy, "use_clock", False)
         self._clock: StepClock | None = None
+        self._calibration: dict[int, np.ndarray] = {}
         self._is_timed = False
         self._has_drafted = True
         self._wanted = np.zeros(2, np.int32)
@@ -98,8 +100,10 @@ class DeviceExecutor:
         if self._policy is not None:
             self._policy_state = self._policy.init(num_rows)
             self.replan()
-        for bucket in steps.buckets if warm_up else ():
-            self._step(bucket)
+        if warm_up:  # A policy with a clock compiles the lengths that it chooses, when it chooses them.
+            num_wanted = int(self._wanted[0])
+            for bucket in (plan_bucket(steps.buckets, num_wanted),) if self._uses_clock else steps.buckets:
+                self._step(bucket)
 
     def start(self, handles: Sequence[RequestHandle]) -> None:
         """Assigns requests to the first rows of a batch that was given as a state."""
@@ -257,11 +261,14 @@ class DeviceExecutor:
 
     def _times(self) -> StepTimes:
         """Returns the measured times of the policy's lengths."""
-        assert self._policy is not None
-        if not getattr(self._policy, "use_clock", False):
-            return no_times(self._policy)
-        buckets = map(draft_len_bucket, self._policy.lengths)
-        self._clock = StepClock([self.steps.find(bucket, len(self.state.lengths)) for bucket in buckets])
+        policy, num_rows = self._policy, len(self.state.lengths)
+        assert policy is not None
+        if not self._uses_clock:
+            return no_times(policy)
+        if getattr(policy, "cost", None) is None and num_rows not in self._calibration:
+            self._calibration[num_rows] = calibrate(self._pair, num_rows, policy.lengths)
+        steps = [self.steps.find(draft_len_bucket(length), num_rows) for length in policy.lengths]
+        self._clock = StepClock(steps, self._calibration.get(num_rows))
         return self._clock.times()
 
     def _plan(self) -> Callable:

@@ -90,8 +90,8 @@ class MethodConfig:
         step: ``"speculate"``, ``"decode"`` (regular decoding), or ``"synchronized"`` (all rows advance by the minimum).
         batch: rows decoded together; with several numbers, each is a variant of its own. Samples of one problem share
             a batch; a batch that is larger takes several problems.
-        draft_len: drafts per step.
-        policy: chooses the draft length instead: ``"bass_heuristic"``, ``"goodput"``, ``"module:name"``.
+        draft_len: drafts per step; default: chosen by `policy`.
+        policy: chooses the draft length: ``"auto"`` (the default), ``"bass_heuristic"``, ``"module:name"``.
         profile: file written by ``bass-jax profile``, for policies that need one.
         acceptance: acceptance rule; ``"synthetic(0.8)"`` forces acceptance, for studies of speed.
         draft: another drafter than the pair's, see `PairConfig.draft`.
@@ -102,7 +102,7 @@ class MethodConfig:
 
     step: Literal["speculate", "decode", "synchronized"] = "speculate"
     batch: int | tuple[int, ...] = 8
-    draft_len: int = 4
+    draft_len: int | None = None
     policy: str | None = None
     profile: str | None = None
     acceptance: str = "token"
@@ -114,7 +114,7 @@ class MethodConfig:
     def __post_init__(self):
         if not self.batches or min(self.batches) < 1 or len(set(self.batches)) < len(self.batches):
             raise ValueError(f"batch={self.batch}: expected distinct numbers of at least 1 row")
-        if not 0 <= self.draft_len <= 32:
+        if self.draft_len is not None and not 0 <= self.draft_len <= 32:
             raise ValueError(f"draft_len={self.draft_len}: expected 0 to 32")
         if self.num_samples is not None and self.num_samples < 1:
             raise ValueError(f"num_samples={self.num_samples}: expected at least 1")

@@ -1,6 +1,7 @@
 """Chooses the draft length while decoding, from the measured times of steps and the observed acceptance."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from bass_jax.config import DRAFT_LEN_BUCKETS
-from bass_jax.cost_model import Profile, read_profile
+from bass_jax.cost_model import CostModel, Profile
 from bass_jax.cost_model import step_seconds as modeled_step_seconds
 from bass_jax.cost_model.protocol import Leaf
+from bass_jax.policies.batch_table import cost_and_rates
 from bass_jax.policies.protocol import Plan, PolicyStats, all_rows, register_policy
 from bass_jax.typing import Array, Float
 
@@ -18,7 +20,7 @@ LENGTHS = (0, 2, 4, 6)
 """The default draft lengths."""
 
 PRIOR_ACCEPTANCE, PRIOR_COST = 0.7, 0.15
-"""What is assumed before anything is measured: the acceptance rate of a draft, and its cost relative to a regular step."""
+"""Assumed before anything is measured: the acceptance rate of a draft, and its cost relative to a regular step."""
 
 
 class AutoState(NamedTuple):
@@ -119,7 +121,7 @@ class Auto:
 
 
 def step_seconds(stats: PolicyStats, lengths: tuple[int, ...], cost: Leaf = None) -> Float[Array, "A"]:
-    """Returns the time of a step of each length: the measured one, or the modeled one in proportion to the measured ones.
+    """Returns the time of a step of each length: as measured, or else as modeled, in proportion to what was measured.
 
     Args:
         stats: of the last step.
@@ -138,11 +140,20 @@ def step_seconds(stats: PolicyStats, lengths: tuple[int, ...], cost: Leaf = None
     return jnp.where(is_measured, stats.step_seconds, modeled * jnp.where(is_measured.any(), ratio, 1.0))
 
 
-def auto(*, profile: Profile | str | Path | None = None, lengths: tuple[int, ...] = LENGTHS, **settings: Any) -> Auto:
+def auto(
+    *,
+    profile: Profile | str | Path | None = None,
+    cost: CostModel | None = None,
+    rates: Sequence[float] | None = None,
+    lengths: tuple[int, ...] = LENGTHS,
+    **settings: Any,
+) -> Auto:
     """Makes the policy.
 
     Args:
         profile: a profile of the pair on this device, or its file, to start from.
+        cost: with `rates`, instead of a profile.
+        rates: acceptance rate by position.
         lengths: draft lengths to choose from; each of them is compiled when it is first chosen.
         settings: other attributes of `Auto`.
 
@@ -151,10 +162,9 @@ def auto(*, profile: Profile | str | Path | None = None, lengths: tuple[int, ...
     """
     if not lengths or list(lengths) != sorted(set(lengths)) or lengths[-1] > DRAFT_LEN_BUCKETS[-1]:
         raise ValueError(f"lengths={lengths}: expected ascending draft lengths of at most {DRAFT_LEN_BUCKETS[-1]}")
-    cost, rates = None, [PRIOR_ACCEPTANCE]
-    if profile is not None:
-        profile = profile if isinstance(profile, Profile) else read_profile(profile)
-        cost, rates = profile.table, list(profile.rates)
+    if not (profile is None and cost is None and rates is None):
+        cost, rates = cost_and_rates("auto", profile, cost, rates)
+    rates = list(rates or [PRIOR_ACCEPTANCE])
     rates = [*rates, *[rates[-1]] * lengths[-1]][: lengths[-1]]
     return Auto(cost, jnp.asarray(rates, jnp.float32), lengths=tuple(lengths), **settings)
 

@@ -53,7 +53,7 @@ def test_a_compiled_loop_plans_the_same_as_single_steps(name):
     policy = make(name)
     state, draft_lens, recorded, plans = policy.init(B), None, [], []
     for step in range(12):
-        recorded.append(example_stats(step, draft_lens))
+        recorded.append(example_stats(step, len(policy.lengths), draft_lens))
         state, plan = policy.update(state, recorded[-1])
         draft_lens = plan.draft_lens
         plans.append(plan)

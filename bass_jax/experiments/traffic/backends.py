@@ -34,7 +34,7 @@ from bass_jax.policies import Policy, find_policy
 
 type OnStep = Callable[[Loop], None]
 
-_POLICY_ARGUMENTS = {"goodput": ("cost", "rates"), "bandit": ("cost",), "batch_table": ("cost", "rates", "context")}
+_POLICY_ARGUMENTS = {"auto": ("cost", "rates"), "bandit": ("cost",), "batch_table": ("cost", "rates", "context")}
 
 
 class ServedTraffic(NamedTuple):

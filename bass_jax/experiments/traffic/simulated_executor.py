@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from bass_jax.config import draft_len_bucket
+from bass_jax.decoding.policy_runner import StepTimes, no_times
 from bass_jax.decoding.state import FinishReason, StepInfo
 from bass_jax.engine import EngineConfig, Request, RequestHandle
 from bass_jax.engine.executor import StepResult
@@ -42,7 +44,7 @@ def constant_plan(policy: Policy, num_rows: int) -> int | None:
         return None
 
     def plan(rows, counts):
-        return plan_rows(policy, None, rows, counts, np.float32(np.nan))[1]
+        return plan_rows(policy, None, rows, counts, no_times(policy))[1]
 
     zeros = np.zeros(num_rows, np.int32)
     arguments = (zeros,) * 4, (zeros.astype(bool), zeros, zeros, zeros)
@@ -174,8 +176,19 @@ class SimulatedExecutor:
             return
         state = (rows["lengths"], rows["limits"], finish, rows["draft_lens"])
         self._policy_state, plan, wanted = _plan_rows(
-            self._policy, self._policy_state, state, counts, np.float32(np.nan)
+            self._policy, self._policy_state, state, counts, self._times(finish == FinishReason.RUNNING)
         )
         if plan.min_confidence is not None:
             raise ValueError(f"policy {self._policy!r}: it depends on the drafts' confidence, which is not simulated")
         rows["draft_lens"], self._wanted = np.array(plan.draft_lens), np.asarray(wanted)
+
+    def _times(self, is_running: np.ndarray) -> StepTimes:
+        """Returns the times that an executor with a clock would measure."""
+        size, rows = len(self._handles), self._rows
+        context = float(rows["lengths"][is_running].mean()) if is_running.any() else 0.0
+        buckets = [(draft_len_bucket(length), length) for length in self._policy.lengths]
+        times = [self._table.seconds(size, bucket, length, context, 0) for bucket, length in buckets]
+        bucket, length = buckets[-1]
+        behind = int(rows["num_behind"].max())
+        resumed = self._table.seconds(size, bucket, length, context, behind) - times[-1]
+        return StepTimes(np.asarray(times, np.float32), np.asarray(resumed, np.float32))

@@ -14,7 +14,7 @@ DEFAULT_POLICIES = (
     "fixed(draft_len=4)",
     "batch_table",
     "bass_heuristic(limit=8)",
-    "goodput(objective='rate')",
+    "auto",
 )
 
 
