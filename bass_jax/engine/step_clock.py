@@ -16,9 +16,6 @@ from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
 WEIGHT = 0.2
 """Weight of a new measurement in the estimate."""
 
-CALIBRATION_BYTES = 2**28
-"""Bytes of the target's weights that the calibration multiplies with, at most."""
-
 
 class StepClock:
     """Estimates the time of a step of each draft length for one batch size.
@@ -83,42 +80,37 @@ class StepClock:
 
 
 def calibrate(pair: Pair, num_rows: int, lengths: Sequence[int]) -> np.ndarray:
-    """Estimates the time of a step of each draft length before any is compiled: ``[A]`` float32 seconds.
+    """Estimates the relative time of a step of each draft length before any is compiled: ``[A]`` float32.
 
-    It times the products of the target's weights with as many tokens as a step of each length verifies, and counts a
-    draft as the share of weights that the drafter has.
+    It times the product of the target's largest matrix with as many tokens as a step of each length verifies. A draft
+    takes the drafter's share of the target's weights.
     """
-    weights = _weights(pair.target)
-    own = [one for one in _weights(pair.drafter) if not any(one is other for other in weights)]
+    weights = _matrices(pair.target)
+    own = [one for one in _matrices(pair.drafter) if not any(one is other for other in weights)]
     share = sum(one.nbytes for one in own) / sum(one.nbytes for one in weights)
-    used, num_bytes = [], 0
-    for one in weights:
-        if not used or num_bytes + one.nbytes <= CALIBRATION_BYTES:
-            used.append(one)
-            num_bytes += one.nbytes
-    buckets = {0, *map(draft_len_bucket, lengths)}
-    seconds = {bucket: _products_seconds(used, num_rows * (1 + bucket)) for bucket in buckets}
-    times = [seconds[draft_len_bucket(length)] + share * length * seconds[0] for length in lengths]
+    largest = max(weights, key=lambda one: one.size)
+    buckets = [draft_len_bucket(length) for length in lengths]
+    seconds = {bucket: _product_seconds(largest, num_rows * (1 + bucket)) for bucket in {0, *buckets}}
+    times = [seconds[bucket] + share * length * seconds[0] for bucket, length in zip(buckets, lengths, strict=True)]
     return np.asarray(times, np.float32)
 
 
-def _weights(model: Any) -> list[Any]:
+def _matrices(model: Any) -> list[Any]:
     leaves = [leaf for leaf in jax.tree.leaves(model) if isinstance(leaf, jax.Array) and leaf.ndim > 1]
     return [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
 
 
-def _products_seconds(weights: list[Any], num_tokens: int) -> float:
-    inputs = {width: jnp.ones((num_tokens, width), jnp.float32) for width in {w.size // w.shape[-1] for w in weights}}
-    step = JIT_CACHE.get(_products, weights, inputs)
-    for _ in range(4):  # The first call is slower.
-        start = time.perf_counter()
-        jax.block_until_ready(step(weights, inputs))
-        seconds = time.perf_counter() - start
-        step.seconds = seconds if step.num_calls < 2 else min(step.seconds, seconds)
-        step.num_calls += 1
+def _product_seconds(weight: Any, num_tokens: int) -> float:
+    inputs = jnp.ones((num_tokens, weight.size // weight.shape[-1]), weight.dtype)
+    step = JIT_CACHE.get(_product, inputs, weight)
+    if np.isnan(step.seconds):
+        jax.block_until_ready(step(inputs, weight))  # The first call is slower.
+        for _ in range(5):
+            start = time.perf_counter()
+            jax.block_until_ready(step(inputs, weight))
+            step.seconds = float(np.fmin(step.seconds, time.perf_counter() - start))
     return step.seconds
 
 
-def _products(weights: list[Any], inputs: dict[int, Any]) -> list[Any]:
-    matrices = [weight.reshape(-1, weight.shape[-1]) for weight in weights]
-    return [(inputs[len(one)].astype(one.dtype) @ one).sum(dtype=jnp.float32) for one in matrices]
+def _product(inputs: Any, weight: Any) -> Any:
+    return inputs @ weight.reshape(-1, weight.shape[-1])
