@@ -24,8 +24,8 @@ PROFILE = made_up(0.12)
 POLICIES = {
     "fixed": policies.fixed(4),
     "bass_heuristic": policies.bass_heuristic(start=3, limit=4),
-    "goodput": policies.goodput(profile=made_up(0.12, rates=(0.6, 0.5)), lengths=(0, 1, 2, 4), prior_weight=4.0),
-    "goodput with exploration": policies.goodput(profile=made_up(0.9), lengths=(0, 1, 2, 4), exploration_share=0.3),
+    "auto": policies.auto(profile=PROFILE, lengths=(0, 1, 2, 4), use_clock=False),
+    "auto with trials": policies.auto(profile=PROFILE, lengths=(0, 1, 2, 4), trial_share=0.3, use_clock=False),
     "confidence": policies.confidence(threshold=0.5, max_len=4),
     "template": policies.find_policy("bass_jax.policies.template:OneMore(max_len=4)"),
 }
@@ -50,7 +50,7 @@ def replay(pair, tmp_path_factory):
     return record(tmp_path_factory.mktemp("traces") / "exhaustive.jsonl", pair, bass.SpecConfig(8), "exhaustive")
 
 
-@pytest.mark.parametrize("name", mostly_slow(POLICIES, lambda name: name == "goodput with exploration"))
+@pytest.mark.parametrize("name", mostly_slow(POLICIES, lambda name: name == "auto with trials"))
 def test_counts_equal_those_of_the_decoder(pair, replay, name):
     """Greedy decoding and its simulation are deterministic: the same passes, drafts and accepted drafts."""
     policy = POLICIES[name]
@@ -139,7 +139,7 @@ def test_no_policy_is_faster_than_the_oracle(replay, num_rows):
     assert float(regular.seconds.sum()) == pytest.approx(seconds)
 
 
-def test_goodput_is_close_to_the_best_length_and_faster_than_the_heuristic():
+def test_auto_is_close_to_the_best_length_and_faster_than_the_heuristic():
     """From cheap to expensive drafts. The heuristic (algorithm 1 of BASS) never stops drafting."""
     replay, ratios, batches = synthetic_replay(0.6, num_rows=16, num=400), [], compose(16, 8)
     for slope in (0.005, 0.05, 0.15, 0.6):
@@ -149,7 +149,7 @@ def test_goodput_is_close_to_the_best_length_and_faster_than_the_heuristic():
             return float(simulate(replay, policy, profile.table, batches).seconds.sum())
 
         fixed = {length: seconds(policies.fixed(length)) for length in (0, 1, 2, 4, 8)}
-        found = seconds(policies.goodput(profile=profile, lengths=(0, 1, 2, 4, 8)))
+        found = seconds(policies.auto(lengths=(0, 1, 2, 4, 8)))
         heuristic = seconds(policies.bass_heuristic(limit=8))
         assert found <= 1.05 * min(fixed.values())
         ratios.append(heuristic / found)

@@ -25,8 +25,8 @@ PROFILE = made_up(0.05, rates=(0.6, 0.5, 0.5, 0.5))
 POLICIES = {
     "fixed": policies.fixed(4),
     "bass_heuristic": policies.bass_heuristic(start=4, limit=4),
-    "goodput": policies.goodput(profile=PROFILE, lengths=LENGTHS, prior_weight=8.0),
-    "goodput with exploration": policies.goodput(profile=made_up(0.9), lengths=LENGTHS, exploration_share=0.3),
+    "auto": policies.auto(profile=PROFILE, lengths=LENGTHS, use_clock=False),
+    "auto with trials": policies.auto(profile=PROFILE, lengths=LENGTHS, trial_share=0.3, use_clock=False),
     "confidence": policies.confidence(threshold=0.5, max_len=4),
 }
 
@@ -62,7 +62,7 @@ def test_tokens_per_pass_equals_that_of_the_decoder(pair, encoded, exhaustive, n
     """The tolerance is 1 %, because passes over one and over five tokens round the last digits differently."""
     recorded, replay = exhaustive
     run = bass.generate(pair, encoded, bass.SpecConfig(4), max_new_tokens=NUM_TOKENS, policy=POLICIES[name])
-    simulated = simulate(replay, POLICIES[name], made_up().table, compose(4, 4))
+    simulated = simulate(replay, POLICIES[name], PROFILE.table, compose(4, 4))
     assert simulated.tokens_per_pass == pytest.approx(run.metrics.tokens_per_pass, rel=0.01)
     assert abs(int(simulated.num_steps[0]) - run.metrics.num_steps) <= 1
     for tokens, expected in zip(run.tokens, recorded.tokens, strict=True):
@@ -71,14 +71,14 @@ def test_tokens_per_pass_equals_that_of_the_decoder(pair, encoded, exhaustive, n
 
 def test_a_policy_update_takes_at_most_one_percent_of_a_step(pair, encoded):
     """The update is timed until it is ready. In a run it is dispatched after the step and read with it."""
-    policy = POLICIES["goodput"]
+    policy = POLICIES["auto"]
     run = bass.generate(pair, encoded, bass.SpecConfig(4), max_new_tokens=NUM_TOKENS, policy=policy)
     state = bass.prefill(pair, encoded, bass.SpecConfig(4), max_new_tokens=8)
     info = no_step(4)._replace(is_active=jnp.ones(4, bool))
     update, policy_state, seconds = jax.jit(advance_rows), policy.init(4), []
     for _ in range(300):
         start = time.perf_counter()
-        policy_state, _, num_wanted = update(policy, policy_state, rows_of(state), counts_of(info), 0.02)
+        policy_state, _, num_wanted = update(policy, policy_state, rows_of(state), counts_of(info), None)
         jax.block_until_ready(num_wanted)
         seconds.append(time.perf_counter() - start)
     assert statistics.median(seconds) < 0.01 * statistics.median(run.timings.steps)

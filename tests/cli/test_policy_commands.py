@@ -56,9 +56,9 @@ def test_an_interrupted_trace_is_resumed(files, capsys):
 def test_simulate_prints_every_policy(files, capsys):
     folder, *_ = files
     arguments = ["simulate", str(folder / "trace.jsonl"), "--profile", str(folder / "profile.json"), "--batch", "2"]
-    assert main([*arguments, "--fixed", "0,2", "--policy", "goodput", "--policy", "bass_heuristic(limit=8)"]) == 0
+    assert main([*arguments, "--fixed", "0,2", "--policy", "auto", "--policy", "bass_heuristic(limit=8)"]) == 0
     printed = capsys.readouterr().out
-    for name in ("oracle", "fixed 0", "fixed 2", "goodput", "bass_heuristic(limit=8)", "1.000", "regret"):
+    for name in ("oracle", "fixed 0", "fixed 2", "auto", "bass_heuristic(limit=8)", "1.000", "regret"):
         assert name in printed
 
 
@@ -66,7 +66,7 @@ def test_generate_with_a_policy_and_forced_acceptance(pair, files, capsys):  # n
     folder, *_ = files
     common = ["generate", "one", "--pair", pair, "--max-new-tokens", "12", "--draft-len", "2", "--no-text"]
     assert (
-        main([*common, "--policy", "goodput(lengths=(0, 2))", "--profile", str(folder / "profile.json"), "--baseline"])
+        main([*common, "--policy", "auto(lengths=(0, 2))", "--profile", str(folder / "profile.json"), "--baseline"])
         == 0
     )
     assert "1 of 1 rows identical" in capsys.readouterr().out
@@ -80,7 +80,7 @@ def test_generate_with_a_policy_and_forced_acceptance(pair, files, capsys):  # n
     "arguments, message",
     [
         (["generate", "a", "--policy", "nonesuch"], "policy='nonesuch'"),
-        (["generate", "a", "--policy", "goodput"], "expected a profile"),
+        (["generate", "a", "--policy", "batch_table"], "expected a profile"),
         (["generate", "a", "--exhaustive"], "--exhaustive: expected --trace"),
         (["generate", "a", "--synthetic-acceptance", "high"], "expected numbers"),
         (["generate", "a", "--synthetic-acceptance", "1.5"], "expected numbers from 0 to 1"),

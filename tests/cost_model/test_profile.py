@@ -14,7 +14,7 @@ def test_a_profile_is_read_as_it_was_written(tmp_path):
     again = read_profile(path)
     np.testing.assert_allclose(again.table.target, profile.table.target)
     assert (again.rates, again.about, again.target_shape) == (profile.rates, profile.about, profile.target_shape)
-    assert policies.find_policy(f"goodput(profile={str(path)!r})").lengths[0] == 0
+    assert policies.find_policy(f"auto(profile={str(path)!r})").lengths[0] == 0
 
 
 def test_fits_of_a_made_up_profile():

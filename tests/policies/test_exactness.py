@@ -25,9 +25,9 @@ POLICIES = {
     "none": policies.fixed(0),
     "bass_heuristic": policies.bass_heuristic(start=3, limit=4),
     "batch_table": policies.batch_table({1: 4, 4: 2}),
-    "goodput": policies.goodput(profile=made_up(0.12, rates=(0.6, 0.5)), lengths=LENGTHS, prior_weight=4.0),
-    "goodput that explores": policies.goodput(profile=made_up(0.9), lengths=LENGTHS, exploration_share=0.3),
-    "goodput with two lengths": policies.goodput(profile=made_up(0.2), lengths=(0, 4), exploration_share=0.3),
+    "auto": policies.auto(lengths=LENGTHS),
+    "auto with trials": policies.auto(profile=made_up(0.9), lengths=LENGTHS, trial_share=0.3, use_clock=False),
+    "auto with two lengths": policies.auto(profile=made_up(0.2), lengths=(0, 4), trial_share=0.3, use_clock=False),
     "confidence": policies.confidence(threshold=0.5, max_len=4),
     "bandit": policies.bandit(lengths=LENGTHS),
     "template": policies.find_policy("bass_jax.policies.template:OneMore(max_len=4)"),
@@ -62,14 +62,14 @@ def test_tokens_equal_those_of_regular_decoding(pair, name, temperature):
     lengths = {int(info.num_drafted.max()) for info in run.infos[:-8]}
     if name in (
         "bass_heuristic",
-        "goodput that explores",
-        "goodput with two lengths",
+        "auto with trials",
+        "auto with two lengths",
         "bandit",
         "template",
         "confidence",
     ):
         assert len(lengths) > 1  # The policy changes the length.
-    if name in ("goodput that explores", "goodput with two lengths"):
+    if name in ("auto with trials", "auto with two lengths"):
         assert 0 in lengths
 
 
@@ -77,8 +77,8 @@ def test_tokens_equal_those_of_regular_decoding(pair, name, temperature):
     "drafter, name",
     mostly_slow(
         [
-            ("ngram", "goodput with two lengths"),
-            ("model", "goodput that explores"),
+            ("ngram", "auto with two lengths"),
+            ("model", "auto with trials"),
             ("model", "bass_heuristic"),
             ("model", "confidence"),
         ],
@@ -103,15 +103,15 @@ def test_the_device_loop_equals_the_host_loop(pair, drafter, name):
 
 @pytest.mark.optimized
 @pytest.mark.parametrize(
-    "name", mostly_slow(["goodput", "confidence", "bass_heuristic", "template"], lambda name: name == "goodput")
+    "name", mostly_slow(["auto", "confidence", "bass_heuristic", "template"], lambda name: name == "auto")
 )
 def test_samples_follow_the_targets_distribution_with_every_policy(name):
     """Draft lengths up to 4 depend on committed tokens, acceptance and confidence."""
     drafter, policy = tiny.model_drafter(tiny.perturbed(tiny_target(), 0.15), 5), POLICIES[name]
     num_samples = 60_000
-    if name == "goodput":  # With costs at which drafting is worth it in a batch of thousands.
+    if name == "auto":  # With costs at which drafting is worth it in a batch of thousands.
         drafter, num_samples = tiny.table_drafter(5), 40_000
-        policy = policies.goodput(profile=made_up(0.0, rates=(0.6, 0.5)), lengths=LENGTHS, objective="rate")
+        policy = policies.auto(profile=made_up(0.0, rates=(0.6, 0.5)), lengths=LENGTHS, use_clock=False)
     report = verify_lossless(drafter, draft_len=4, num_samples=num_samples, policy=policy)
     assert report.p_value > 1e-3 / 64
     assert report.tokens_per_step > 1.01
@@ -149,7 +149,7 @@ def test_every_bucket_is_compiled_before_the_first_step(pair):
     """Functions compiled are one per bucket and one for the update. The same batch compiles nothing again."""
     target = tiny.model(3, mlp_width=28)  # Its shape is used in no other test, so nothing is compiled yet.
     pair = bass.Pair(target, NgramDrafter())
-    policy = policies.bandit(lengths=(0, 1, 2))
+    policy = policies.bandit(lengths=(0, 1, 2), use_clock=False)
     before = JIT_CACHE.num_compiled
     bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=1, step="decode")
     prefill_and_decode = JIT_CACHE.num_compiled - before
@@ -166,7 +166,7 @@ def test_every_bucket_is_compiled_before_the_first_step(pair):
     again = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=50, policy=policy).timings
     assert (again.num_compiled, again.compile) == (0, 0.0)
     # Changing a traced constant of the policy compiles nothing.
-    other = policies.bandit(lengths=(0, 1, 2), exploration=0.9)
+    other = policies.bandit(lengths=(0, 1, 2), exploration=0.9, use_clock=False)
     changed = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=9, policy=other)
     assert changed.timings.num_compiled == 0
     # Without warm-up a bucket is compiled when it is first needed. This time does not count as the step's.

@@ -13,7 +13,7 @@ from bass_jax.testing import check_policy
 from bass_jax.testing.conformance import example_stats
 from tests.cost_model.profiles import made_up
 
-NEEDS_PROFILE = {"goodput", "batch_table"}
+NEEDS_PROFILE = {"batch_table"}
 NAMES = sorted(
     {*registered_policies(), "oracle", "bass_jax.policies.template:OneMore", "tests.policies.test_protocol:mine"}
 )
@@ -72,7 +72,7 @@ def test_a_compiled_loop_plans_the_same_as_single_steps(name):
 
 
 def test_a_policy_is_found_by_name():
-    assert {"fixed", "bass_heuristic", "batch_table", "goodput", "confidence", "bandit"} <= set(registered_policies())
+    assert {"fixed", "bass_heuristic", "auto", "batch_table", "confidence", "bandit"} <= set(registered_policies())
     assert find_policy(mine) is mine
     assert find_policy("bass_heuristic(start=4, limit=8)") == policies.bass_heuristic(start=4, limit=8)
     with pytest.raises(ValueError, match="registered already"):
@@ -88,9 +88,9 @@ def test_a_policy_is_found_by_name():
         ("fixed(4)", "expected arguments as in"),
         ("fixed(draft_len=", "expected arguments as in"),
         ("fixed(length=4)", "length"),
-        ("goodput", "expected a profile"),
+        ("auto(lengths=(4, 2))", "expected ascending draft lengths"),
         ("batch_table", "expected a profile, or cost and rates"),
-        ("goodput(profile='nowhere.json')", "nowhere.json"),
+        ("auto(profile='nowhere.json')", "nowhere.json"),
     ],
 )
 def test_an_unknown_policy_is_refused(name, message):

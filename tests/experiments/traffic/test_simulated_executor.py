@@ -121,7 +121,7 @@ def test_constant_plans_are_recognized():
     assert [constant_plan(table, size) for size in (1, 4, 8, 16)] == [6, 6, 2, 2]
     for policy in (
         policies.bass_heuristic(),
-        policies.goodput(cost=TABLE, rates=(0.5,)),
+        policies.auto(cost=TABLE, rates=(0.5,)),
         policies.bandit(),
         policies.confidence(),
         policies.find_policy("bass_jax.policies.template:OneMore"),

@@ -218,7 +218,7 @@ output_dir: {tmp_path / "out"}
 simulated: {{device: h200, target: opt-1.3b, draft: opt-125m}}
 engine: {{num_slots: 4, capacity: 128, chunk: 64}}
 requests: {{num: 12, prompt_tokens: [8, 30], new_tokens: [4, 30]}}
-policies: ["fixed(draft_len=2)", "goodput"]
+policies: ["fixed(draft_len=2)", "auto"]
 objective: 0.2
 traffic:
   - {{name: recorded, file: {arrivals}}}
@@ -227,7 +227,7 @@ traffic:
     monkeypatch.setenv("COLUMNS", "180")
     assert cli.main(["traffic", str(config)]) == 0
     printed = capsys.readouterr().out
-    for word in ("recorded", "varying", "static over continuous", "better fixed", "goodput", "simulated time"):
+    for word in ("recorded", "varying", "static over continuous", "better fixed", "auto", "simulated time"):
         assert word in printed
     assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
     assert len((tmp_path / "out" / "results.jsonl").read_text().splitlines()) == 8
