@@ -58,15 +58,12 @@ REJECT_ALL = "bass_jax.acceptance.template:REJECT_ALL"
     "rule, num_candidates, drafter, draft_len",
     [
         ("token", 1, "model", 3),
-        ("token", 1, "retrieval", 1),
         ("block", 1, "table", 3),
-        ("block", 1, "eagle", 2),
         ("shared_noise", 1, "ngram", 5),
-        ("shared_noise", 1, "ensemble", 2),
         ("multi_draft", 2, "table", 3),
     ],
 )
-def test_every_rule_and_every_drafter_keep_the_targets_distribution(rule, num_candidates, drafter, draft_len):
+def test_every_rule_keeps_the_targets_distribution(rule, num_candidates, drafter, draft_len):
     report = verify_lossless(
         DRAFTERS[drafter], rule, draft_len=draft_len, num_candidates=num_candidates, num_samples=QUICK_SAMPLES
     )
@@ -153,7 +150,8 @@ def test_a_users_processor_keeps_it(rule, num_candidates):
     assert report.p_value > THRESHOLD
 
 
-@pytest.mark.parametrize("size", mostly_slow(PADDED, lambda size: size == 3))
+@pytest.mark.slow
+@pytest.mark.parametrize("size", PADDED)
 def test_a_draft_model_with_another_vocabulary_size_keeps_it(size):
     """The distributions of both models and their noise must cover the same tokens."""
     assert verify_lossless(PADDED[size], "token", draft_len=3, **FEWER).p_value > THRESHOLD

@@ -59,7 +59,7 @@ def compiled(step: str, drafter: str, num_layers: int = LAYERS, num_draft_layers
 
 
 KINDS = mostly_slow(
-    [("speculate", "model"), ("speculate", "ngram"), ("decode", "ngram")], lambda kind: kind[1] == "model"
+    [("speculate", "model"), ("speculate", "ngram"), ("decode", "ngram")], lambda kind: kind[0] == "decode"
 )
 
 

@@ -18,8 +18,9 @@ from tests.models.conftest import load_arrays
 
 pytestmark = pytest.mark.peer
 
-QUICK = ("opt-350m", "codegen", "gemma2-untied-mqa-bias", "qwen3-tied-bias-windows")
+QUICK = ("codegen", "qwen3-tied-bias-windows")
 SLOW = (
+    *("opt-350m", "gemma2-untied-mqa-bias"),
     *("opt", "llama-rope-llama3", "llama-rope-yarn", "mistral-window-head-10", "ministral", "qwen2-tied-mqa-windows"),
     *("gemma-untied-mqa", "gemma3-rope-mqa-softcap", "gpt2", "bigcode-mqa", "neox"),
 )

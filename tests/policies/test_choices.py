@@ -91,6 +91,7 @@ def test_the_objective_finish_counts_the_slowest_row():
     assert num_prices_accepted(replaced, 16) == num_prices_accepted(replaced, 1)
 
 
+@pytest.mark.slow
 def test_expected_max_equals_the_mean_maximum_of_samples():
     mean = jnp.asarray([[10.0, 3.0], [11.0, -50.0], [9.0, 3.0], [99.0, 99.0]])
     variance = jnp.asarray([[4.0, 1.0], [1.0, 1.0], [9.0, 1.0], [1.0, 1.0]])
