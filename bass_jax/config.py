@@ -60,7 +60,7 @@ class SpecConfig:
     """The static configuration of a speculative step. Changing it compiles another step.
 
     Attributes:
-        draft_len: G, draft tokens per step, 0 to 32. A length between two buckets runs in the larger one, whose
+        draft_len: draft tokens per step, 0 to 32. A length between two buckets runs in the larger one, whose
             remaining positions are not drafted.
         acceptance: name of a registered acceptance rule, or ``"module:name"`` of your own.
         acceptance_kernel: ``"pallas"`` runs the greedy and the token rule as one fused kernel on a GPU and gives the

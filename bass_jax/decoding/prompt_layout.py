@@ -80,7 +80,7 @@ def lay_out_prompts(
         "sampling_arrays": sampling.sampling_arrays(num_rows, pair.target.config.vocab_size, num_padding),
         "stop_tokens": np.tile(stops, (len(tokens), 1)),
         "target_cache": None,
-        "drafter": None,
+        "drafter_state": None,
     }
     return PromptLayout(SpecState(**fields), num_rows, num_samples)
 

@@ -131,7 +131,7 @@ def test_a_networks_cache_stays_correct_while_other_parts_draft(target, kind):
     lags = []
     for _ in range(8):
         state, _ = step(pair, state, SPEC)
-        _, kept = state.drafter
+        _, kept = state.drafter_state
         lags += (state.lengths - kept.num_cached)[:3].tolist()
         assert (kept.num_cached <= state.lengths - 1).all()
         if kind == "model":
