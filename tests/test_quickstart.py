@@ -77,6 +77,7 @@ def test_sampled_rows_depend_only_on_their_seed(pairs, encoded):
     np.testing.assert_array_equal(alone.tokens[0], together.tokens[2])
 
 
+@pytest.mark.slow
 def test_the_texts_answer_the_questions(baseline):
     assert "Monday" in baseline.texts[1]
     assert "Paris" in baseline.texts[2]

@@ -28,7 +28,7 @@ class AcceptanceResult(NamedTuple):
     """What a rule returns."""
 
     num_accepted: Array  # [B] int32, the length of the accepted prefix, at most num_drafted
-    next_token: Array  # [B] int32, the residual token, or the bonus token if all drafts are accepted
+    next_token: Array  # [B] int32, the residual token, or if all drafts are accepted the bonus token after them
 
 
 class MultiDraftAcceptanceResult(NamedTuple):

@@ -56,7 +56,7 @@ def accept(
         proposal: drafts ``[B, T - 1]``; T is 1 in a regular step.
         logits: of the target.
         sampling_arrays: per row.
-        keys: per row. Only `record_drafts` uses them again.
+        keys: of this step; `record_drafts` draws from them again, to record the same numbers.
         spec: with ``acceptance_kernel="pallas"`` the greedy and the token rule run on a GPU as
             `kernels_pallas.ops.masked_acceptance`, which allocates no array of the size of the vocabulary. The tokens
             are the same.

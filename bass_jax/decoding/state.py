@@ -26,9 +26,9 @@ class FinishReason(enum.IntEnum):
 class SpecState(NamedTuple):
     """The state of a batch between two steps. Row ``b`` has committed ``tokens[b, :lengths[b]]``.
 
-    The target's cache holds all committed tokens except the last one, which is the first input of the next pass. Its
-    entries past them are those of rejected drafts. They stay there, because no query reads past its own position, and
-    the next passes overwrite them: a rollback only lowers the length.
+    The target's cache holds all committed tokens except the last one, which is the first input of the next pass. The
+    later entries of the cache are those of rejected drafts. They need no clearing, because no query reads past its own
+    position, and the next passes overwrite them.
     """
 
     tokens: Array  # [B, C] int32, prompt and output, padded on the right

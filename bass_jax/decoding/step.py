@@ -25,8 +25,8 @@ from bass_jax.typing import Array, Int, Key
 def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
     """Drafts, verifies, accepts and commits.
 
-    Every running row emits its accepted drafts and one token more: 1 to ``spec.draft_len + 1`` tokens, or none if the
-    target's distribution is invalid. Rows do not wait for each other.
+    Every running row emits its accepted drafts and one token more: 1 to ``spec.draft_len + 1`` tokens, up to a stop
+    token. An invalid distribution of the target ends the row before its token. Rows do not wait for each other.
 
     Jit it with the state donated, ``jax.jit(speculate_step, donate_argnames="state")``, so that the caches are updated
     in place. It is compiled once per `spec`, batch size and capacity.
@@ -48,7 +48,8 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
     """
     rule = find_rule(spec.acceptance)
     is_active = ~state.done
-    # A step emits one token more than it accepts, so a row drafts one token less than it may still emit.
+    # The state holds what each row wants, the static `spec.draft_len` limits it, and the arrays have the width of
+    # `spec.bucket`. A step emits one token more than it accepts, so a row drafts one token less than it may still emit.
     room = state.limits - state.lengths - 1
     num_wanted = jnp.clip(jnp.minimum(state.draft_lens, room), 0, spec.draft_len)
     num_wanted = jnp.where(is_active, num_wanted, 0)
@@ -59,7 +60,9 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
     accept_keys, residual_keys = (draw_keys(state.keys, state.num_steps, role) for role in (Role.ACCEPT, Role.RESIDUAL))
     keys = RuleKeys(accept_keys, residual_keys, position_keys(state.keys, state.lengths, spec.bucket + 1))
     record = None
-    if proposal.tokens.ndim == 3:  # Several candidates, unless nothing is drafted.
+    if (
+        proposal.tokens.ndim == 3
+    ):  # Several candidates, unless nothing is drafted; no drafter of them reads hidden states.
         step_tokens, num_drafted, target_cache = verify_candidates(pair, state, spec, rule, proposal, processors, keys)
     else:
         num_drafted = proposal.num_drafted
@@ -171,7 +174,8 @@ def _commit(state: SpecState, step_tokens: StepTokens, num_drafted: Int[Array, "
     until_stop = jnp.where(is_stop, offsets + 1, tokens.shape[1]).min(axis=1)
     # The limit is a safeguard: a step drafts no more than a row may still emit.
     num_due = jnp.minimum(jnp.minimum(num_accepted + 1, until_stop), state.limits - state.lengths)
-    # As in regular decoding, an invalid distribution ends the row after the tokens before it.
+    # As in regular decoding, an invalid distribution ends the row after the tokens before it. Those of padding are past
+    # `num_due`.
     has_failed = step_tokens.num_valid < num_due
     num_emitted = jnp.where(is_active, jnp.minimum(num_due, step_tokens.num_valid), 0).astype(jnp.int32)
     is_emitted = offsets < num_emitted[:, None]

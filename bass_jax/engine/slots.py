@@ -31,7 +31,7 @@ def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: 
         request: the request.
         capacity: C.
         vocab_size: V of the target.
-        num_stop_tokens: E.
+        num_stop_tokens: the width of the stop-token array.
         is_processed: whether the rows have logit bias, penalties and minimum lengths.
     """
     tokens = np.zeros((1, capacity), np.int32)
@@ -44,21 +44,20 @@ def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: 
             processor_arrays=_filled(sampling_arrays.processor_arrays, vocab_size)
         )
     length, seed = np.full(1, len(request.prompt), np.int32), np.full(1, request.seed, np.uint32)
-    fields: dict[str, Any] = {
-        "tokens": tokens,
-        "lengths": length,
-        "prompt_lengths": length,
-        "limits": np.full(1, request.limit, np.int32),
-        "finish": np.full(1, FinishReason.RUNNING, np.int32),
-        "keys": JIT_CACHE.get(seed_keys, seed)(seed),
-        "num_steps": np.zeros(1, np.int32),
-        "draft_lens": np.zeros(1, np.int32),
-        "sampling_arrays": sampling_arrays,
-        "stop_tokens": stops,
-        "target_cache": None,
-        "drafter": None,
-    }
-    return SpecState(**fields)
+    return SpecState(
+        tokens=tokens,
+        lengths=length,
+        prompt_lengths=length,
+        limits=np.full(1, request.limit, np.int32),
+        finish=np.full(1, FinishReason.RUNNING, np.int32),
+        keys=JIT_CACHE.get(seed_keys, seed)(seed),
+        num_steps=np.zeros(1, np.int32),
+        draft_lens=np.zeros(1, np.int32),
+        sampling_arrays=sampling_arrays,
+        stop_tokens=stops,
+        target_cache=None,
+        drafter_state=None,
+    )
 
 
 def _filled(processor_arrays: ProcessorArrays | None, vocab_size: int) -> ProcessorArrays:
@@ -135,7 +134,7 @@ def insert_row(
 ) -> tuple[SpecState, Any]:
     """Moves the prompt that was read into `row`.
 
-    Until the next plan its draft length is the largest one of the last plan.
+    Until the next plan its draft length is the largest one of the last plan; without a policy all rows have the same.
     """
     one = new._replace(
         draft_lens=state.draft_lens.max()[None],

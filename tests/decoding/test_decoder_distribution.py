@@ -135,6 +135,7 @@ def no_repeat(logits, tokens, position):
     return logits - 1.5 * (jnp.arange(VOCAB) % 2) * (position % 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule, num_candidates",
     mostly_slow([("token", 1), ("block", 1), ("multi_draft", 2)], lambda case: case[0] == "token"),
@@ -162,6 +163,7 @@ def test_regular_decoding_keeps_the_targets_distribution():
     assert verify_lossless(DRAFTERS["ngram"], draft_len=0, step=bass.decode_step).p_value > THRESHOLD
 
 
+@pytest.mark.slow
 def test_regular_and_speculative_steps_in_turns_keep_it():
     """Both kinds of steps share the random streams and the caches."""
     report = verify_lossless(DRAFTERS["model"], step=_regular_or_speculative_step, num_samples=QUICK_SAMPLES)
