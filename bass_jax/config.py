@@ -63,7 +63,7 @@ class SpecConfig:
     """The static configuration of a speculative step. Changing it compiles another step.
 
     Attributes:
-        draft_len: G, draft tokens per step, 0 to 32. A length between two buckets runs in the larger one, whose
+        draft_len: draft tokens per step, 0 to 32. A length between two buckets runs in the larger one, whose
             remaining positions are not drafted. None lets `bass_jax.generate` and `bass_jax.Engine` choose the length
             while decoding (policy ``"auto"``); a step on its own then uses `DEFAULT_DRAFT_LEN`.
         acceptance: name of a registered acceptance rule, or ``"module:name"`` of your own.

@@ -4,8 +4,9 @@
 |---|---|
 | B | rows of the batch |
 | T | query tokens of a pass; ``G + 1`` in a verification pass |
-| G | draft tokens of a step (the bucket) |
-| S | capacity of a cache, in tokens |
+| G | draft tokens of a step: the bucket of `SpecConfig.draft_len` |
+| M | candidate drafts per row; pages per row of a paged cache |
+| S | capacity of a cache, in tokens; the target's has ``S = C`` |
 | C | capacity of a token buffer |
 | N | query heads |
 | K | key-value heads |

@@ -133,9 +133,9 @@ def masked_acceptance(
     implementation: Implementation | None = None,
     interpret: bool = False,
 ) -> KernelAcceptance:
-    """Accepts drafts by the token rule and samples the next token, both under the target's processed distribution.
+    """Accepts drafts by the token rule and samples the next token, both under the target's warped distribution.
 
-    The emitted tokens follow the target's processed distribution exactly (Leviathan et al. 2023, algorithm 1), provided
+    The emitted tokens follow the target's warped distribution exactly (Leviathan et al. 2023, algorithm 1), provided
     that `draft_probs` is the distribution that the drafts were sampled from. On a GPU nothing of the vocabulary's size
     is written.
 

@@ -41,7 +41,7 @@ def abstract_state(pair: bass.Pair, batch: int, capacity: int) -> SpecState:
             sampling_arrays=SamplingArrays(numbers, lengths, numbers, numbers),
             stop_tokens=jnp.zeros((batch, 2), jnp.int32),
             target_cache=pair.target.init_cache(batch, capacity),
-            drafter=pair.drafter.init(tokens, lengths),
+            drafter_state=pair.drafter.init(tokens, lengths),
         )
 
     return jax.eval_shape(build, pair)

@@ -11,7 +11,6 @@ import pytest
 import bass_jax as bass
 from bass_jax.engine.generate import GenerateLoop
 from bass_jax.sampling.keys import gumbel, position_keys, seed_keys
-from tests.marks import mostly_slow
 
 ROOT = Path(__file__).parents[1]
 PAIR = ROOT / "checkpoints" / "quickstart"
@@ -49,7 +48,8 @@ def baseline(pairs, encoded) -> bass.Generation:
     return bass.generate(pairs["ngram"], encoded, step="decode", max_new_tokens=NUM_TOKENS)
 
 
-@pytest.mark.parametrize("drafter", mostly_slow(DRAFTERS, lambda drafter: drafter == "draft_model"))
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", DRAFTERS)
 def test_greedy_speculation_equals_regular_decoding(pairs, encoded, baseline, drafter):
     run = bass.generate(pairs[drafter], encoded, bass.SpecConfig(draft_len=4), max_new_tokens=NUM_TOKENS)
     for speculated, decoded in zip(run.tokens, baseline.tokens, strict=True):
@@ -58,7 +58,8 @@ def test_greedy_speculation_equals_regular_decoding(pairs, encoded, baseline, dr
     np.testing.assert_allclose(np.concatenate(run.logprobs), np.concatenate(baseline.logprobs), atol=2e-3)
 
 
-@pytest.mark.parametrize("drafter", mostly_slow(DRAFTERS[:3], lambda drafter: drafter in ("draft_model", "eagle")))
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", DRAFTERS[:3])
 def test_the_drafters_reach_their_tokens_per_pass(pairs, encoded, drafter):
     """The bound is well below the measured values. A wrong draft cache or vocabulary map would fail it."""
     assert bass.drafters.reads_hidden_states(pairs[drafter].drafter) == (drafter != "draft_model")
@@ -76,6 +77,7 @@ def test_sampled_rows_depend_only_on_their_seed(pairs, encoded):
     np.testing.assert_array_equal(alone.tokens[0], together.tokens[2])
 
 
+@pytest.mark.slow
 def test_the_texts_answer_the_questions(baseline):
     assert "Monday" in baseline.texts[1]
     assert "Paris" in baseline.texts[2]

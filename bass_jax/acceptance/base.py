@@ -13,7 +13,7 @@ from bass_jax.runtime.checks import check_kind, shown
 from bass_jax.runtime.imports import import_attribute
 from bass_jax.sampling.distribution import TokenDistribution
 from bass_jax.sampling.params import SamplingParams
-from bass_jax.typing import Array, check_array
+from bass_jax.typing import Array, Bool, Int, check_array
 
 
 class RuleKeys(NamedTuple):
@@ -28,7 +28,7 @@ class AcceptanceResult(NamedTuple):
     """What a rule returns."""
 
     num_accepted: Array  # [B] int32, the length of the accepted prefix, at most num_drafted
-    next_token: Array  # [B] int32, the residual token, or the bonus token if all drafts are accepted
+    next_token: Array  # [B] int32, the residual token, or if all drafts are accepted the bonus token after them
 
 
 class MultiDraftAcceptanceResult(NamedTuple):
@@ -89,6 +89,12 @@ class MultiDraftAcceptanceFunction(Protocol):
         ...
 
 
+def leading_run(is_accepted: Bool[Array, "... G"], num_drafted: Int[Array, "..."]) -> Int[Array, "..."]:
+    """Returns the length of the longest prefix of `is_accepted` that is True, at most `num_drafted`."""
+    is_real = jnp.arange(is_accepted.shape[-1]) < num_drafted[..., None]
+    return jnp.cumprod((is_accepted & is_real).astype(jnp.int32), axis=-1).sum(axis=-1, dtype=jnp.int32)
+
+
 @dataclasses.dataclass(frozen=True)
 class AcceptanceRule:
     """An acceptance rule and its properties.
@@ -109,6 +115,11 @@ class AcceptanceRule:
     noise: Literal["none", "step", "position"]
     source: str
     accept_candidates: MultiDraftAcceptanceFunction | None = None
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether the rule uses no random numbers: it decodes greedily."""
+        return self.noise == "none"
 
 
 def check_acceptance(rule: AcceptanceRule, result: Any, kind: type, num_drafted: Array, vocab_size: int) -> Any:
@@ -147,7 +158,7 @@ def check_greedy(rule: AcceptanceRule, sampling: SamplingParams) -> None:
     Raises:
         ValueError: naming the temperature and the rule.
     """
-    if rule.noise == "none" and not sampling.is_greedy:
+    if rule.is_deterministic and not sampling.is_greedy:
         raise ValueError(
             f"temperature={shown(sampling.temperature)}: expected 0, because acceptance={rule.name!r} is greedy"
         )

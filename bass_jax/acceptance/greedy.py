@@ -7,16 +7,11 @@ from bass_jax.acceptance.base import (
     AcceptanceRule,
     MultiDraftAcceptanceResult,
     RuleKeys,
+    leading_run,
     register_rule,
 )
 from bass_jax.sampling.distribution import TokenDistribution
-from bass_jax.typing import Array, Bool, Int
-
-
-def leading_run(is_accepted: Bool[Array, "... G"], num_drafted: Int[Array, "..."]) -> Int[Array, "..."]:
-    """Returns the length of the longest prefix of `is_accepted` that is True, at most `num_drafted`."""
-    is_real = jnp.arange(is_accepted.shape[-1]) < num_drafted[..., None]
-    return jnp.cumprod((is_accepted & is_real).astype(jnp.int32), axis=-1).sum(axis=-1, dtype=jnp.int32)
+from bass_jax.typing import Array
 
 
 def accept(

@@ -3,8 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from bass_jax.acceptance.base import AcceptanceResult, AcceptanceRule, RuleKeys, register_rule
-from bass_jax.acceptance.greedy import leading_run
+from bass_jax.acceptance.base import AcceptanceResult, AcceptanceRule, RuleKeys, leading_run, register_rule
 from bass_jax.sampling.distribution import TokenDistribution, sample_tokens
 from bass_jax.sampling.keys import gumbel, uniform
 from bass_jax.typing import Array

@@ -160,8 +160,8 @@ def time_steps(pair: Pair, specs: Mapping[int, SpecConfig], state: SpecState) ->
     def run(draft_len: int) -> float:
         nonlocal state
         wanted = {"draft_lens": np.full(rows["lengths"].shape, draft_len, np.int32)}
-        drafter = pair.drafter.commit(state.drafter, jnp.asarray(rows["lengths"]))
-        state = state._replace(**jax.device_put(rows | wanted), drafter=drafter)
+        drafter_state = pair.drafter.commit(state.drafter_state, jnp.asarray(rows["lengths"]))
+        state = state._replace(**jax.device_put(rows | wanted), drafter_state=drafter_state)
         jax.block_until_ready(state.lengths)
         start = time.perf_counter()
         state, info = steps[draft_len](pair, state, specs[draft_len])
@@ -175,9 +175,9 @@ def _draft_seconds(pair: Pair, spec: SpecConfig, state: SpecState) -> tuple[floa
     """Returns the times of proposing one draft, of a further draft, and of a pass that catches up."""
     many, num_reads = spec.draft_len, 3
     keys = jax.jit(step_draft_keys, static_argnums=2)(state.keys, state.num_steps, many)
-    rows = state._replace(target_cache=None, drafter=None)
-    execute = JIT_CACHE.get(_propose, pair, state.drafter, rows, state.lengths, keys, spec, donate_argnums=(1,))
-    drafter_state = state.drafter
+    rows = state._replace(target_cache=None, drafter_state=None)
+    execute = JIT_CACHE.get(_propose, pair, state.drafter_state, rows, state.lengths, keys, spec, donate_argnums=(1,))
+    drafter_state = state.drafter_state
 
     def run(cell: tuple[int, int]) -> float:
         nonlocal drafter_state

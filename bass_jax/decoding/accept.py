@@ -23,7 +23,7 @@ class StepTokens(NamedTuple):
 
     tokens: Array  # [B, T] int32, accepted drafts and the token after them, then arbitrary values
     num_accepted: Array  # [B] int32
-    num_valid: Array  # [B] int32, leading tokens that come from valid distributions; T + 1 if all are valid
+    num_valid: Array  # [B] int32, leading tokens that come from valid distributions; T if all are valid
     failure: Array  # [B] int32, `FinishReason` of a row that would emit more than `num_valid` tokens
     logprobs: Array  # [B, T] float32, of `tokens` under the target's raw distribution
     token_logprobs: TokenLogprobs | None
@@ -56,20 +56,22 @@ def accept(
         proposal: drafts ``[B, T - 1]``; T is 1 in a regular step.
         logits: of the target.
         sampling_arrays: per row.
-        keys: per row; consumed.
+        keys: of this step; `record_drafts` draws from them again, to record the same numbers.
         spec: with ``acceptance_kernel="pallas"`` the greedy and the token rule run on a GPU as
             `kernels_pallas.ops.masked_acceptance`, which allocates no array of the size of the vocabulary. The tokens
             are the same.
     """
+    # XLA removes what the kernel and the greedy rule do not use.
     distribution = token_distribution(logits.processed, sampling_arrays)
     if rule is GREEDY:
         distribution = _greedy_distribution(distribution)
     if spec.acceptance_kernel == "pallas" and rule in (GREEDY, TOKEN) and _has_kernel(keys):
         result = _by_kernel(rule, proposal, logits.processed, sampling_arrays, keys)
         tokens = join_tokens(proposal.tokens, result.num_accepted, result.next_token)
+        # With processors or alternatives, the log-probabilities of the kernel are not those that are reported.
         if not logits.is_processed and spec.num_logprobs is None:
             # The kernel accepts no draft whose distribution is invalid, so only the token after them can be invalid.
-            num_valid = jnp.where(result.is_valid, logits.raw.shape[1] + 1, result.num_accepted)
+            num_valid = jnp.where(result.is_valid, logits.raw.shape[1], result.num_accepted)
             failure = jnp.full_like(num_valid, FinishReason.NOT_FINITE)
             return StepTokens(tokens, result.num_accepted, num_valid, failure, result.logprobs, None)
     else:
@@ -88,7 +90,7 @@ def with_logprobs(
     if logits.is_processed:
         is_valid &= jnp.isfinite(log_normalizer(logits.processed))
     num_positions = tokens.shape[1]
-    num_valid = jnp.where(is_valid, num_positions + 1, jnp.arange(num_positions)).min(axis=1)
+    num_valid = jnp.where(is_valid, num_positions, jnp.arange(num_positions)).min(axis=1)
     is_banned = is_finite & (logits.processed.max(axis=-1) == -jnp.inf)
     first = jnp.minimum(num_valid, num_positions - 1)[:, None]
     failure = jnp.where(
@@ -123,12 +125,13 @@ def _greedy_distribution(distribution: TokenDistribution) -> TokenDistribution:
 def _by_kernel(
     rule, proposal: Proposal, logits: Float[Array, "B T V"], sampling_arrays: SamplingArrays, keys: RuleKeys
 ):
-    warps = jax.tree.map(jnp.asarray, sampling_arrays[:4])
+    *settings, _ = sampling_arrays
+    sampling = KernelSampling(*map(jnp.asarray, settings))
     if rule is GREEDY:
-        warps = (jnp.zeros_like(warps[0]), *warps[1:])
+        sampling = sampling._replace(temperature=jnp.zeros_like(sampling.temperature))
     accept_key, residual_key = (jax.random.key_data(key) for key in (keys.accept, keys.residual))
     return ops.masked_acceptance(
-        proposal.tokens, proposal.num_drafted, logits, proposal.probs, accept_key, residual_key, KernelSampling(*warps)
+        proposal.tokens, proposal.num_drafted, logits, proposal.probs, accept_key, residual_key, sampling
     )
 
 

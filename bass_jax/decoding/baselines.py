@@ -68,5 +68,5 @@ def keep_fewer(
         num_emitted=num_emitted,
         finish=finish,
     )
-    drafter = pair.drafter.commit(state.drafter, lengths)
-    return state._replace(lengths=lengths, finish=finish, drafter=drafter), info
+    drafter_state = pair.drafter.commit(state.drafter_state, lengths)
+    return state._replace(lengths=lengths, finish=finish, drafter_state=drafter_state), info

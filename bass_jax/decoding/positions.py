@@ -12,19 +12,19 @@ def last_tokens(state: SpecState) -> Int[Array, "B"]:
 
 
 def input_positions(
-    lengths: Int[Array, "B"], num_slots: int, num_inputs: Int[Array, "..."], capacity: int
+    lengths: Int[Array, "B"], num_positions: int, num_inputs: Int[Array, "..."], capacity: int
 ) -> Int[Array, "... T"]:
     """Returns the positions of a pass over the last committed token and the drafts.
 
     Args:
         lengths: number of committed tokens.
-        num_slots: T.
-        num_inputs: ``[B]``, or ``[B, M]`` for several candidates; later slots are padding.
+        num_positions: T.
+        num_inputs: ``[B]``, or ``[B, M]`` for several candidates; later positions are padding.
         capacity: of the cache; the position of padding.
     """
-    slots = jnp.arange(num_slots)
-    start = lengths.reshape(-1, *(1,) * num_inputs.ndim) - 1
-    return jnp.where(slots < num_inputs[..., None], start + slots, capacity)
+    offsets = jnp.arange(num_positions)
+    start = lengths.reshape(-1, *(1,) * num_inputs.ndim) - 1  # [B, 1] or [B, 1, 1]
+    return jnp.where(offsets < num_inputs[..., None], start + offsets, capacity)
 
 
 def with_drafts(state: SpecState, drafts: Int[Array, "B G"]) -> Int[Array, "B C"]:
@@ -36,6 +36,6 @@ def with_drafts(state: SpecState, drafts: Int[Array, "B G"]) -> Int[Array, "B C"
 
 def join_tokens(drafts: Int[Array, "B G"], num_accepted: Int[Array, "B"], next_token: Int[Array, "B"]) -> Array:
     """Returns the accepted drafts and `next_token` after them, ``[B, G + 1]``; later entries are arbitrary."""
-    slots = jnp.arange(drafts.shape[1] + 1)
+    offsets = jnp.arange(drafts.shape[1] + 1)
     padded = jnp.pad(drafts, ((0, 0), (0, 1)))
-    return jnp.where(slots < num_accepted[:, None], padded, next_token[:, None])
+    return jnp.where(offsets < num_accepted[:, None], padded, next_token[:, None])

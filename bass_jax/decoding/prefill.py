@@ -15,7 +15,7 @@ from bass_jax.decoding.state import FinishReason, SpecState
 from bass_jax.drafters.protocols import ChunkedDrafter, reads_hidden_states
 from bass_jax.models import kv_cache as kv
 from bass_jax.models.kv_cache import KVCache, PagedCache
-from bass_jax.models.mesh import mesh_of, place_whole, replicate
+from bass_jax.models.mesh import mesh_of, place_whole, replicate_on_mesh
 from bass_jax.models.prefill_cache import read_in_chunks
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import SamplingParams
@@ -92,15 +92,15 @@ def read_prompts(pair: Pair, layout: PromptLayout, num_rows: int) -> SpecState:
         source = np.concatenate([np.arange(num_rows) // layout.num_samples, np.zeros(num_padding)]).astype(np.int32)
         caches = JIT_CACHE.get(kv.gather_rows, caches, source)(caches, source)
     mesh = mesh_of(pair)
-    target_cache, drafter = place_whole(caches, mesh)
-    return place_whole(state, mesh)._replace(target_cache=target_cache, drafter=drafter)
+    target_cache, drafter_state = place_whole(caches, mesh)
+    return place_whole(state, mesh)._replace(target_cache=target_cache, drafter_state=drafter_state)
 
 
 class PromptState(NamedTuple):
     """The caches of prompts that are being read."""
 
     target_cache: KVCache | PagedCache
-    drafter: Any  # None until the prompts are read, for a drafter that does not read chunks
+    drafter_state: Any  # None until the prompts are read, for a drafter that does not read chunks
     hidden: Float[Array, "B C D"] | None  # of the target at the tokens read so far, for a drafter that reads them
 
 
@@ -132,7 +132,7 @@ def read_chunk(
     """
     drafter: Any = pair.drafter
     output = pair.target.hidden_states(tokens, positions, prompts.target_cache)
-    state = drafter.read(prompts.drafter, tokens, positions) if reads_in_chunks(pair) else None
+    state = drafter.read(prompts.drafter_state, tokens, positions) if reads_in_chunks(pair) else None
     hidden = prompts.hidden
     if hidden is not None:
         rows = jnp.arange(tokens.shape[0])[:, None]
@@ -148,7 +148,7 @@ def finish_prompts(
         return prompts
     drafter: Any = pair.drafter
     hidden = () if prompts.hidden is None else (prompts.hidden,)
-    return prompts._replace(drafter=drafter.init(tokens, lengths, *hidden), hidden=None)
+    return prompts._replace(drafter_state=drafter.init(tokens, lengths, *hidden), hidden=None)
 
 
 def _fill_caches(pair: Pair, tokens: Int[Array, "B C"], lengths: Int[Array, "B"]) -> tuple[KVCache | PagedCache, Any]:
@@ -160,4 +160,4 @@ def _fill_caches(pair: Pair, tokens: Int[Array, "B C"], lengths: Int[Array, "B"]
 
     prompts = read_in_chunks(read, prompts, tokens, lengths - 1, prompts.target_cache.capacity)
     prompts = finish_prompts(pair, prompts, tokens, lengths)
-    return replicate((prompts.target_cache, prompts.drafter))
+    return replicate_on_mesh((prompts.target_cache, prompts.drafter_state))

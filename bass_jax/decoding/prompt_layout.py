@@ -1,7 +1,7 @@
 """Lays prompts and their options out as the rows of a batch, on the host."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -45,11 +45,11 @@ def lay_out_prompts(
     check_greedy(find_rule(spec.acceptance), sampling)
     checked = check_prompts(pair, prompts)
     num_rows = len(checked) * num_samples
-    limits = check_per_row("max_new_tokens", options.max_new_tokens, num_rows)
-    for limit in np.unique(limits):
+    max_new_tokens = check_per_row("max_new_tokens", options.max_new_tokens, num_rows)
+    for limit in np.unique(max_new_tokens):
         check_integer("max_new_tokens", limit, 1)
     prompt_lengths = np.repeat([len(prompt) for prompt in checked], num_samples).astype(np.int32)
-    limits = prompt_lengths + limits
+    limits = prompt_lengths + max_new_tokens
     context = pair.target.config.context
     if limits.max() > context:
         row = int(limits.argmax())
@@ -68,21 +68,21 @@ def lay_out_prompts(
     def fill(values, value):
         return np.concatenate([values, np.full(num_padding, value, values.dtype)])
 
-    fields: dict[str, Any] = {
-        "tokens": tokens,
-        "lengths": fill(prompt_lengths, 1),
-        "prompt_lengths": fill(prompt_lengths, 1),
-        "limits": fill(limits.astype(np.int32), 1),
-        "finish": fill(np.full(num_rows, FinishReason.RUNNING, np.int32), FinishReason.INACTIVE),
-        "keys": _row_keys(options, num_rows, num_padding),
-        "num_steps": np.zeros(len(tokens), np.int32),
-        "draft_lens": np.full(len(tokens), spec.num_drafts, np.int32),
-        "sampling_arrays": sampling.sampling_arrays(num_rows, pair.target.config.vocab_size, num_padding),
-        "stop_tokens": np.tile(stops, (len(tokens), 1)),
-        "target_cache": None,
-        "drafter": None,
-    }
-    return PromptLayout(SpecState(**fields), num_rows, num_samples)
+    state = SpecState(
+        tokens=tokens,
+        lengths=fill(prompt_lengths, 1),
+        prompt_lengths=fill(prompt_lengths, 1),
+        limits=fill(limits.astype(np.int32), 1),
+        finish=fill(np.full(num_rows, FinishReason.RUNNING, np.int32), FinishReason.INACTIVE),
+        keys=_row_keys(options, num_rows, num_padding),
+        num_steps=np.zeros(len(tokens), np.int32),
+        draft_lens=np.full(len(tokens), spec.num_drafts, np.int32),
+        sampling_arrays=sampling.sampling_arrays(num_rows, pair.target.config.vocab_size, num_padding),
+        stop_tokens=np.tile(stops, (len(tokens), 1)),
+        target_cache=None,
+        drafter_state=None,
+    )
+    return PromptLayout(state, num_rows, num_samples)
 
 
 def _row_keys(options: DecodeOptions, num_rows: int, num_padding: int) -> Key[Array, "B"]:

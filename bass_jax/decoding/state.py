@@ -26,21 +26,23 @@ class FinishReason(enum.IntEnum):
 class SpecState(NamedTuple):
     """The state of a batch between two steps. Row ``b`` has committed ``tokens[b, :lengths[b]]``.
 
-    The target's cache holds all committed tokens except the last one, which is the first input of the next pass.
+    The target's cache holds all committed tokens except the last one, which is the first input of the next pass. The
+    later entries of the cache are those of rejected drafts. They need no clearing, because no query reads past its own
+    position, and the next passes overwrite them.
     """
 
     tokens: Array  # [B, C] int32, prompt and output, padded on the right
     lengths: Array  # [B] int32, committed tokens
     prompt_lengths: Array  # [B] int32
-    limits: Array  # [B] int32, the largest value of `lengths`
+    limits: Array  # [B] int32, the length at which the row ends
     finish: Array  # [B] int32, `FinishReason`
     keys: Array  # [B] key
     num_steps: Array  # [B] int32, steps that the row took part in; rejection rules fold it into the key
-    draft_lens: Array  # [B] int32, drafts wanted in the next step, at most the bucket
+    draft_lens: Array  # [B] int32, drafts wanted in the next step; set by prefill or a policy
     sampling_arrays: SamplingArrays
-    stop_tokens: Array  # [B, E] int32, padded with -1
+    stop_tokens: Array  # [B, num] int32, padded with -1
     target_cache: KVCache | PagedCache  # capacity C
-    drafter: Any  # the drafter's state
+    drafter_state: Any  # what the drafter keeps between steps, such as its cache
     min_confidence: Array | None = None  # [B] float32, a row stops before the first draft below it; None: never
 
     @property
@@ -82,10 +84,10 @@ class StepInfo(NamedTuple):
     tokens: Array  # [B, T] int32, emitted tokens, then -1
     num_emitted: Array  # [B] int32
     num_accepted: Array  # [B] int32, drafts that the rule accepted, also those after a stop token
-    num_drafted: Array  # [B] int32
+    num_drafted: Array  # [B] int32, drafts that were verified; of several candidates, those of the longest
     logprobs: Array  # [B, T] float32, of the emitted tokens under the target's raw distribution, then 0
     finish: Array  # [B] int32, `FinishReason` after the step
-    drafts: DraftRecord | None = None  # with `SpecConfig.record_drafts`
+    draft_record: DraftRecord | None = None  # with `SpecConfig.record_drafts`
     token_logprobs: TokenLogprobs | None = None  # with `SpecConfig.num_logprobs`; arbitrary past the emitted tokens
     width: Array | None = None  # [] int32, positions per row in the target's pass; None: T
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from bass_jax.acceptance import GREEDY, TOKEN, AcceptanceRule, RuleKeys, find_rule
-from bass_jax.acceptance.greedy import leading_run
+from bass_jax.acceptance.base import leading_run
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.accept import StepTokens, TargetLogits, accept, require_greedy
 from bass_jax.decoding.candidates import check_candidates, verify_candidates
@@ -16,17 +16,20 @@ from bass_jax.decoding.positions import input_positions, last_tokens, with_draft
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
 from bass_jax.drafters import DraftContext, Proposal, reads_hidden_states
 from bass_jax.drafters.protocols import check_proposal
-from bass_jax.models.mesh import replicate
+from bass_jax.models.mesh import replicate_on_mesh
 from bass_jax.sampling import LogitsProcessors, find_processors
 from bass_jax.sampling.keys import Role, draw_keys, position_keys, step_draft_keys
 from bass_jax.typing import Array, Int, Key
 
 
 def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
-    """Drafts, verifies, accepts and commits. Every running row emits 1 to ``G + 1`` tokens.
+    """Drafts, verifies, accepts and commits.
+
+    Every running row emits its accepted drafts and one token more: 1 to ``spec.draft_len + 1`` tokens, up to a stop
+    token. An invalid distribution of the target ends the row before its token. Rows do not wait for each other.
 
     Jit it with the state donated, ``jax.jit(speculate_step, donate_argnames="state")``, so that the caches are updated
-    in place. It is compiled once per bucket of draft length, batch size and capacity.
+    in place. It is compiled once per `spec`, batch size and capacity.
 
     Args:
         pair: target and drafter.
@@ -34,47 +37,53 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
         spec: static.
 
     Returns:
-        ``(state, info)``.
+        ``(state, info)``. The new state differs in its tokens, lengths, finish reasons, step counts, cache and drafter
+        state. Rejected drafts leave entries in the caches that no later pass reads; see `SpecState`.
 
     Raises:
-        ValueError: during tracing, if `spec` names an unknown rule or logits processor, or if the rule or the drafter
-            does not support the number of candidates.
+        ValueError: during tracing, if `spec` names an unknown rule or logits processor, if the rule or the drafter
+            does not support the number of candidates, or if they return arrays of another type or shape.
 
     Source: Qian et al. 2024 (BASS, arXiv 2404.15778), section 3: ragged batched speculation.
     """
     rule = find_rule(spec.acceptance)
     is_active = ~state.done
-    # A step emits one token more than it accepts, so a row drafts one token less than it may still emit.
+    # The state holds what each row wants, the static `spec.draft_len` limits it, and the arrays have the width of
+    # `spec.bucket`. A step emits one token more than it accepts, so a row drafts one token less than it may still emit.
     room = state.limits - state.lengths - 1
     num_wanted = jnp.clip(jnp.minimum(state.draft_lens, room), 0, spec.num_drafts)
     num_wanted = jnp.where(is_active, num_wanted, 0)
     processors = _processors(state, spec)
 
     with jax.named_scope("draft"):
-        proposal, drafter = _propose(pair, state, spec, rule, num_wanted, processors)
+        proposal, drafter_state = _propose(pair, state, spec, rule, num_wanted, processors)
     accept_keys, residual_keys = (draw_keys(state.keys, state.num_steps, role) for role in (Role.ACCEPT, Role.RESIDUAL))
     keys = RuleKeys(accept_keys, residual_keys, position_keys(state.keys, state.lengths, spec.bucket + 1))
     record = None
-    if proposal.tokens.ndim == 3:
+    if (
+        proposal.tokens.ndim == 3
+    ):  # Several candidates, unless nothing is drafted; no drafter of them reads hidden states.
         step_tokens, num_drafted, target_cache = verify_candidates(pair, state, spec, rule, proposal, processors, keys)
     else:
         num_drafted = proposal.num_drafted
         with jax.named_scope("verify"):
             inputs = jnp.concatenate([last_tokens(state)[:, None], proposal.tokens], axis=1)
             num_inputs = jnp.where(is_active, num_drafted + 1, 0)
-            raw, target_cache, drafter = _verify(pair, state._replace(drafter=drafter), inputs, num_inputs)
+            raw, target_cache, drafter_state = _verify(pair, state, drafter_state, inputs, num_inputs)
         with jax.named_scope("accept"):
             tokens = state.tokens if processors.is_identity else with_drafts(state, proposal.tokens)
             logits = TargetLogits(raw, processors(raw, tokens, state.lengths))
             step_tokens = accept(rule, proposal, logits, state.sampling_arrays, keys, spec)
-            if spec.record_drafts:
+            if spec.record_drafts:  # From the keys of the rule, to record its own random numbers.
                 record = record_drafts(proposal, logits.processed, state.sampling_arrays, keys)
-    if rule.noise == "none":
+    if rule.is_deterministic:
         step_tokens = require_greedy(step_tokens, state.sampling_arrays)
     with jax.named_scope("commit"):
-        state, info = _commit(state._replace(target_cache=target_cache), step_tokens, num_drafted)
-        state = state._replace(drafter=pair.drafter.commit(drafter, state.lengths))
-        return replicate((state, info._replace(drafts=record)))
+        new_state, info = _commit(state._replace(target_cache=target_cache), step_tokens, num_drafted)
+        # The new lengths roll the drafter back to the committed tokens.
+        drafter_state = pair.drafter.commit(drafter_state, new_state.lengths)
+        new_state = new_state._replace(drafter_state=drafter_state)
+        return replicate_on_mesh((new_state, info._replace(draft_record=record)))
 
 
 def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
@@ -85,18 +94,18 @@ def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecSta
     probable token, and no distribution is computed.
     """
     # Without drafts the token rule samples from the target's distribution.
-    rule = GREEDY if find_rule(spec.acceptance).noise == "none" else TOKEN
+    rule = GREEDY if find_rule(spec.acceptance).is_deterministic else TOKEN
     proposal = _no_drafts(state)
     inputs, num_inputs = last_tokens(state)[:, None], (~state.done).astype(jnp.int32)
-    raw, target_cache, drafter = _verify(pair, state, inputs, num_inputs)
+    raw, target_cache, drafter_state = _verify(pair, state, state.drafter_state, inputs, num_inputs)
     logits = TargetLogits(raw, _processors(state, spec)(raw, state.tokens, state.lengths))
     positions = position_keys(state.keys, state.lengths, 1)
     keys = RuleKeys(accept=positions[:, 0], residual=positions[:, 0], positions=positions)
     step_tokens = accept(rule, proposal, logits, state.sampling_arrays, keys, spec)
     if rule is GREEDY:
         step_tokens = require_greedy(step_tokens, state.sampling_arrays)
-    state = state._replace(target_cache=target_cache, drafter=drafter)
-    return replicate(_commit(state, step_tokens, proposal.num_drafted))
+    state = state._replace(target_cache=target_cache, drafter_state=drafter_state)
+    return replicate_on_mesh(_commit(state, step_tokens, proposal.num_drafted))
 
 
 def _propose(
@@ -109,7 +118,7 @@ def _propose(
 ) -> tuple[Proposal, Any]:
     """Runs the drafter. With several candidates every field of the proposal has an axis of size M after B."""
     if spec.bucket == 0:
-        return _no_drafts(state), state.drafter
+        return _no_drafts(state), state.drafter_state
     keys = _draft_keys(state, rule, spec.bucket)
     min_confidence = state.min_confidence
     if min_confidence is None and spec.record_drafts:  # A threshold of 0 reports the confidence and stops no row.
@@ -117,28 +126,28 @@ def _propose(
     context = DraftContext(
         state.tokens, state.lengths, num_wanted, state.sampling_arrays, keys, processors, min_confidence
     )
-    is_sampled = rule.noise != "none"
+    is_sampled = not rule.is_deterministic
     if spec.num_candidates == 1:
-        proposal, drafter = pair.drafter.propose(state.drafter, context, spec.bucket, is_sampled=is_sampled)
+        proposal, drafter_state = pair.drafter.propose(state.drafter_state, context, spec.bucket, is_sampled=is_sampled)
     else:
         check_candidates(pair, spec, rule)
         multi_drafter: Any = pair.drafter
-        proposal, drafter = multi_drafter.propose_many(
-            state.drafter, context, spec.bucket, spec.num_candidates, is_sampled=is_sampled
+        proposal, drafter_state = multi_drafter.propose_many(
+            state.drafter_state, context, spec.bucket, spec.num_candidates, is_sampled=is_sampled
         )
         num_wanted = num_wanted[:, None]
     shape = keys.shape if spec.num_candidates == 1 else (keys.shape[0], spec.num_candidates, keys.shape[1])
     check_proposal(pair.drafter, proposal, shape, pair.target.config.vocab_size)
-    # Clip the proposal: a drafter may return more tokens than requested, ids outside the vocabulary, or tokens of
-    # probability 0.
+    # Clip the proposal: a faulty drafter may return more tokens than requested, ids outside the vocabulary, or tokens
+    # of probability 0.
     is_draft = (proposal.tokens >= 0) & (proposal.tokens < pair.target.config.vocab_size)
     if proposal.probs is not None:
         is_draft &= jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=-1)[..., 0] > 0
     num_drafted = leading_run(is_draft, jnp.minimum(proposal.num_drafted, num_wanted))
-    return proposal._replace(tokens=proposal.tokens.astype(jnp.int32), num_drafted=num_drafted), drafter
+    return proposal._replace(tokens=proposal.tokens.astype(jnp.int32), num_drafted=num_drafted), drafter_state
 
 
-def _verify(pair: Pair, state: SpecState, inputs: Int[Array, "B T"], num_inputs: Int[Array, "B"]):
+def _verify(pair: Pair, state: SpecState, drafter_state: Any, inputs: Int[Array, "B T"], num_inputs: Int[Array, "B"]):
     """Runs the target on `inputs`, which follow the cached prefix; inputs past `num_inputs` are padding.
 
     Returns:
@@ -146,10 +155,9 @@ def _verify(pair: Pair, state: SpecState, inputs: Int[Array, "B T"], num_inputs:
     """
     positions = input_positions(state.lengths, inputs.shape[1], num_inputs, state.target_cache.capacity)
     output = pair.target.forward(inputs, positions, state.target_cache)
-    drafter = state.drafter
     if reads_hidden_states(pair.drafter):
-        drafter = pair.drafter.observe(drafter, output.hidden, positions)
-    return output.logits, output.cache, drafter
+        drafter_state = pair.drafter.observe(drafter_state, output.hidden, positions)
+    return output.logits, output.cache, drafter_state
 
 
 def _processors(state: SpecState, spec: SpecConfig) -> LogitsProcessors:
@@ -161,14 +169,16 @@ def _commit(state: SpecState, step_tokens: StepTokens, num_drafted: Int[Array, "
     """Appends ``num_accepted + 1`` tokens per running row, up to the first stop token and the limit."""
     is_active = ~state.done
     tokens, num_accepted = step_tokens.tokens, step_tokens.num_accepted
-    slots = jnp.arange(tokens.shape[1])
+    offsets = jnp.arange(tokens.shape[1])
     is_stop = (tokens[..., None] == state.stop_tokens[:, None]).any(axis=-1)
-    until_stop = jnp.where(is_stop, slots + 1, tokens.shape[1] + 1).min(axis=1)
+    until_stop = jnp.where(is_stop, offsets + 1, tokens.shape[1]).min(axis=1)
+    # The limit is a safeguard: a step drafts no more than a row may still emit.
     num_due = jnp.minimum(jnp.minimum(num_accepted + 1, until_stop), state.limits - state.lengths)
-    # As in regular decoding, an invalid distribution ends the row after the tokens before it.
+    # As in regular decoding, an invalid distribution ends the row after the tokens before it. Those of padding are past
+    # `num_due`.
     has_failed = step_tokens.num_valid < num_due
     num_emitted = jnp.where(is_active, jnp.minimum(num_due, step_tokens.num_valid), 0).astype(jnp.int32)
-    is_emitted = slots < num_emitted[:, None]
+    is_emitted = offsets < num_emitted[:, None]
     lengths = state.lengths + num_emitted
 
     finish = jnp.where(lengths >= state.limits, FinishReason.LENGTH, FinishReason.RUNNING)
@@ -179,7 +189,7 @@ def _commit(state: SpecState, step_tokens: StepTokens, num_drafted: Int[Array, "
     capacity = state.tokens.shape[1]
     rows = jnp.arange(tokens.shape[0])[:, None]
     # Indices past the end are dropped. They differ, because unique_indices=True requires it.
-    columns = jnp.where(is_emitted, state.lengths[:, None] + slots, capacity + slots)
+    columns = jnp.where(is_emitted, state.lengths[:, None] + offsets, capacity + offsets)
     info = StepInfo(
         is_active=is_active,
         tokens=jnp.where(is_emitted, tokens, -1),

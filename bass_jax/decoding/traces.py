@@ -48,8 +48,8 @@ class TraceWriter:
         record: dict[str, Any] = {"kind": "step", "seconds": _rounded(float(seconds)), "rows": active.tolist()}
         for name in ("num_drafted", "num_accepted", "num_emitted"):
             record[name] = np.asarray(getattr(info, name))[active].tolist()
-        if info.drafts is not None:
-            for name, values in info.drafts._asdict().items():
+        if info.draft_record is not None:
+            for name, values in info.draft_record._asdict().items():
                 if values is not None:
                     rows = zip(np.asarray(values)[active], record["num_drafted"], strict=True)
                     # The confidence after the last draft is the one that stopped the row.

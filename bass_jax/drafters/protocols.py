@@ -65,8 +65,8 @@ class Drafter(Protocol):
             state: from `init` or the last `commit`.
             context: the committed tokens and the options of each row.
             draft_len: G, static, at least 1.
-            is_sampled: static; whether the acceptance rule reads the draft's distribution. If False, propose the most
-                probable tokens and return ``probs=None``.
+            is_sampled: static; whether drafts are sampled, which every rule but the greedy one wants. If False, propose
+                the most probable tokens and return ``probs=None``.
         """
         ...
 

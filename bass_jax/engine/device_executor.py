@@ -14,6 +14,7 @@ from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.policy_runner import StepTimes, counts_of, no_step, no_times, rows_of, with_plan
 from bass_jax.decoding.prefill import PromptState, reads_in_chunks
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
+from bass_jax.drafters import reads_hidden_states
 from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.executor import StepResult
 from bass_jax.engine.page_pool import PagePool
@@ -83,19 +84,20 @@ class DeviceExecutor:
         num_rows = len(state.lengths)
         self.state: SpecState = state
         self._handles: list[RequestHandle | None] = [None] * num_rows
-        self._reading: PromptState | None = None
-        self._new: tuple[RequestHandle, SpecState] | None = None
-        self._prompt: np.ndarray | None = None
+        self._new: tuple[RequestHandle, SpecState] | None = None  # the request whose prompt is being read
+        self._reading: PromptState | None = None  # its caches
+        self._prompt: np.ndarray | None = None  # the prompt that these caches hold completely
+        # A copy of the state's field, so that a row can be stopped without waiting for the device.
         self._finish = np.full(num_rows, FinishReason.INACTIVE, np.int32)
-        self._is_finish_stale = False
-        self._room_of_new = 0
+        self._is_device_finish_stale = False
+        self._room_of_new = 0  # the most drafts that a row which has joined since the last step can use
         self._in_flight: tuple[StepInfo, Any, int, float] | None = None
         self._uses_clock = getattr(self._policy, "use_clock", False)
         self._clock: StepClock | None = None
         self._calibration: dict[int, np.ndarray] = {}
         self._is_timed = False
         self._has_drafted = True
-        self._wanted = np.zeros(2, np.int32)
+        self._wanted = np.zeros(2, np.int32)  # see `plan_rows`; without a policy there is one bucket
         self._policy_state = None
         if self._policy is not None:
             self._policy_state = self._policy.init(num_rows)
@@ -162,13 +164,13 @@ class DeviceExecutor:
         name = ("regroup_rows", len(self.state.lengths), len(rows))
         state, self._policy_state = self._run(name, regroup_rows, *arguments)
         self.state = with_pages(state, pages)
-        self._is_finish_stale = False
+        self._is_device_finish_stale = False
 
     def stop(self, row: int) -> None:
         """Ends the request in `row`. The state on the device is updated before the next step."""
         self._finish[row] = FinishReason.INACTIVE
         self._free_row(row)
-        self._is_finish_stale = True
+        self._is_device_finish_stale = True
 
     def dispatch(self) -> None:
         """Dispatches a step, and the policy's update after it."""
@@ -231,9 +233,9 @@ class DeviceExecutor:
             self.pool.release(handle)
 
     def _send_finish(self) -> None:
-        if self._is_finish_stale:
+        if self._is_device_finish_stale:
             self.state = self.state._replace(finish=place_whole(self._finish.copy(), self._mesh))
-            self._is_finish_stale = False
+            self._is_device_finish_stale = False
 
     def _run(self, name: Any, function: Callable, *arguments: Any, donate: tuple[int, ...] = ()) -> Any:
         """Calls the compiled `function`. `name` identifies the shapes of the arguments, which are not compared."""
@@ -309,8 +311,11 @@ def _check_pages(pair: Pair, spec: SpecConfig) -> None:
     """Checks that paged caches are supported.
 
     Raises:
-        ValueError: with several candidates, or with a drafter that has a cache and does not read prompts in chunks.
+        ValueError: with several candidates, with a drafter that reads hidden states, or with one that has a cache and
+            does not read prompts in chunks.
     """
+    if reads_hidden_states(pair.drafter):
+        raise ValueError("page_size: expected None, because the drafter reads the target's hidden states")
     if spec.num_candidates > 1:
         raise ValueError(f"num_candidates={spec.num_candidates}: expected 1 with page_size")
     one = jax.ShapeDtypeStruct((1, 64), np.int32), jax.ShapeDtypeStruct((1,), np.int32)

@@ -43,9 +43,10 @@ def generate(
     on_step: Callable[[StepInfo], None] | None = None,
     **changes: Any,
 ) -> Generation:
-    """Decodes prompts until all rows have finished.
+    """Decodes prompts until all rows have finished, by `bass_jax.speculate_step` or the step of ``options.step``.
 
-    Each combination of batch size, draft-length bucket and capacity is compiled once per process.
+    At most ``options.max_batch`` rows are decoded at once. A row that waits takes the place of a finished one. Each
+    combination of batch size, draft-length bucket and capacity is compiled once per process.
 
     Args:
         pair: target and drafter.
@@ -165,6 +166,7 @@ class GenerateLoop:
             max_waiting=self.num_rows,
             buckets=(*smaller, size),
         )
+        # Requests arrive in the order of the rows, so a handle's order is its row in the layout.
         self._executor = DeviceExecutor(
             pair, steps, config, lambda handle: layout.row(handle.order), state, warm_up=options.warm_up
         )
@@ -180,7 +182,8 @@ class GenerateLoop:
         self.requests: list[np.ndarray] = []
 
     def _make_handles(self, tokens: np.ndarray, num_samples: int) -> list[RequestHandle]:
-        # The samples of a prompt share an array, so that the prompt is read once.
+        # Samples that follow each other share the array of their prompt, so that it is read once for all of them. Their
+        # sampling parameters are in the rows of the layout.
         prompts = [tokens[row, : self.prompt_lengths[row]] for row in range(0, self.num_rows, num_samples)]
         texts = [
             None if self._tokenizer is None else StopStrings(self._tokenizer, self.options.stop_strings, 1)
@@ -194,7 +197,7 @@ class GenerateLoop:
     def __iter__(self) -> Iterator[StepInfo]:
         while self._loop.advance():
             step = self._loop.last
-            assert step is not None, "every advance runs a step"
+            assert step is not None, "every advance runs a step: without running rows a whole prompt is read first"
             self.infos.append(step.info)
             self.step_seconds.append(step.seconds)
             self.requests.append(self._loop.requests)

@@ -36,7 +36,8 @@ class Loop:
     """Moves requests from the queue into slots and runs the steps.
 
     `advance` collects the step in flight, schedules, and dispatches the next step. It delivers the events while the
-    device runs, so that only scheduling delays the next step.
+    device runs, so that only scheduling delays the next step. With ``is_pipelined=False``, as in `bass_jax.generate`,
+    it schedules, dispatches, collects and delivers, so that the events are those of the step that it has just run.
 
     Attributes:
         scheduler: the queue and the rows.

@@ -15,7 +15,7 @@ from bass_jax.decoding.prefill import PromptState, finish_prompts, read_chunk, s
 from bass_jax.decoding.state import FinishReason, SpecState
 from bass_jax.engine.request import Request
 from bass_jax.models.kv_cache import as_paged, gather_rows, is_paged, pages_of, with_pages
-from bass_jax.models.mesh import replicate
+from bass_jax.models.mesh import replicate_on_mesh
 from bass_jax.policies import Plan, Policy
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import SamplingParams
@@ -31,7 +31,7 @@ def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: 
         request: the request.
         capacity: C.
         vocab_size: V of the target.
-        num_stop_tokens: E.
+        num_stop_tokens: the width of the stop-token array.
         is_processed: whether the rows have logit bias, penalties and minimum lengths.
     """
     tokens = np.zeros((1, capacity), np.int32)
@@ -44,21 +44,20 @@ def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: 
             processor_arrays=_filled(sampling_arrays.processor_arrays, vocab_size)
         )
     length, seed = np.full(1, len(request.prompt), np.int32), np.full(1, request.seed, np.uint32)
-    fields: dict[str, Any] = {
-        "tokens": tokens,
-        "lengths": length,
-        "prompt_lengths": length,
-        "limits": np.full(1, request.limit, np.int32),
-        "finish": np.full(1, FinishReason.RUNNING, np.int32),
-        "keys": JIT_CACHE.get(seed_keys, seed)(seed),
-        "num_steps": np.zeros(1, np.int32),
-        "draft_lens": np.zeros(1, np.int32),
-        "sampling_arrays": sampling_arrays,
-        "stop_tokens": stops,
-        "target_cache": None,
-        "drafter": None,
-    }
-    return SpecState(**fields)
+    return SpecState(
+        tokens=tokens,
+        lengths=length,
+        prompt_lengths=length,
+        limits=np.full(1, request.limit, np.int32),
+        finish=np.full(1, FinishReason.RUNNING, np.int32),
+        keys=JIT_CACHE.get(seed_keys, seed)(seed),
+        num_steps=np.zeros(1, np.int32),
+        draft_lens=np.zeros(1, np.int32),
+        sampling_arrays=sampling_arrays,
+        stop_tokens=stops,
+        target_cache=None,
+        drafter_state=None,
+    )
 
 
 def _filled(processor_arrays: ProcessorArrays | None, vocab_size: int) -> ProcessorArrays:
@@ -85,12 +84,12 @@ def empty_state(pair: Pair, row: SpecState, num_rows: Int[Array, "B"], pages: Pa
     state = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (batch, *leaf.shape[1:])), row)
     prompts = start_prompts(pair, batch, capacity)
     prompts = finish_prompts(pair, prompts, jnp.zeros((batch, capacity), jnp.int32), jnp.ones(batch, jnp.int32))
-    caches = prompts.target_cache, prompts.drafter
+    caches = prompts.target_cache, prompts.drafter_state
     if pages is not None:
         tables = jnp.full((batch, capacity // pages.page_size), pages.num_pages, jnp.int32)
         caches = as_paged(caches, pages.num_pages, pages.page_size, tables)
     finish = jnp.full(batch, FinishReason.INACTIVE, jnp.int32)
-    return replicate(state._replace(finish=finish, target_cache=caches[0], drafter=caches[1]))
+    return replicate_on_mesh(state._replace(finish=finish, target_cache=caches[0], drafter_state=caches[1]))
 
 
 def empty_prompt(pair: Pair, tokens: Int[Array, "1 C"], table: Int[Array, "1 M"] | None = None) -> PromptState:
@@ -98,7 +97,7 @@ def empty_prompt(pair: Pair, tokens: Int[Array, "1 C"], table: Int[Array, "1 M"]
 
     Dense caches are zeroed for every prompt and inserted whole, so that a NaN of an earlier row is never read.
     """
-    prompt = replicate(start_prompts(pair, *tokens.shape))
+    prompt = replicate_on_mesh(start_prompts(pair, *tokens.shape))
     return prompt if table is None else as_paged(prompt, 0, tokens.shape[1] // table.shape[1], table)
 
 
@@ -121,13 +120,13 @@ def read_prompt_chunk(
     prompt = with_pages(prompt, pages)
     slots = jnp.arange(tokens.shape[1])
     positions = jnp.where(slots < num, start + slots, prompt.target_cache.capacity)[None]
-    prompt = replicate(read_chunk(pair, prompt, tokens, positions))
+    prompt = replicate_on_mesh(read_chunk(pair, prompt, tokens, positions))
     return pages_of(prompt), with_pages(prompt, None)
 
 
 def finish_prompt(pair: Pair, prompt: PromptState, row: SpecState) -> PromptState:
     """Gives the whole prompt to a drafter that does not read chunks."""
-    return replicate(finish_prompts(pair, prompt, row.tokens, row.lengths))
+    return replicate_on_mesh(finish_prompts(pair, prompt, row.tokens, row.lengths))
 
 
 def insert_row(
@@ -135,12 +134,12 @@ def insert_row(
 ) -> tuple[SpecState, Any]:
     """Moves the prompt that was read into `row`.
 
-    Until the next plan its draft length is the largest one of the last plan.
+    Until the next plan its draft length is the largest one of the last plan; without a policy all rows have the same.
     """
     one = new._replace(
         draft_lens=state.draft_lens.max()[None],
         target_cache=prompt.target_cache,
-        drafter=prompt.drafter,
+        drafter_state=prompt.drafter_state,
         min_confidence=None if state.min_confidence is None else state.min_confidence.max()[None],
     )
 
@@ -151,19 +150,19 @@ def insert_row(
 
     state = jax.tree.map(put, state, one, is_leaf=is_paged)
     if policy is None:
-        return replicate(state), None
+        return replicate_on_mesh(state), None
     fresh = policy.init(state.lengths.shape[0])
     policy_state = jax.tree.map(
         lambda is_row, all_, own: all_.at[row].set(own[row]) if is_row else all_, has_rows(policy), policy_state, fresh
     )
-    return replicate(state), policy_state
+    return replicate_on_mesh(state), policy_state
 
 
 def regroup_rows(
     policy: Policy | None, state: SpecState, policy_state: Any, sources: Int[Array, "B"], finish: Int[Array, "B"]
 ) -> tuple[SpecState, Any]:
     """Makes a batch of the rows `sources`; `finish` belongs to the new rows."""
-    state = replicate(gather_rows(state, sources)._replace(finish=finish))
+    state = replicate_on_mesh(gather_rows(state, sources)._replace(finish=finish))
     if policy is None:
         return state, None
     policy_state = jax.tree.map(lambda is_row, leaf: leaf[sources] if is_row else leaf, has_rows(policy), policy_state)

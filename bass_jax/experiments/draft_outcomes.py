@@ -58,17 +58,17 @@ def draft_outcomes(infos: Sequence[StepInfo]) -> DraftOutcomes:
     """
     columns: dict[str, list[np.ndarray]] = {name: [] for name in DraftOutcomes._fields}
     for info in infos:
-        if info.drafts is None:
+        if info.draft_record is None:
             raise ValueError("infos: expected a run with SpecConfig(record_drafts=True)")
-        slots = np.arange(np.asarray(info.drafts.target_logprobs).shape[1])
+        slots = np.arange(np.asarray(info.draft_record.target_logprobs).shape[1])
         accepted, drafted = (np.asarray(getattr(info, name))[:, None] for name in ("num_accepted", "num_drafted"))
         is_evaluated = (slots < drafted) & (slots <= accepted) & np.asarray(info.is_active)[:, None]
         columns["position"].append(np.broadcast_to(slots, is_evaluated.shape)[is_evaluated])
         columns["is_accepted"].append((slots < accepted)[is_evaluated])
-        columns["target_probs"].append(np.exp(np.asarray(info.drafts.target_logprobs))[is_evaluated])
-        columns["draft_probs"].append(np.exp(np.asarray(info.drafts.draft_logprobs))[is_evaluated])
-        if info.drafts.confidence is not None:
-            columns["confidence"].append(np.asarray(info.drafts.confidence)[is_evaluated])
+        columns["target_probs"].append(np.exp(np.asarray(info.draft_record.target_logprobs))[is_evaluated])
+        columns["draft_probs"].append(np.exp(np.asarray(info.draft_record.draft_logprobs))[is_evaluated])
+        if info.draft_record.confidence is not None:
+            columns["confidence"].append(np.asarray(info.draft_record.confidence)[is_evaluated])
     joined: Any = {name: np.concatenate(parts) if parts else None for name, parts in columns.items()}
     if joined["position"] is None:
         raise ValueError("infos is empty: expected at least one step")

@@ -132,7 +132,7 @@ def _write_and_attend(config: ModelConfig, attention: AttentionConfig, queries, 
 def _attend(config: ModelConfig, attention: AttentionConfig, queries, keys: Any, values: Any, positions):
     """Attends from queries ``[B, T, N, H]`` to the cache."""
     num_queries = (positions < keys.shape[2]).sum(axis=1, dtype=jnp.int32)
-    lengths = jnp.where(num_queries > 0, positions[:, 0], 0)
+    num_cached = jnp.where(num_queries > 0, positions[:, 0], 0)  # before this pass; one less than committed tokens
     layout: dict[str, Any] = {"is_cache_finite": True}
     if isinstance(keys, Int8KV):
         layout |= {"k_scale": keys.scales, "v_scale": values.scales}
@@ -149,7 +149,7 @@ def _attend(config: ModelConfig, attention: AttentionConfig, queries, keys: Any,
         queries,
         keys,
         values,
-        lengths,
+        num_cached,
         num_queries=num_queries,
         window=attention.window,
         scale=attention.scale,

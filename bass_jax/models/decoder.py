@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from bass_jax.models import rotary
 from bass_jax.models.attention import Attention, LayerOutput
 from bass_jax.models.kv_cache import KVCache, PagedCache, join_layers, split_layers
-from bass_jax.models.mesh import replicate
+from bass_jax.models.mesh import replicate_on_mesh
 from bass_jax.models.mlp import MLP
 from bass_jax.models.model_config import LayerConfig, ModelConfig, NormConfig
 from bass_jax.models.norm import Normed, apply_norm, declare_norm, norm_for_projections
@@ -177,7 +177,7 @@ class Decoder(nn.Module):
             scores += self.head_bias.astype(jnp.float32)
         if config.logit_softcap is not None:
             scores = config.logit_softcap * jnp.tanh(scores / config.logit_softcap)
-        return replicate(scores)
+        return replicate_on_mesh(scores)
 
     def __call__(self, tokens, positions, cache) -> ForwardOutput:
         """Runs a whole pass; see `hidden_states`."""

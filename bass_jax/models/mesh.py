@@ -69,7 +69,7 @@ def has_axis(axis: str | None) -> bool:
     return axis is not None and _has_mesh() and axis in jax.sharding.get_abstract_mesh().axis_names
 
 
-def replicate(tree: Any) -> Any:
+def replicate_on_mesh(tree: Any) -> Any:
     """Constrains arrays to be replicated on the mesh that is set, except caches; without a mesh returns `tree`."""
     if not _has_mesh():
         return tree

@@ -27,7 +27,7 @@ class LogitsProcessors:
     Attributes:
         processor_arrays: settings per row; None if no row has any.
         prompt_lengths: ``[B]`` int32.
-        stop_tokens: ``[B, E]`` int32, padded with -1.
+        stop_tokens: ``[B, num]`` int32, padded with -1.
         processors: static; the user's functions, each called for every row and position.
     """
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.acceptance.greedy import leading_run
+from bass_jax.acceptance.base import leading_run
 from bass_jax.decoding.positions import input_positions
 from bass_jax.drafters import DraftContext, Drafter, reads_hidden_states
 from bass_jax.sampling import LogitsProcessors, SamplingParams

@@ -84,6 +84,7 @@ def test_an_exhaustive_run_with_ngrams_is_exact(tmp_path):
     assert simulated.num_accepted == run.metrics.num_accepted > 0
 
 
+@pytest.mark.slow
 def test_a_speculative_run_is_close_to_an_exhaustive_one(pair, replay, tmp_path):
     """With long drafts few positions are not observed: those of bonus tokens."""
     from_run = record(tmp_path / "trace.jsonl", pair, bass.SpecConfig(8), "speculate")
@@ -139,6 +140,7 @@ def test_no_policy_is_faster_than_the_oracle(replay, num_rows):
     assert float(regular.seconds.sum()) == pytest.approx(seconds)
 
 
+@pytest.mark.slow
 def test_auto_is_close_to_the_best_length_and_faster_than_the_heuristic():
     """From cheap to expensive drafts. The heuristic (algorithm 1 of BASS) never stops drafting."""
     replay, ratios, batches = synthetic_replay(0.6, num_rows=16, num=400), [], compose(16, 8)

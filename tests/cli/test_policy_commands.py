@@ -18,7 +18,7 @@ def files(pair, tmp_path_factory):  # noqa: F811
     prompts.write_text("one\nthe other\nand a third\n")
     patch = pytest.MonkeyPatch()
     patch.setattr(profiler, "SECONDS_PER_CELL", 0.0)
-    profile = ["profile", pair, "--prompts", str(prompts), "--max-new-tokens", "8", "--batches", "1,2"]
+    profile = ["profile", pair, "--prompts", str(prompts), "--max-new-tokens", "8", "--batches", "2"]
     profile += ["--draft-lens", "0,2", "--contexts", "20", "--output", str(folder / "profile.json")]
     code = main([*profile, "--plot", str(folder / "fit.png")])
     patch.undo()

@@ -35,6 +35,7 @@ def test_all_running_rows_advance_by_the_same_number_of_tokens(pair):
     assert max(len(set(np.asarray(info.num_accepted)[:3].tolist())) for info in run.infos) > 1
 
 
+@pytest.mark.slow
 def test_tokens_per_pass_equals_the_closed_form(pair):
     """At acceptance 0.8, five synchronized rows emit about 1.5 tokens per step (BASS, section 3)."""
     spec, prompts = bass.SpecConfig(4, "synthetic(0.8)"), [[1, 2, 3]] * 5

@@ -58,7 +58,7 @@ def assert_is_prefix(model, cache, state, num_cached):
 
 def assert_caches_are_correct(pair, state):
     assert_is_prefix(pair.target, state.target_cache, state, state.lengths - 1)
-    drafter_state = state.drafter
+    drafter_state = state.drafter_state
     assert (drafter_state.num_cached <= state.lengths - 1).all()
     assert_is_prefix(pair.drafter.model, drafter_state.cache, state, drafter_state.num_cached)
 
@@ -119,7 +119,7 @@ def test_the_draft_model_is_at_most_two_tokens_behind(often_accepted):
     state = start(often_accepted)
     for _ in range(6):
         state, info = STEP(often_accepted, state, SPEC)
-        num_behind = state.lengths - state.drafter.num_cached
+        num_behind = state.lengths - state.drafter_state.num_cached
         np.testing.assert_array_equal(num_behind[info.is_active], 1 + (info.num_accepted == 4)[info.is_active])
 
 
@@ -130,7 +130,7 @@ def test_an_eagle_draft_keeps_the_targets_hidden_states_and_a_correct_cache(targ
     state, infos = advance(pair, start(pair), PLANS["mixed"])
     assert sum(int(info.num_accepted.sum()) for info in infos) > 0
     assert_is_prefix(target, state.target_cache, state, state.lengths - 1)
-    assert_eagle_state_is_correct(target, drafter.model, state.drafter, state)
+    assert_eagle_state_is_correct(target, drafter.model, state.drafter_state, state)
 
 
 def assert_eagle_state_is_correct(target, model, drafter_state, state, num_behind=4):

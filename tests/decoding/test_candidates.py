@@ -39,7 +39,7 @@ def regular(target):
 
 
 CANDIDATES = (("often accepted", 3), ("reduced vocabulary", 8), ("ngram", 2), ("table", 2))
-QUICK = {("multi_draft", "often accepted"), ("multi_draft", "ngram"), ("greedy", "table")}
+QUICK = {("multi_draft", "ngram"), ("greedy", "table")}
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_caches_equal_a_fresh_prefill(target, drafters):
         rows = [np.asarray(state.tokens[row])[: state.lengths[row]] for row in range(3)]
         fresh = bass.prefill(pair, rows, spec, max_new_tokens=30)
         for row, tokens in enumerate(rows):
-            num_target, num_draft = len(tokens) - 1, int(state.drafter.num_cached[row])
+            num_target, num_draft = len(tokens) - 1, int(state.drafter_state.num_cached[row])
             assert num_draft <= num_target
             for found, expected, num in [
                 (state.target_cache, fresh.target_cache, num_target),
-                (state.drafter.cache, fresh.drafter.cache, num_draft),
+                (state.drafter_state.cache, fresh.drafter_state.cache, num_draft),
             ]:
                 for one, other in zip(*map(jax.tree.leaves, jax.device_get((found, expected))), strict=True):
                     np.testing.assert_allclose(one[row, :, :num], other[row, :, :num], atol=1e-4)

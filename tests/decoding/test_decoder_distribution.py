@@ -58,15 +58,12 @@ REJECT_ALL = "bass_jax.acceptance.template:REJECT_ALL"
     "rule, num_candidates, drafter, draft_len",
     [
         ("token", 1, "model", 3),
-        ("token", 1, "retrieval", 1),
         ("block", 1, "table", 3),
-        ("block", 1, "eagle", 2),
         ("shared_noise", 1, "ngram", 5),
-        ("shared_noise", 1, "ensemble", 2),
         ("multi_draft", 2, "table", 3),
     ],
 )
-def test_every_rule_and_every_drafter_keep_the_targets_distribution(rule, num_candidates, drafter, draft_len):
+def test_every_rule_keeps_the_targets_distribution(rule, num_candidates, drafter, draft_len):
     report = verify_lossless(
         DRAFTERS[drafter], rule, draft_len=draft_len, num_candidates=num_candidates, num_samples=QUICK_SAMPLES
     )
@@ -138,6 +135,7 @@ def no_repeat(logits, tokens, position):
     return logits - 1.5 * (jnp.arange(VOCAB) % 2) * (position % 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule, num_candidates",
     mostly_slow([("token", 1), ("block", 1), ("multi_draft", 2)], lambda case: case[0] == "token"),
@@ -153,7 +151,8 @@ def test_a_users_processor_keeps_it(rule, num_candidates):
     assert report.p_value > THRESHOLD
 
 
-@pytest.mark.parametrize("size", mostly_slow(PADDED, lambda size: size == 3))
+@pytest.mark.slow
+@pytest.mark.parametrize("size", PADDED)
 def test_a_draft_model_with_another_vocabulary_size_keeps_it(size):
     """The distributions of both models and their noise must cover the same tokens."""
     assert verify_lossless(PADDED[size], "token", draft_len=3, **FEWER).p_value > THRESHOLD
@@ -164,6 +163,7 @@ def test_regular_decoding_keeps_the_targets_distribution():
     assert verify_lossless(DRAFTERS["ngram"], draft_len=0, step=bass.decode_step).p_value > THRESHOLD
 
 
+@pytest.mark.slow
 def test_regular_and_speculative_steps_in_turns_keep_it():
     """Both kinds of steps share the random streams and the caches."""
     report = verify_lossless(DRAFTERS["model"], step=_regular_or_speculative_step, num_samples=QUICK_SAMPLES)

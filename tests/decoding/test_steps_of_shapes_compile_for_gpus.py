@@ -96,7 +96,7 @@ def assert_step(pair, state, executable, thunks, draft_len, *, share=0.02):
     """
     assert is_one_graph(thunks)
     memory = executable.memory_analysis()
-    assert memory.alias_size_in_bytes >= num_bytes((state.target_cache, state.drafter.cache))
+    assert memory.alias_size_in_bytes >= num_bytes((state.target_cache, state.drafter_state.cache))
     parameters = num_bytes((pair.target.params, pair.drafter.model.params))
     distributions = 4 * len(state.lengths) * (2 * draft_len + 1) * pair.target.config.vocab_size
     found = memory.temp_size_in_bytes
@@ -147,7 +147,7 @@ def test_devices_exchange_neither_weights_nor_caches(num_devices, mode):
     assert exchanged, "expected the devices to add up their parts"
     largest = 8 * 5 * pair.target.config.vocab_size
     assert max(size for _, size in exchanged) <= largest, sorted(exchanged, key=lambda found: found[1])[-3:]
-    sharded, replicated = (pair.target.params, state.target_cache), (pair.drafter.model.params, state.drafter)
+    sharded, replicated = (pair.target.params, state.target_cache), (pair.drafter.model.params, state.drafter_state)
     found = executable.memory_analysis().argument_size_in_bytes
     assert found < 1.02 * (num_bytes(sharded) / num_devices + num_bytes(replicated))
 

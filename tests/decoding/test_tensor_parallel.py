@@ -97,7 +97,7 @@ def test_caches_are_sharded_by_heads(expected):
     for _ in range(2):
         for layer in (*state.target_cache.keys, *state.target_cache.values):
             assert {shard.data.shape for shard in layer.addressable_shards} == {(4, 1, 64, 4)}
-        for layer in state.drafter.cache.keys:
+        for layer in state.drafter_state.cache.keys:
             assert layer.sharding.is_fully_replicated
         assert state.tokens.sharding.is_fully_replicated
         with jax.set_mesh(mesh):

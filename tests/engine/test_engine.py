@@ -375,6 +375,10 @@ def test_pages_are_reserved_and_freed(pair):
 def test_options_without_paged_caches_are_refused(pair):
     with pytest.raises(ValueError, match="num_candidates=2"):
         bass.Engine(pair, bass.SpecConfig(3, "multi_draft", num_candidates=2), config=PAGED)
+    with pytest.raises(
+        ValueError, match="page_size: expected None, because the drafter reads the target's hidden states"
+    ):
+        bass.Engine(pair.with_drafter(tiny.eagle_drafter(pair.target)), config=PAGED)
     with pytest.raises(ValueError, match="page_size=24"):
         bass.EngineConfig(2, 64, page_size=24)
 

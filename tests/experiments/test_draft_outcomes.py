@@ -54,7 +54,7 @@ def test_outcomes_are_of_evaluated_drafts():
     np.testing.assert_allclose(found.target_probs, [0.9, 0.5, 0.1, 0.8, 0.9, 0.5, 0.1], rtol=1e-6)
     np.testing.assert_allclose(found.confidence, [0.2, 0.3, 0.4, 0.2, 0.2, 0.3, 0.4], rtol=1e-6)
     with pytest.raises(ValueError, match="record_drafts=True"):
-        draft_outcomes([INFOS[0]._replace(drafts=None)])
+        draft_outcomes([INFOS[0]._replace(draft_record=None)])
 
 
 def test_figures_are_the_same_file_every_time():

@@ -46,6 +46,7 @@ def test_notebooks_run_as_they_stand(path, monkeypatch):
     assert time.monotonic() - start < 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path.name[0] in "2"], ids=lambda path: path.stem)
 def test_notebooks_run_on_a_tiny_pair(path, pair_path, monkeypatch, capsys):
     """The cells in one namespace: what they call exists and fits together."""

@@ -90,6 +90,7 @@ def test_a_directory_has_one_writer(content):
         run_directory.RunDirectory(config.output_dir, config)
 
 
+@pytest.mark.slow
 def test_after_a_cut_at_any_byte_a_run_ends_with_the_same_samples(content):
     """A kill leaves a prefix of each file, and samples are written before their batch."""
     content |= {"sampling": {"temperature": 1.0}, "methods": {"batched": {"batch": 2, "draft_len": 2}}}

@@ -54,6 +54,7 @@ def test_equals_reference_token_for_token(name, implementation):
         assert_same(run(arguments, implementation), expect(arguments))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["smollm2_135m", "qwen3_8b_ngram"], lambda name: name == "smollm2_135m"))
 def test_blocks_of_a_vocabulary_merge(name):
     """Several blocks, of which the last is partly past the vocabulary, in every launch."""

@@ -10,6 +10,7 @@ from kernels_pallas import benchmark, reference
 from kernels_pallas.arg_specs import ATTENTION_SPECS, SPREADS, AttentionSpec, attention_arguments, spread_lengths
 
 
+@pytest.mark.slow
 def test_smoke_run_prints_a_table_and_one_json_line(capsys, monkeypatch):
     """With cuDNN's baseline, which a smoke run computes with XLA."""
     monkeypatch.setitem(benchmark.BASELINES, "cudnn", cudnn_baseline)

@@ -63,6 +63,7 @@ def test_values_and_gradients(tokens, window, scale, soft_cap):
         np.testing.assert_allclose(found, expected, atol=3e-5)
 
 
+@pytest.mark.slow
 def test_16_bit_inputs_add_only_rounding():
     *inputs, given = random_inputs(150, jnp.bfloat16)
     wide = [x.astype(jnp.float32) for x in inputs]

@@ -46,7 +46,7 @@ def assert_no_cache_copy(spec, num_bytes):
     assert num_bytes < cache.size * cache.dtype.itemsize / 3
 
 
-@pytest.mark.parametrize("name", mostly_slow(ATTENTION_BY_NAME, lambda name: name in ("gemma2_2b", "llama3_8b_paged")))
+@pytest.mark.parametrize("name", mostly_slow(ATTENTION_BY_NAME, lambda name: name == "llama3_8b_paged"))
 def test_triton_attention_lowers(name):
     spec = ATTENTION_BY_NAME[name]
     for form in ("pad", "split", "ragged"):
@@ -55,6 +55,7 @@ def test_triton_attention_lowers(name):
         assert calls == (spec.batch if form == "split" else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["smollm2_135m", "mistral_7b"], lambda name: name == "mistral_7b"))
 def test_mosaic_gpu_attention_lowers(name):
     spec = ATTENTION_BY_NAME[name]
@@ -136,6 +137,7 @@ def test_mosaic_gpu_forms_compile(form):
     assert_no_cache_copy(spec, attention_temporaries(spec, implementation="mosaic_gpu", form=form, device="H200"))
 
 
+@pytest.mark.slow
 @needs_gpu_compiler
 @pytest.mark.parametrize(
     "device, kernel", mostly_slow([("H200", "mosaic_gpu"), ("A100", "triton")], lambda case: case[0] == "H200")
@@ -182,6 +184,7 @@ def test_mosaic_gpu_acceptance_compiles_within_a_megabyte(name, monkeypatch, cap
     assert spills and set(spills) == {"0"}
 
 
+@pytest.mark.slow
 def test_blackwell_uses_triton_for_attention():
     """Its tensor cores have no wgmma.
 

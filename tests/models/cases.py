@@ -113,14 +113,9 @@ CONFIGS = {
 
 
 QUICK = {name for name in CONFIGS if "-" not in name} | {
-    "llama-rope-llama3",
     "qwen2-rope-yarn-deepseek",
-    "mistral-window-head-10",
     "gemma3-rope-mqa-softcap",
-    "gpt2-untied-head-9-relu",
     "bigcode-mqa",
-    "neox-sequential-tied",
-    "opt-350m",
 }
 """Every family and a few variants. The other configurations are tested by the slow tests."""
 

@@ -12,14 +12,13 @@ import bass_jax as bass
 from bass_jax.checkpoint import load_model
 from bass_jax.drafters import ModelDrafter
 from bass_jax.models.families import FAMILIES
-from tests.marks import mostly_slow
 from tests.models.cases import CONFIGS, NUM_NEW, prompts
 from tests.models.conftest import load_arrays
 
 pytestmark = pytest.mark.peer
 
-QUICK = ("opt-350m", "codegen", "gemma2-untied-mqa-bias", "qwen3-tied-bias-windows")
-SLOW = (
+NAMES = (
+    *("codegen", "qwen3-tied-bias-windows", "opt-350m", "gemma2-untied-mqa-bias"),
     *("opt", "llama-rope-llama3", "llama-rope-yarn", "mistral-window-head-10", "ministral", "qwen2-tied-mqa-windows"),
     *("gemma-untied-mqa", "gemma3-rope-mqa-softcap", "gpt2", "bigcode-mqa", "neox"),
 )
@@ -34,10 +33,11 @@ def smaller(model: bass.models.Model, num_layers: int = 1) -> bass.models.Model:
 
 
 def test_every_family_is_tested():
-    assert {CONFIGS[name]["model_type"] for name in QUICK + SLOW} == set(FAMILIES)
+    assert {CONFIGS[name]["model_type"] for name in NAMES} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("name", mostly_slow([*QUICK, *SLOW], lambda name: name in QUICK))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_speculation_gives_the_greedy_tokens_of_transformers(name, reference):
     expected = load_arrays(reference / f"{name}.npz")
     target = load_model(reference / name)

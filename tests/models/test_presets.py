@@ -138,6 +138,7 @@ def test_random_weights_on_a_mesh_are_sharded_and_unchanged():
     jax.tree.map(np.testing.assert_array_equal, model.params, whole.params)
 
 
+@pytest.mark.slow
 def test_a_random_pair_generates():
     target, draft = tiny.config(), tiny.config(num_layers=1, output_vocab_size=7)
     pair = bass.decoding.random_pair(target, draft)

@@ -47,7 +47,7 @@ def decode(pair, sampling, **options):
 
 
 CASES = [(name, temperature) for name in POLICIES for temperature in (0.0, 1.0)]
-QUICK = {(name, 0.0) for name in POLICIES if name != "confidence"} | {("confidence", 1.0), ("batch_table", 1.0)}
+QUICK = {(name, 0.0) for name in POLICIES if name != "confidence"} | {("confidence", 1.0)}
 """Every policy. With temperature 1, those with few buckets, because their steps take longer to compile."""
 
 

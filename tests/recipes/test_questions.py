@@ -74,6 +74,7 @@ def test_a_template_without_a_header_is_refused(template):
         make_tokenizer(template).encode_question_start()
 
 
+@pytest.mark.slow
 def test_messages_are_complete_and_distinct(config, model, tokenizer, path):
     source = prompt_source(config)
     source.write_prompts(model, tokenizer)

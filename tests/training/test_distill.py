@@ -169,6 +169,7 @@ def test_a_draft_continues_from_another(finished, continue_from, tmp_path):
         continue_from(finished.directory, "narrow", mlp_width=8)
 
 
+@pytest.mark.slow
 def test_a_draft_continues_with_more_layers_and_not_with_fewer(finished, continue_from):
     deeper = continue_from(finished.directory, "deep", num_layers=3)
     assert deeper.draft.config.num_layers == 3 and "layer_2" in deeper.draft.params
@@ -176,6 +177,7 @@ def test_a_draft_continues_with_more_layers_and_not_with_fewer(finished, continu
         continue_from(deeper.directory, "shallow")
 
 
+@pytest.mark.slow
 def test_a_draft_continues_with_a_larger_vocabulary_and_not_with_a_smaller_one(finished, continue_from):
     larger = continue_from(finished.directory, "rich", output_vocab_size=finished.draft.config.vocab_size)
     assert set(np.asarray(larger.draft.output_ids)) > set(np.asarray(finished.draft.output_ids))

@@ -67,7 +67,10 @@ def assert_same(first, second):
 
 @pytest.mark.parametrize(
     ("kind", "training"),
-    [("adamw", {}), ("muon", {}), ("muon", {"dtype": "bfloat16"}), ("muon", {"product_dtype": "bfloat16"})],
+    mostly_slow(
+        [("adamw", {}), ("muon", {}), ("muon", {"dtype": "bfloat16"}), ("muon", {"product_dtype": "bfloat16"})],
+        lambda case: "dtype" in case[1],
+    ),
 )
 def test_the_loss_falls_and_the_agreement_rises(full_config, make_rows, make_draft, train, kind, training):
     """With passes of either dtype; the parameters are float32, which bfloat16 could not represent."""
@@ -182,6 +185,7 @@ def test_a_loss_that_is_not_finite_stops_the_training(full_config, make_rows, tr
     train(config, rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shards", mostly_slow([{"data_shards": 4}, {"data_shards": 2, "param_shards": 2}], lambda shards: len(shards) == 2)
 )
@@ -311,6 +315,7 @@ def test_a_checkpoint_has_its_name_as_soon_as_it_is_written(tmp_path):
     np.testing.assert_array_equal(found[1]["weight"], state["weight"])
 
 
+@pytest.mark.slow
 def test_a_draft_that_reads_hidden_states_learns_from_them(full_config, make_rows, train, target):
     """The target's hidden state determines the next token, which does not depend on the tokens before it."""
     random = np.random.default_rng(0)

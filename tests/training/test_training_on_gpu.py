@@ -33,6 +33,7 @@ DRAFT = flat_config(
 )
 
 
+@pytest.mark.slow
 @needs_gpu_compiler
 @pytest.mark.parametrize(
     ("num_tokens", "config"),

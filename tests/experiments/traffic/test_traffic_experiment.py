@@ -54,6 +54,7 @@ def results(tmp_path_factory):
     return config, run_traffic(config, SimulatedBackend(config))
 
 
+@pytest.mark.slow
 def test_continuous_batching_beats_static_near_saturation(results):
     """In simulated time, on a simulated A100; docs/traffic.md has the whole experiment."""
     ratios = gain_over_static(results[1])
@@ -61,6 +62,7 @@ def test_continuous_batching_beats_static_near_saturation(results):
     assert all(ratio > 1.0 for ratio in ratios.values()), ratios
 
 
+@pytest.mark.slow
 def test_the_adaptive_length_beats_the_better_fixed_length(results):
     better, mean, by_pattern = gain_over_fixed(results[1], "continuous")["batch_table"]
     assert better in SMALL.policies[:2]
@@ -68,6 +70,7 @@ def test_the_adaptive_length_beats_the_better_fixed_length(results):
     assert min(by_pattern.values()) > 0.98
 
 
+@pytest.mark.slow
 def test_every_run_serves_every_request(results):
     config, found = results
     assert len(found) == 2 * 2 * 3
@@ -78,6 +81,7 @@ def test_every_run_serves_every_request(results):
     assert len(lines) == len(found)
 
 
+@pytest.mark.slow
 def test_tables_fit_a_narrow_terminal(results):
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(*results_tables(results[1], "heavy"), sep="\n")
@@ -88,6 +92,7 @@ def test_tables_fit_a_narrow_terminal(results):
             assert f"{one.metrics.latency.mean:.2f}" in text and f"{one.metrics.tokens_per_second:.0f}" in text
 
 
+@pytest.mark.slow
 def test_an_interrupted_experiment_resumes(results, tmp_path):
     config, found = results
     lines = (Path(config.output_dir) / "results.jsonl").read_text().splitlines()
