@@ -66,7 +66,7 @@ $(PEERS)-%/.installed: benchmarks/peers/requirements-%.txt
 	@touch $@
 
 demo: install
-	$(RUN)/bass-jax generate --file configs/demo_prompts.txt --baseline --max-new-tokens 96
+	$(RUN)/bass-jax demo
 
 # Warnings are hidden, because they would be stored in the outputs of the notebooks.
 notebooks: install

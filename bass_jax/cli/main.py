@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 COMMANDS = {
+    "demo": "compare regular and speculative decoding at several batch sizes",
     "generate": "decode prompts with speculation",
     "convert": "convert a checkpoint of any supported format to our own",
     "inspect": "describe a checkpoint, and check whether two can be a pair",

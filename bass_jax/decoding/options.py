@@ -26,8 +26,10 @@ class DecodeOptions:
             `bass_jax.decoding.baselines.synchronized_step`; or ``"exhaustive"``, see
             `bass_jax.decoding.baselines.exhaustive_step`.
         policy: chooses the draft length of every step, instead of ``spec.draft_len``: a `bass_jax.policies.Policy`, its
-            name, or ``"module:name"``. It does not change greedy tokens or the distribution.
-        warm_up: compile the steps of all draft lengths before the first step; False compiles them on first use.
+            name, or ``"module:name"``; ``"auto"`` if neither is given. It does not change greedy tokens or the
+            distribution.
+        warm_up: compile the steps of all draft lengths before the first step; False compiles them on first use. A
+            policy that measures times, such as ``"auto"``, compiles a length when it first chooses it.
         max_batch: the largest number of rows that run at once. Other rows take the slots of finished rows.
         fixed_batch: run all rows as one batch until the last one has finished. BASS's latencies, traces and the
             synchronized baseline are defined on such batches.

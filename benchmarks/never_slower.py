@@ -1,0 +1,208 @@
+r"""Compares the policy `auto` with regular decoding and with fixed draft lengths: batch, context, kind of text.
+
+    python benchmarks/never_slower.py --code HumanEval.jsonl.gz --questions gsm8k_test.jsonl \
+        --summaries spec_bench_question.jsonl --output never_slower
+
+The files are the data sets HumanEval, GSM8K and Spec-Bench. A context of 1,024 tokens holds solved examples before the
+last one, or a longer article. Every cell reads its prompts once. Regular decoding, `auto` and the fixed lengths then
+decode from copies of this state in turns, so that other work on the machine affects all of them. One round that is not
+counted compiles the steps. Compilation and prefill are not timed. Intervals are of the median, bootstrapped over rounds.
+The best fixed length is chosen on the odd rounds and compared on the even ones.
+
+The benchmark writes OUTPUT.json after every cell and continues from it; at the end it writes OUTPUT.svg.
+"""
+
+import argparse
+import datetime
+import itertools
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import bass_jax as bass
+from bass_jax.cli.arguments import numbers
+from bass_jax.decoding.compiled_steps import CompiledSteps
+from bass_jax.engine import EngineConfig
+from bass_jax.engine.device_executor import DeviceExecutor
+from bass_jax.experiments.data_sources import read_data
+
+FIXED = (1, 2, 4, 6)
+METHODS = ("regular", "auto", *(f"fixed {length}" for length in FIXED))
+SHORT, LONG = 128, 1024
+GRID = [(SHORT, batch) for batch in (1, 2, 4, 8, 16, 32)] + [(LONG, batch) for batch in (1, 2, 4, 8)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", default="checkpoints/quickstart")
+    parser.add_argument("--draft", help="drafter of the pair (default: the pair's own)")
+    for kind in ("code", "questions", "summaries"):
+        parser.add_argument(f"--{kind}", required=True, help="JSON Lines file")
+    parser.add_argument("--batches", type=numbers, default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--contexts", type=numbers, default=[SHORT, LONG])
+    parser.add_argument("--kinds", default="code,questions,summaries,code at 0.8")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--output", type=Path, default=Path("never_slower"))
+    options = parser.parse_args()
+    path = options.output.with_suffix(".json")
+    about = {"date": f"{datetime.date.today()}", "jax": jax.__version__, "device": jax.devices()[0].device_kind}
+    record = json.loads(path.read_text()) if path.exists() else about | {"cells": []}
+    done = {(cell["kind"], cell["context"], cell["batch"]) for cell in record["cells"]}
+    pair = bass.load_pair(options.pair, drafter=options.draft)
+    for kind, (context, batch) in itertools.product(options.kinds.split(","), GRID):
+        if context not in options.contexts or batch not in options.batches or (kind, context, batch) in done:
+            continue
+        cell = {"kind": kind, "context": context, "batch": batch} | measure(options, pair, kind, context, batch)
+        record["cells"].append(cell)
+        path.write_text(json.dumps(record, indent=1) + "\n")
+        print(row(cell), flush=True)
+    print(summary(record["cells"]))
+    plot(record["cells"], options.output.with_suffix(".svg"))
+
+
+def measure(options, pair: bass.Pair, kind: str, context: int, batch: int) -> dict:
+    """Decodes one cell with all methods in turns."""
+    texts = itertools.islice(messages(options, pair.tokenizer, kind.split()[0], context), batch)
+    prompts = [pair.tokenizer.encode_chat(text) for text in texts]
+    sampling = bass.SamplingParams(temperature=0.8 if "0.8" in kind else 0.0)
+    settings = {"sampling": sampling, "max_new_tokens": options.max_new_tokens}
+    state = bass.prefill(pair, prompts, bass.SpecConfig(FIXED[-1]), **settings)
+    seconds: dict[str, list[float]] = {method: [] for method in METHODS}
+    rates: dict[str, list[float]] = {method: [] for method in METHODS}
+    lengths = []
+    for turn in range(-1, options.rounds):
+        for method in METHODS:
+            run = decode(pair, state, method, sampling.is_greedy)
+            if turn >= 0:
+                seconds[method].append(run["seconds"])
+                rates[method].append(run["num_tokens"] / run["seconds"])
+                lengths += [run["draft_len"]] if method == "auto" else []
+    best = max(FIXED, key=lambda length: statistics.median(rates[f"fixed {length}"][::2]))
+    fixed = [statistics.median(found[1::2]) for found in (rates["auto"], rates[f"fixed {best}"])]
+    ratios = np.array(rates["auto"]) / np.array(rates["regular"])
+    draws = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
+    return {
+        "tokens_per_second": {method: round(statistics.median(found), 2) for method, found in rates.items()},
+        "auto_over_regular": round(statistics.median(ratios), 3),
+        "interval": np.percentile(np.median(draws, axis=1), [2.5, 97.5]).round(3).tolist(),
+        "best_fixed": best,
+        "auto_over_best_fixed": round(fixed[0] / max(fixed[1], statistics.median(rates["regular"][1::2])), 3),
+        "draft_len": round(statistics.mean(lengths), 2),
+        "rounds": {method: [round(value, 4) for value in found] for method, found in seconds.items()},
+    }
+
+
+def decode(pair: bass.Pair, state: bass.decoding.SpecState, method: str, is_greedy: bool) -> dict:
+    """Decodes a copy of `state` to its end."""
+    name = "decode" if method == "regular" else "speculate"
+    draft_len = int(method.split()[1]) if method.startswith("fixed") else None
+    steps = CompiledSteps(name, bass.SpecConfig(draft_len), is_greedy)
+    copy = jax.tree.map(jnp.copy, state)
+    if draft_len is not None:
+        copy = copy._replace(draft_lens=jnp.full_like(copy.draft_lens, draft_len))
+    num_rows, capacity = state.tokens.shape
+    config = EngineConfig(num_slots=num_rows, capacity=capacity, buckets=(num_rows,))
+    executor = DeviceExecutor(pair, steps, config, lambda handle: state, copy)
+    executor.start([None] * num_rows)  # type: ignore
+    seconds, num_tokens, num_drafted, num_rows_active = 0.0, 0, 0, 0
+    while True:
+        executor.dispatch()
+        result = executor.collect()
+        seconds += result.seconds
+        num_tokens += int(result.info.num_emitted.sum())
+        num_drafted += int(result.info.num_drafted.sum())
+        num_rows_active += int(result.info.is_active.sum())
+        if (result.info.finish != bass.FinishReason.RUNNING).all():
+            return {"seconds": seconds, "num_tokens": num_tokens, "draft_len": num_drafted / num_rows_active}
+
+
+def messages(options, tokenizer, kind: str, context: int) -> Iterator[str]:
+    """Yields messages of at most `context` tokens: as many solved examples, or as much of an article, as fit."""
+    rows = read_data(getattr(options, kind))
+
+    def num_tokens(text: str) -> int:
+        return len(tokenizer.encode_chat(text))
+
+    if kind == "summaries":
+        for record in rows:
+            if record["category"] == "summarization":
+                words = record["turns"][0].split()
+                # A token is at most a word, so the halves converge on the longest beginning that fits.
+                low, high = 1, len(words)
+                while low < high:
+                    middle = (low + high + 1) // 2
+                    low, high = (middle, high) if num_tokens(" ".join(words[:middle])) <= context else (low, middle - 1)
+                yield " ".join(words[:low])
+        return
+    if kind == "code":
+        request = "Complete the following Python function:\n"
+        examples = [(f"{request}{record['prompt']}", record["canonical_solution"]) for record in rows]
+    else:
+        examples = [(record["question"], f"\n{record['answer']}") for record in rows]
+    for index, (text, _) in enumerate(examples):
+        if num_tokens(text) > context:
+            continue
+        for other, solution in examples[index + 1 :] + examples[:index]:
+            longer = f"{other}{solution}\n\n{text}"
+            if num_tokens(longer) > context:
+                break
+            text = longer
+        yield text
+
+
+def row(cell: dict) -> str:
+    """Returns a line of the table."""
+    rates = [f"{cell['tokens_per_second'][method]:.1f}" for method in METHODS]
+    low, high = cell["interval"]
+    ratio = f"{cell['auto_over_regular']:.2f}x ({low:.2f}-{high:.2f})"
+    fixed = f"{cell['auto_over_best_fixed']:.2f}x of {cell['best_fixed']}"
+    values = (cell["kind"], cell["context"], cell["batch"], *rates, f"{cell['draft_len']:.1f}", ratio, fixed)
+    return "| " + " | ".join(map(str, values)) + " |"
+
+
+def summary(cells: list[dict]) -> str:
+    """Returns the medians over the cells, and the cells that are slower than regular decoding."""
+    regular = statistics.median(cell["auto_over_regular"] for cell in cells)
+    fixed = statistics.median(cell["auto_over_best_fixed"] for cell in cells)
+    slower = [f"{cell['kind']}, {cell['context']}, {cell['batch']}" for cell in cells if cell["interval"][1] < 0.97]
+    return (
+        f"median over regular {regular:.3f}x, over the best fixed length {fixed:.3f}x; below 0.97x: {slower or 'none'}"
+    )
+
+
+def plot(cells: list[dict], path: Path) -> None:
+    """Draws the speed-up of `auto` and of every fixed length over the batch, a panel per kind and context."""
+    from matplotlib.figure import Figure
+
+    panels = list(dict.fromkeys((cell["kind"], cell["context"]) for cell in cells))
+    figure = Figure(figsize=(3.2 * len(panels), 3.0), layout="constrained")
+    all_axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axes, panel in zip(all_axes, panels, strict=True):
+        found = sorted(
+            (cell for cell in cells if (cell["kind"], cell["context"]) == panel), key=lambda one: one["batch"]
+        )
+        for method in METHODS[1:]:
+            rates = [cell["tokens_per_second"] for cell in found]
+            style = {"linewidth": 2.5, "color": "black"} if method == "auto" else {"linewidth": 1.0}
+            axes.plot(
+                [cell["batch"] for cell in found],
+                [one[method] / one["regular"] for one in rates],
+                label=method,
+                **style,
+            )
+        axes.axhline(1.0, color="gray", linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set(title=f"{panel[0]}, context {panel[1]}", xlabel="batch")
+    all_axes[0].set_ylabel("speed over regular decoding")
+    all_axes[0].legend(fontsize=7)
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()
