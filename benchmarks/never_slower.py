@@ -6,7 +6,7 @@ r"""Compares the policy `auto` with regular decoding and with fixed draft length
 The files are the data sets HumanEval, GSM8K and Spec-Bench. A context of 1,024 tokens holds solved examples before the
 last one, or a longer article. Every cell reads its prompts once. Regular decoding, `auto` and the fixed lengths then
 decode from copies of this state in turns, so that other work on the machine affects all of them. One round that is not
-counted compiles the steps. Compilation and prefill are not timed. Intervals are of the median, bootstrapped over rounds.
+counted compiles the steps. Compilation and prefill are not timed. Intervals are of the median, by bootstrap.
 The best fixed length is chosen on the odd rounds and compared on the even ones.
 
 The benchmark writes OUTPUT.json after every cell and continues from it; at the end it writes OUTPUT.svg.

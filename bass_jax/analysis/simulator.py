@@ -137,6 +137,7 @@ def _one_batch(policy: Policy, cost: CostModel, replay: tuple[Array, ...], rows:
             lengths=prompt_lengths + position,
             room=room,
             step_seconds=step_seconds(cost, num_rows, of_length, context),
+            is_compiled=jnp.ones(of_length.shape, bool),
             resume_seconds=resumed - usual,
             num_acceptable=at_position(acceptable, position),
         )

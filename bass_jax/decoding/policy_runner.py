@@ -14,12 +14,14 @@ class StepTimes(NamedTuple):
     """Measured times in seconds; NaN where nothing was measured."""
 
     step_seconds: Array | np.ndarray  # [A] float32, of a step with each of the policy's lengths
+    is_compiled: Array | np.ndarray  # [A] bool, whether these steps are compiled
     resume_seconds: Array | np.ndarray  # [] float32, what a step with drafts takes longer after steps without
 
 
 def no_times(policy: Policy) -> StepTimes:
     """Returns the times before anything is measured, and in loops without a clock."""
-    return StepTimes(np.full(len(policy.lengths), np.nan, np.float32), np.full((), np.nan, np.float32))
+    num = len(policy.lengths)
+    return StepTimes(np.full(num, np.nan, np.float32), np.ones(num, bool), np.full((), np.nan, np.float32))
 
 
 def no_step(num_rows: int) -> StepInfo:
@@ -82,6 +84,7 @@ def advance_rows(policy: Policy, policy_state: Any, rows, counts, times: StepTim
         lengths=lengths,
         room=limits - lengths,
         step_seconds=jnp.asarray(times.step_seconds),
+        is_compiled=jnp.asarray(times.is_compiled),
         resume_seconds=jnp.asarray(times.resume_seconds),
     )
     policy_state, plan = policy.update(policy_state, stats)

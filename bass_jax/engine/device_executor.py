@@ -35,6 +35,9 @@ from bass_jax.models.mesh import mesh_of, place_whole
 from bass_jax.policies.protocol import plan_bucket
 from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
 
+MAX_MEASURED = 4
+"""Steps per batch size that are compiled for a policy that measures times."""
+
 
 class DeviceExecutor:
     """A batch on JAX's default device, or on a mesh.
@@ -250,13 +253,14 @@ class DeviceExecutor:
         """Returns the bucket to run for `num_wanted` drafts.
 
         With a policy that measures times, a further step is compiled only when the steps since the last compilation
-        took as long as a compilation does. Until then the nearest compiled step is used.
+        took as long as a compilation does, and at most `MAX_MEASURED` are. Else the nearest compiled step is used.
         """
         bucket, num_rows = plan_bucket(self.steps.buckets, num_wanted), len(self.state.lengths)
         found = {one: step for one in self.steps.buckets if (step := self.steps.find(one, num_rows)) is not None}
         if self._clock is None or not found or bucket in found:
             return bucket
-        if JIT_CACHE.run_seconds >= max(step.compile_seconds for step in found.values()):
+        is_worth_it = JIT_CACHE.run_seconds >= max(step.compile_seconds for step in found.values())
+        if is_worth_it and len(found) < MAX_MEASURED:
             self._is_timed = False
             return bucket
         return min((one for one in found if one >= bucket), default=max(found))

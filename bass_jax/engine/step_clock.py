@@ -71,7 +71,8 @@ class StepClock:
             seconds = np.where(np.isnan(seconds), ratio * self._prior, seconds)
         resume = [step.resume_seconds for step in self._steps if step is not None]
         resume = [value for value in resume if np.isfinite(value)]
-        times = StepTimes(seconds.astype(np.float32), np.asarray(max(resume, default=np.nan), np.float32))
+        is_compiled = np.asarray([step is not None for step in self._steps])
+        times = StepTimes(seconds.astype(np.float32), is_compiled, np.asarray(max(resume, default=np.nan), np.float32))
         if jax.process_count() == 1:
             return times
         from jax.experimental.multihost_utils import broadcast_one_to_all

@@ -16,8 +16,11 @@ from bass_jax.policies.batch_table import cost_and_rates
 from bass_jax.policies.protocol import Plan, PolicyStats, all_rows, register_policy
 from bass_jax.typing import Array, Float
 
-LENGTHS = (0, 2, 4, 6)
-"""The default draft lengths."""
+LENGTHS = (0, 1, 2, 4, 6, 8)
+"""The default draft lengths. At most four of them are compiled per batch size."""
+
+TRIAL_MARGIN = 0.95
+"""A length that is not compiled is tried only if its expected tokens per second are at least this share of the best."""
 
 PRIOR_ACCEPTANCE, PRIOR_COST = 0.7, 0.15
 """Assumed before anything is measured: the acceptance rate of a draft, and its cost relative to a regular step."""
@@ -41,8 +44,8 @@ class Auto:
     The host measures how long a step of each length takes, and the policy counts how often the draft at each position
     is accepted. A length of n drafts is expected to emit 1 + y1 + y1·y2 + … + y1·…·yn tokens, where yi is the rate at
     which the i-th draft is proposed and accepted after the drafts before it were. Tokens per second are these tokens
-    divided by the time of the step. To notice changes, the policy tries every other length from time to time. A trial
-    costs the time by which it emits its tokens later than the best length would; all trials together may cost
+    divided by the time of the step. To notice changes, the policy tries the other compiled lengths from time to time.
+    A trial costs the time by which it emits its tokens later than the best length would; all trials together may cost
     `trial_share` of the time.
 
     Attributes:
@@ -78,7 +81,8 @@ class Auto:
         state = self._count(state, stats)
         seconds = step_seconds(stats, self.lengths, self.cost)
         tokens = self.expected_tokens(state)
-        best = jnp.argmax(tokens / seconds).astype(jnp.int32)
+        rates = tokens / seconds
+        best = jnp.argmax(rates).astype(jnp.int32)
 
         # The tokens of a trial would have taken the best length tokens[i] / tokens[best] of its steps.
         loss = seconds - tokens / tokens[best] * seconds[best]
@@ -87,6 +91,7 @@ class Auto:
         has_stepped = stats.is_active.any()
         budget = state.budget + jnp.where(has_stepped, self.trial_share / len(lengths) * seconds[best], 0.0)
         is_due = (budget >= loss) & (jnp.arange(len(lengths)) != best) & has_stepped
+        is_due &= stats.is_compiled | (rates >= TRIAL_MARGIN * rates[best])
         trial = jnp.argmax(jnp.where(is_due, budget / jnp.maximum(loss, 1e-9), -1.0)).astype(jnp.int32)
 
         goes_on = state.num_left > 0

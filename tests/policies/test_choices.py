@@ -31,6 +31,7 @@ def stats(num_rows, *, accepted=None, drafted=None, seconds=(), room=500, contex
         lengths=full(context),
         room=full(room),
         step_seconds=jnp.asarray(seconds, jnp.float32),
+        is_compiled=jnp.ones(len(seconds), bool),
         resume_seconds=jnp.float32(jnp.nan),
         num_acceptable=None if num_acceptable is None else jnp.asarray(num_acceptable, jnp.int32),
     )
@@ -129,8 +130,8 @@ def _drive(policy, state, plan, rates, draws, seconds):
     return state, plan, lengths
 
 
-TIMES = (1.0, 1.3, 1.6, 1.9)
-"""Of steps of 0, 2, 4 and 6 drafts."""
+TIMES = tuple(1 + 0.15 * length for length in policies.auto().lengths)
+"""Of steps of each length."""
 
 
 def test_auto_follows_the_acceptance_rate():
@@ -138,14 +139,14 @@ def test_auto_follows_the_acceptance_rate():
     worse, _ = drive(policies.auto(), 2, 0.0, 150, TIMES)
     assert worse[0] > 0 and worse[-20:].count(0) >= 19
     better, _ = drive(policies.auto(), 2, 1.0, 150, TIMES)
-    assert better[-1] == 6
+    assert better[-1] == 8
 
 
 def test_auto_bounds_the_time_of_trials_and_resumes_drafting():
     """While no draft is accepted, trials cost about 1 % of the time. When all are, drafting resumes."""
     _, state = drive(policies.auto(), 2, 0.0, 200, TIMES)
     off, _ = drive(policies.auto(), 2, 0.0, 2000, TIMES, state=state)
-    lost = sum(TIMES[length // 2] - 1.0 for length in off)
+    lost = sum(0.15 * length for length in off)
     assert 0.003 <= lost / 2000 <= 0.015
     back, _ = drive(policies.auto(), 2, 1.0, 1000, TIMES, state=state)
     assert min(back[-10:]) > 0
@@ -155,7 +156,7 @@ def test_auto_follows_the_times():
     """Another process makes steps with drafts three times as slow."""
     policy = policies.auto()
     before, state = drive(policy, 2, 0.8, 100, TIMES)
-    after, _ = drive(policy, 2, 0.8, 100, (1.0, 3.9, 4.8, 5.7), state=state)
+    after, _ = drive(policy, 2, 0.8, 100, (1.0, *(3 * seconds for seconds in TIMES[1:])), state=state)
     assert min(before[-10:]) > 0
     assert after[1:].count(0) >= 90
 

@@ -191,4 +191,5 @@ class SimulatedExecutor:
         bucket, length = buckets[-1]
         behind = int(rows["num_behind"].max())
         resumed = self._table.seconds(size, bucket, length, context, behind) - times[-1]
-        return StepTimes(np.asarray(times, np.float32), np.asarray(resumed, np.float32))
+        is_compiled = np.ones(len(times), bool)
+        return StepTimes(np.asarray(times, np.float32), is_compiled, np.asarray(resumed, np.float32))

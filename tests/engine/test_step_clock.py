@@ -1,0 +1,126 @@
+"""The measured times of steps, and what the policy `auto` compiles and plans with them."""
+
+import numpy as np
+import pytest
+
+import bass_jax as bass
+from bass_jax import policies
+from bass_jax.drafters import NgramDrafter
+from bass_jax.engine import device_executor
+from bass_jax.engine.generate import GenerateLoop
+from bass_jax.engine.step_clock import StepClock, calibrate
+from bass_jax.policies.auto import Auto
+from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
+from tests import tiny
+
+
+def compiled() -> CompiledFunction:
+    return CompiledFunction(lambda: None, compile_seconds=1.0)
+
+
+def test_the_first_call_and_catching_up_are_not_the_time_of_a_step():
+    step = compiled()
+    clock = StepClock([step])
+    clock.record(step, 9.0, resumes=False)
+    assert np.isnan(clock.times().step_seconds).all()
+    clock.record(step, 1.0, resumes=False)
+    clock.record(step, 3.0, resumes=True)
+    times = clock.times()
+    np.testing.assert_allclose(times.step_seconds, [1.0])
+    np.testing.assert_allclose(times.resume_seconds, 2.0)
+
+
+def test_an_interruption_moves_the_estimate_little():
+    step = compiled()
+    clock = StepClock([step])
+    for seconds in (1.0, 1.0, 100.0):
+        clock.record(step, seconds, resumes=False)
+    assert 1.0 < clock.times().step_seconds[0] <= 1.2
+
+
+def test_a_longer_context_is_seen_in_the_lengths_that_are_not_in_use():
+    """Every step becomes slower by the same time. Only one length measures it."""
+    used, other = compiled(), compiled()
+    clock = StepClock([other, used])
+    for step, seconds in ((other, 1.0), (used, 1.5)):
+        for _ in range(2):
+            clock.record(step, seconds, resumes=False)
+    for _ in range(50):
+        clock.record(used, 1.9, resumes=False)
+    times = clock.times().step_seconds
+    assert times[1] == pytest.approx(1.9, rel=0.01)
+    assert 1.15 < times[0] < 1.4
+
+
+def test_lengths_without_a_measurement_are_in_proportion_to_the_calibration():
+    step = compiled()
+    clock = StepClock([None, step, None], np.float32([1.0, 2.0, 4.0]))
+    np.testing.assert_allclose(clock.times().step_seconds, [1.0, 2.0, 4.0])
+    for _ in range(2):
+        clock.record(step, 0.2, resumes=False)
+    times = clock.times()
+    np.testing.assert_allclose(times.step_seconds, [0.1, 0.2, 0.4], rtol=1e-6)
+    assert times.is_compiled.tolist() == [False, True, False]
+
+
+def test_the_calibration_counts_the_drafter():
+    target = tiny.model(1)
+    free = calibrate(bass.Pair(target, NgramDrafter()), 2, (0, 0))
+    assert free[0] == free[1] > 0
+    drafts = bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.1)))
+    # The draft model is as large as the target, so four drafts take as long as four steps.
+    times = calibrate(drafts, 2, (0, 4))
+    assert times[1] >= 4 * times[0]
+
+
+@pytest.fixture
+def pair():
+    target = tiny.model(5, mlp_width=24)  # Its shape is used in no other test.
+    return bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.1)))
+
+
+def test_the_default_compiles_one_step_first_and_at_most_four(pair, monkeypatch):
+    """A further step is compiled after the steps so far took as long as a compilation."""
+    run = GenerateLoop(pair, tiny.PROMPTS, max_new_tokens=40)
+    executor = run._executor
+    assert isinstance(executor.steps.policy, Auto)
+    num_rows = len(run.state.lengths)
+
+    def buckets():
+        return [bucket for bucket in executor.steps.buckets if executor.steps.find(bucket, num_rows)]
+
+    assert len(buckets()) == 1
+    monkeypatch.setattr(JIT_CACHE, "run_seconds", 0.0)
+    assert {executor._bucket(num) for num in range(9)} == set(buckets())  # Too early to compile another.
+    monkeypatch.setattr(device_executor, "MAX_MEASURED", 2)
+    for num in (0, 1, 2, 8):
+        monkeypatch.setattr(JIT_CACHE, "run_seconds", 1e9)
+        executor._step(executor._bucket(num))
+    assert len(buckets()) == 2
+    regular = bass.generate(pair, tiny.PROMPTS, step="decode", max_new_tokens=40)
+    for _ in run:
+        pass
+    for found, expected in zip(run.result().tokens, regular.tokens, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_compile_time_does_not_enter_an_estimate(pair):
+    run = GenerateLoop(pair, tiny.PROMPTS, max_new_tokens=60)
+    for _ in run:
+        pass
+    num_rows = len(run.state.lengths)
+    steps = [run._executor.steps.find(bucket, num_rows) for bucket in run._executor.steps.buckets]
+    measured = [step for step in steps if step is not None and np.isfinite(step.seconds)]
+    assert measured
+    assert all(step.seconds < 0.5 * step.compile_seconds for step in measured)
+
+
+def test_with_a_cost_model_in_place_of_the_clock_a_run_repeats_exactly(pair):
+    from tests.cost_model.profiles import made_up
+
+    policy = policies.auto(profile=made_up(0.2), lengths=(0, 2, 4), trial_share=0.2, use_clock=False)
+    sampling = bass.SamplingParams(temperature=1.0)
+    runs = [bass.generate(pair, tiny.PROMPTS, policy=policy, sampling=sampling, max_new_tokens=40) for _ in range(2)]
+    for first, second in zip(runs[0].infos, runs[1].infos, strict=True):
+        np.testing.assert_array_equal(first.tokens, second.tokens)
+        np.testing.assert_array_equal(first.num_drafted, second.num_drafted)
