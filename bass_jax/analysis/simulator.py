@@ -10,6 +10,7 @@ import numpy as np
 from bass_jax.analysis.replay import Replay
 from bass_jax.config import batch_bucket, draft_len_bucket
 from bass_jax.cost_model import CostModel, step_seconds
+from bass_jax.decoding.policy_runner import no_times
 from bass_jax.policies import Policy, PolicyStats, oracle
 from bass_jax.policies.protocol import Plan, checked_plan, policy_buckets
 from bass_jax.typing import Array
@@ -120,12 +121,18 @@ def _one_batch(policy: Policy, cost: CostModel, replay: tuple[Array, ...], rows:
         return field[jnp.arange(num_rows), jnp.minimum(position, longest - 1)]
 
     of_length = jnp.asarray([draft_len_bucket(length) for length in policy.lengths])
+    unknown = no_times(policy)
 
     def stats_of(position, plan, counts, num_behind):
         is_active, num_drafted, num_accepted, num_emitted = counts
         room, is_running = limits - position, position < num_tokens
         context = jnp.where(is_running, prompt_lengths + position, 0).sum() / jnp.maximum(is_running.sum(), 1)
-        resumed, usual = (cost.draft_seconds(num_rows, 1, context, behind) for behind in (num_behind.max(), 0))
+        times = unknown
+        if getattr(policy, "use_clock", False):  # The cost model takes the place of the clock.
+            resumed, usual = (cost.draft_seconds(num_rows, 1, context, behind) for behind in (num_behind.max(), 0))
+            times = times._replace(
+                step_seconds=step_seconds(cost, num_rows, of_length, context), resume_seconds=resumed - usual
+            )
         return PolicyStats(
             is_active=is_active,
             is_running=is_running,
@@ -136,9 +143,7 @@ def _one_batch(policy: Policy, cost: CostModel, replay: tuple[Array, ...], rows:
             was_clipped=is_active & (plan.draft_lens > room + num_emitted - 1),
             lengths=prompt_lengths + position,
             room=room,
-            step_seconds=step_seconds(cost, num_rows, of_length, context),
-            is_compiled=jnp.ones(of_length.shape, bool),
-            resume_seconds=resumed - usual,
+            **{name: jnp.asarray(value) for name, value in times._asdict().items()},
             num_acceptable=at_position(acceptable, position),
         )
 

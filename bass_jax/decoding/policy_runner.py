@@ -83,9 +83,7 @@ def advance_rows(policy: Policy, policy_state: Any, rows, counts, times: StepTim
         was_clipped=is_active & (num_wanted > room_before - 1),
         lengths=lengths,
         room=limits - lengths,
-        step_seconds=jnp.asarray(times.step_seconds),
-        is_compiled=jnp.asarray(times.is_compiled),
-        resume_seconds=jnp.asarray(times.resume_seconds),
+        **{name: jnp.asarray(value) for name, value in times._asdict().items()},
     )
     policy_state, plan = policy.update(policy_state, stats)
     plan = checked_plan(policy, plan, lengths.shape[0])

@@ -26,10 +26,10 @@ POLICIES = {
     "bass_heuristic": policies.bass_heuristic(start=3, limit=4),
     "batch_table": policies.batch_table({1: 4, 4: 2}),
     "auto": policies.auto(lengths=LENGTHS),
-    "auto with trials": policies.auto(profile=made_up(0.9), lengths=LENGTHS, trial_share=0.3, use_clock=False),
+    "auto with trials": policies.auto(profile=made_up(0.9), lengths=LENGTHS, trial_share=1.0, use_clock=False),
     "auto with two lengths": policies.auto(profile=made_up(0.2), lengths=(0, 4), trial_share=0.3, use_clock=False),
     "confidence": policies.confidence(threshold=0.5, max_len=4),
-    "bandit": policies.bandit(lengths=LENGTHS),
+    "bandit": policies.bandit(lengths=LENGTHS, use_clock=False),
     "template": policies.find_policy("bass_jax.policies.template:OneMore(max_len=4)"),
 }
 LIMITS = (40, 25, 33)
