@@ -86,7 +86,7 @@ def main() -> None:
         **{f"fixed {length}": policies.fixed(length) for length in LENGTHS[1:]},
         "bass_heuristic": policies.bass_heuristic(),
         "batch_table": policies.batch_table(profile=profile, lengths=LENGTHS),
-        "goodput": policies.goodput(profile=profile, lengths=LENGTHS),
+        "auto": policies.auto(profile=profile, lengths=LENGTHS),
         "confidence": policies.confidence(max_len=4),
         **({"bandit": policies.bandit(lengths=LENGTHS)} if options.bandit else {}),
     }
@@ -150,7 +150,7 @@ def measure(options, pair, methods, rows, batch, replay, profile) -> list[dict]:
                 steps[name].append(times)
     seconds = {name: [sum(times) for times in found] for name, found in steps.items()}
     texts = {name: [row.tolist() for run in found for row in run.tokens] for name, found in runs.items()}
-    update = update_seconds(pair, methods["goodput"], rows[:batch])
+    update = update_seconds(pair, methods["auto"], rows[:batch])
     batches = compose(len(rows), batch)
     simulated = {name: simulate(replay, policy, profile.table, batches) for name, policy in methods.items()}
     oracle = regret(replay, {}, profile.table, batches, range(9))["oracle"][0]
@@ -192,7 +192,7 @@ def update_seconds(pair, policy, rows) -> float:
     update, policy_state, found = jax.jit(advance_rows), policy.init(len(state.lengths)), []
     for _ in range(200):
         start = time.perf_counter()
-        policy_state, _, num_wanted = update(policy, policy_state, rows_of(state), counts_of(info), 0.02)
+        policy_state, _, num_wanted = update(policy, policy_state, rows_of(state), counts_of(info))
         jax.block_until_ready(num_wanted)
         found.append(time.perf_counter() - start)
     return statistics.median(found)
@@ -228,18 +228,18 @@ def tables(record) -> str:
             f"{error:+.1%} |"
         )
     fixed = [method for method in methods if method == "regular" or method.startswith("fixed")]
-    worst = min(ratio(batch, "goodput") / max(ratio(batch, method) for method in fixed) for batch in batches)
+    worst = min(ratio(batch, "auto") / max(ratio(batch, method) for method in fixed) for batch in batches)
     errors = [abs(cell["simulated_seconds"] / cell["seconds"] - 1) for cell in cells]
     counts = [abs(cell["simulated_tokens_per_pass"] / cell["tokens_per_pass"] - 1) for cell in cells]
-    lines += ["", f"* goodput compared with the best fixed length, worst batch: {worst:.3f}x"]
+    lines += ["", f"* auto compared with the best fixed length, worst batch: {worst:.3f}x"]
     if "bass_heuristic" in methods:
-        against = statistics.mean(ratio(batch, "goodput") / ratio(batch, "bass_heuristic") for batch in batches)
-        lines.append(f"* goodput compared with bass_heuristic, mean over batches: {against:.3f}x")
-    update = max(by_name[batch, "goodput"]["update_share"] for batch in batches)
+        against = statistics.mean(ratio(batch, "auto") / ratio(batch, "bass_heuristic") for batch in batches)
+        lines.append(f"* auto compared with bass_heuristic, mean over batches: {against:.3f}x")
+    update = max(by_name[batch, "auto"]["update_share"] for batch in batches)
     lines += [
         f"* simulated seconds: mean error {statistics.mean(errors):.1%}, largest {max(errors):.1%}",
         f"* simulated tokens per target pass: largest error {max(counts):.2%}",
-        f"* an update of goodput takes at most {update:.2%} of a mean step",
+        f"* an update of auto takes at most {update:.2%} of a mean step",
         f"* all tokens equal those of regular decoding: {all(cell['is_identical'] for cell in cells)}",
     ]
     return "\n".join(lines) + "\n"
@@ -253,7 +253,7 @@ def plot(record, path: Path) -> None:
     axes = figure.subplots()
     for method in dict.fromkeys(cell["method"] for cell in record["cells"]):
         found = [cell for cell in record["cells"] if cell["method"] == method]
-        style = "-o" if method in ("goodput", "bass_heuristic") else "--."
+        style = "-o" if method in ("auto", "bass_heuristic") else "--."
         axes.plot([cell["batch"] for cell in found], [cell["ratio_to_regular"] for cell in found], style, label=method)
     axes.set_xscale("log", base=2)
     batches = sorted({cell["batch"] for cell in record["cells"]})

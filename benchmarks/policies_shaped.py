@@ -64,7 +64,7 @@ def main() -> None:
         **{f"fixed {length}": policies.fixed(length) for length in (2, 4, 8)},
         "bass_heuristic": policies.bass_heuristic(limit=8),
         "batch_table": policies.batch_table(profile=profile, lengths=LENGTHS),
-        "goodput": policies.goodput(profile=profile, lengths=LENGTHS),
+        "auto": policies.auto(profile=profile, lengths=LENGTHS),
         "bandit": policies.bandit(lengths=LENGTHS),
     }
     cells = [cell for batch in batches for cell in measure(options, pair, spec, methods, batch)]

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         args.DRAFT,
         args.argument("--batches", "rows", "1,8", type=args.numbers),
         args.argument("--capacities", "tokens of prompt and output", "256", type=args.numbers),
-        args.DRAFT_LEN,
+        args.argument("--draft-len", "draft tokens per step (default: all lengths of the policy auto)", type=int),
         args.ACCEPTANCE,
         args.TEMPERATURE,
     )

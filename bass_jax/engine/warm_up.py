@@ -8,6 +8,7 @@ from typing import NamedTuple
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.pair import Pair
 from bass_jax.engine.generate import GenerateLoop
+from bass_jax.policies import auto
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import SamplingParams
 
@@ -35,7 +36,7 @@ def warm_up(
 
     Args:
         pair: target and drafter.
-        spec: the configuration of the steps.
+        spec: the configuration of the steps; if its draft length is None, all lengths of the policy ``"auto"``.
         batches: numbers of rows; each is rounded up to its bucket.
         capacities: tokens of prompt and output; each is rounded up to its bucket.
         sampling: default greedy. Sampled steps are compiled separately.
@@ -52,6 +53,8 @@ def warm_up(
             # The first step with seeds, as on the command line, the others with a key.
             seeds = None if index else range(batch)
             options = {"sampling": sampling, "max_new_tokens": capacity - 1, "step": step, "seeds": seeds}
+            if step == "speculate" and spec.draft_len is None:
+                options["policy"] = auto(use_clock=False)  # A policy without a clock compiles all lengths in advance.
             GenerateLoop(pair, [[0]] * batch, spec, **options)
         yield WarmUp(
             batch=batch,

@@ -352,6 +352,21 @@ def test_a_callback_that_raises_ends_only_its_own_request(token_engine, pair):
     check_empty(token_engine)
 
 
+def test_the_default_engine_chooses_the_draft_length(pair):
+    """The tokens are those of regular decoding, whatever is measured; two lengths are compiled before the start."""
+    engine = bass.Engine(pair, config=CONFIG, num_stop_tokens=4)
+    steps = engine.executor.steps
+    for size in CONFIG.sizes:
+        compiled = [bucket for bucket in steps.buckets if steps.find(bucket, size)]
+        assert 0 in compiled and len(compiled) <= 2
+    prompts = [[1 + index % 7, 2, 3, index % 5] for index in range(12)]
+    handles = [engine.submit(prompt, max_new_tokens=30) for prompt in prompts]
+    engine.run()
+    expected = bass.generate(pair, prompts, step="decode", max_new_tokens=30).tokens
+    for handle, tokens in zip(handles, expected, strict=True):
+        np.testing.assert_array_equal(handle.result().tokens, tokens)
+
+
 def test_pages_are_reserved_and_freed(pair):
     """There are more rows than dense caches with as many tokens would have."""
     spec, policy, config = ENGINES["paged shared_noise"]
