@@ -98,6 +98,7 @@ class DeviceExecutor:
         self._uses_clock = getattr(self._policy, "use_clock", False)
         self._clock: StepClock | None = None
         self._calibration: dict[int, np.ndarray] = {}
+        self._may_compile = False
         self._is_timed = False
         self._has_drafted = True
         self._wanted = np.zeros(2, np.int32)  # see `plan_rows`; without a policy there is one bucket
@@ -259,14 +260,16 @@ class DeviceExecutor:
         found = {one: step for one in self.steps.buckets if (step := self.steps.find(one, num_rows)) is not None}
         if self._clock is None or not found or bucket in found:
             return bucket
-        is_worth_it = JIT_CACHE.run_seconds >= max(step.compile_seconds for step in found.values())
-        if is_worth_it and len(found) < MAX_MEASURED:
+        if self._may_compile and len(found) < MAX_MEASURED:
             self._is_timed = False
             return bucket
         return min((one for one in found if one >= bucket), default=max(found))
 
     def _times(self) -> StepTimes:
-        """Returns the measured times of the policy's lengths."""
+        """Returns the measured times of the policy's lengths, and decides whether another step may be compiled.
+
+        Under `jax.distributed` all processes take those of process 0, so that they plan and compile the same.
+        """
         policy, num_rows = self._policy, len(self.state.lengths)
         assert policy is not None
         if not self._uses_clock:
@@ -275,7 +278,14 @@ class DeviceExecutor:
             self._calibration[num_rows] = calibrate(self._pair, num_rows, policy.lengths)
         steps = [self.steps.find(draft_len_bucket(length), num_rows) for length in policy.lengths]
         self._clock = StepClock(steps, self._calibration.get(num_rows))
-        return self._clock.times()
+        times = self._clock.times()
+        compile_seconds = max((step.compile_seconds for step in steps if step is not None), default=0.0)
+        self._may_compile = JIT_CACHE.run_seconds >= compile_seconds
+        if jax.process_count() > 1:
+            from jax.experimental.multihost_utils import broadcast_one_to_all
+
+            times, self._may_compile = broadcast_one_to_all((times, np.asarray(self._may_compile)))
+        return times
 
     def _plan(self) -> Callable:
         name = ("plan", len(self.state.lengths))

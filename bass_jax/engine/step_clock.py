@@ -64,7 +64,7 @@ class StepClock:
                 other.seconds = max(other.seconds + change / 2, 0.1 * other.seconds)
 
     def times(self) -> StepTimes:
-        """Returns the estimates; under `jax.distributed` those of process 0, so that all processes plan the same."""
+        """Returns the estimates."""
         seconds = np.asarray([np.nan if step is None else step.seconds for step in self._steps], np.float32)
         if self._prior is not None:
             ratio = np.nanmean(seconds / self._prior) if np.isfinite(seconds).any() else 1.0
@@ -72,12 +72,7 @@ class StepClock:
         resume = [step.resume_seconds for step in self._steps if step is not None]
         resume = [value for value in resume if np.isfinite(value)]
         is_compiled = np.asarray([step is not None for step in self._steps])
-        times = StepTimes(seconds.astype(np.float32), is_compiled, np.asarray(max(resume, default=np.nan), np.float32))
-        if jax.process_count() == 1:
-            return times
-        from jax.experimental.multihost_utils import broadcast_one_to_all
-
-        return StepTimes(*broadcast_one_to_all(times))
+        return StepTimes(seconds.astype(np.float32), is_compiled, np.asarray(max(resume, default=np.nan), np.float32))
 
 
 def calibrate(pair: Pair, num_rows: int, lengths: Sequence[int]) -> np.ndarray:

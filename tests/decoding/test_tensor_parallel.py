@@ -29,9 +29,9 @@ def models(**changes) -> tuple[bass.models.Model, bass.models.Model]:
     return target, tiny.perturbed(target, 0.02)
 
 
-def decode(target: bass.models.Model, draft: bass.models.Model | None, step: str = "speculate"):
+def decode(target: bass.models.Model, draft: bass.models.Model | None, step: str = "speculate", spec=SPEC):
     drafter = bass.drafters.NgramDrafter() if draft is None else ModelDrafter(draft, VOCAB)
-    return bass.generate(bass.Pair(target, drafter), tiny.PROMPTS, SPEC, max_new_tokens=NUM_TOKENS, step=step)
+    return bass.generate(bass.Pair(target, drafter), tiny.PROMPTS, spec, max_new_tokens=NUM_TOKENS, step=step)
 
 
 def bytes_per_device(model: bass.models.Model) -> int:
@@ -122,7 +122,15 @@ from tests.decoding import test_tensor_parallel as shared
 target, draft = shared.models()
 run = shared.decode(place_model(target, mesh), place_model(draft, mesh, {}))
 num_bytes = shared.bytes_per_device(place_model(target, mesh))
-print(json.dumps({"devices": len(jax.devices()), "bytes": num_bytes, "tokens": [row.tolist() for row in run.tokens]}))
+# The policy auto. Process 0 measures, and it alone would compile another length at once.
+from bass_jax.runtime.jit_cache import JIT_CACHE
+JIT_CACHE.run_seconds = 1e9 if sys.argv[2] == "0" else 0.0
+adaptive = shared.decode(place_model(target, mesh), place_model(draft, mesh, {}), spec=bass.SpecConfig())
+print(json.dumps({
+    "devices": len(jax.devices()), "bytes": num_bytes, "tokens": [row.tolist() for row in run.tokens],
+    "adaptive": [row.tolist() for row in adaptive.tokens],
+    "lengths": [info.num_drafted.tolist() for info in adaptive.infos],
+}))
 """
 
 
@@ -154,4 +162,5 @@ def test_two_processes_decode_the_same_tokens(expected):
     total = sum(leaf.nbytes for leaf in jax.tree.leaves(models()[0].params))
     for one in found:
         assert one["devices"] == 2 and one["bytes"] < 0.6 * total
-        assert one["tokens"] == [row.tolist() for row in expected]
+        assert one["tokens"] == one["adaptive"] == [row.tolist() for row in expected]
+    assert found[0]["lengths"] == found[1]["lengths"]
