@@ -14,7 +14,7 @@ EXAMPLES = """examples:
   bass-jax demo --batches 1,8 --file prompts.txt --plot demo.svg
 """
 
-NUM_ROUNDS = 3
+NUM_ROUNDS = 2
 """Rounds of each batch size. Both ways of decoding take turns."""
 
 BAR_WIDTH = 40
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         args.argument("--pair", "target and draft", "checkpoints/quickstart"),
         args.argument("--file", "text with one prompt per line", Path("configs/demo_prompts.txt")),
         args.argument("--batches", "rows that are decoded together", "1,2,4,8", type=args.numbers),
-        args.max_new_tokens(64),
+        args.max_new_tokens(48),
         args.argument("--plot", "SVG image of the table", Path("demo.svg")),
     )
 

@@ -61,19 +61,29 @@ class CompiledSteps:
         self._compiled: dict[tuple[int, int], CompiledFunction] = {}
 
     def find(self, bucket: int, num_rows: int) -> CompiledFunction | None:
-        """Returns the step of `bucket` for a batch of `num_rows` if it is compiled."""
+        """Returns the step of `bucket` for a batch of `num_rows` if `get` or `find_all` has returned it before."""
         return self._compiled.get((bucket, num_rows))
+
+    def find_all(self, pair: Pair, state: SpecState) -> None:
+        """Finds the steps of this batch that the process has compiled already."""
+        for bucket in self.buckets:
+            found = JIT_CACHE.find(*self._function(bucket, pair, state), donate_argnums=(1,))
+            if found is not None:
+                self._compiled[bucket, len(state.lengths)] = found
 
     def get(self, bucket: int, pair: Pair, state: SpecState) -> CompiledFunction:
         """Returns the step of `bucket`, ``(pair, state, spec)`` to ``(state, info)``, compiled for this batch."""
         name = bucket, len(state.lengths)
         if name not in self._compiled:
             before = JIT_CACHE.compile_seconds
-            step = decode_step if bucket == 0 and self._step is speculate_step else self._step
-            spec = bucket_spec(self.spec, bucket)
-            self._compiled[name] = JIT_CACHE.get(step, pair, state, spec, donate_argnums=(1,))
+            self._compiled[name] = JIT_CACHE.get(*self._function(bucket, pair, state), donate_argnums=(1,))
             self.seconds[bucket] = self.seconds.get(bucket, 0.0) + JIT_CACHE.compile_seconds - before
         return self._compiled[name]
+
+    def _function(self, bucket: int, pair: Pair, state: SpecState) -> tuple:
+        """Returns the step of `bucket` and its arguments."""
+        step = decode_step if bucket == 0 and self._step is speculate_step else self._step
+        return step, pair, state, bucket_spec(self.spec, bucket)
 
 
 def bucket_spec(spec: SpecConfig, bucket: int) -> SpecConfig:

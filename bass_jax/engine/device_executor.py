@@ -97,7 +97,7 @@ class DeviceExecutor:
         self._in_flight: tuple[StepInfo, Any, int, float] | None = None
         self._uses_clock = getattr(self._policy, "use_clock", False)
         self._clock: StepClock | None = None
-        self._calibration: dict[int, np.ndarray] = {}
+        self._calibration: dict[int, np.ndarray | None] = {}
         self._may_compile = False
         self._is_timed = False
         self._has_drafted = True
@@ -274,10 +274,12 @@ class DeviceExecutor:
         assert policy is not None
         if not self._uses_clock:
             return no_times(policy)
-        if getattr(policy, "cost", None) is None and num_rows not in self._calibration:
-            self._calibration[num_rows] = calibrate(self._pair, num_rows, policy.lengths)
+        if num_rows not in self._calibration:
+            self.steps.find_all(self._pair, self.state)
+            has_cost = getattr(policy, "cost", None) is not None
+            self._calibration[num_rows] = None if has_cost else calibrate(self._pair, num_rows, policy.lengths)
         steps = [self.steps.find(draft_len_bucket(length), num_rows) for length in policy.lengths]
-        self._clock = StepClock(steps, self._calibration.get(num_rows))
+        self._clock = StepClock(steps, self._calibration[num_rows])
         times = self._clock.times()
         compile_seconds = max((step.compile_seconds for step in steps if step is not None), default=0.0)
         self._may_compile = JIT_CACHE.run_seconds >= compile_seconds

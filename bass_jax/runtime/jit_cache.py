@@ -56,9 +56,7 @@ class JitCache:
 
     def get(self, function: Callable, *args: Any, donate_argnums: tuple[int, ...] = ()) -> CompiledFunction:
         """Returns `function` compiled for arguments of these shapes, placements and static parts."""
-        leaves, structure = jax.tree.flatten(args)
-        placements = tuple(_placement(leaf) for leaf in leaves)
-        key = function, donate_argnums, structure, tuple(jax.typeof(leaf) for leaf in leaves), placements
+        key, placements = _key(function, args, donate_argnums)
         if key not in self._compiled:
             start = time.perf_counter()
             mesh: Any = next((placement.mesh for placement in placements if placement is not None), None)
@@ -72,9 +70,20 @@ class JitCache:
             self.run_seconds = 0.0
         return self._compiled[key]
 
+    def find(self, function: Callable, *args: Any, donate_argnums: tuple[int, ...] = ()) -> CompiledFunction | None:
+        """Returns what `get` would return if it is compiled already."""
+        return self._compiled.get(_key(function, args, donate_argnums)[0])
+
     def clear(self) -> None:
         """Forgets all compiled functions; those that are asked for again are compiled again."""
         self._compiled.clear()
+
+
+def _key(function: Callable, args: tuple, donate_argnums: tuple[int, ...]) -> tuple[Any, tuple]:
+    """Returns the key of a compiled function, and the placements of its arguments."""
+    leaves, structure = jax.tree.flatten(args)
+    placements = tuple(_placement(leaf) for leaf in leaves)
+    return (function, donate_argnums, structure, tuple(jax.typeof(leaf) for leaf in leaves), placements), placements
 
 
 def _placement(leaf: Any) -> NamedSharding | None:
