@@ -31,6 +31,8 @@ class AutoState(NamedTuple):
 
     num_accepted: Array  # [P] float32, drafts at this position that were accepted
     num_reached: Array  # [P] float32, rows that wanted a draft at this position, and accepted all drafts before it
+    row_accepted: Array  # [B] float32, accepted drafts of the row
+    row_expected: Array  # [B] float32, accepted drafts that the rates of the batch predict for the row
     budget: Array  # [A] float32, seconds that a trial of each length may cost now
     chosen: Array  # [] int32, index of the planned length
     num_left: Array  # [] int32, further steps of the current trial
@@ -39,21 +41,27 @@ class AutoState(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Auto:
-    """Chooses the length with the most expected tokens per second.
+    """Chooses the length with the most expected tokens per second of a row.
 
     The host measures how long a step of each length takes, and the policy counts how often the draft at each position
     is accepted. A length of n drafts is expected to emit 1 + y1 + y1·y2 + … + y1·…·yn tokens, where yi is the rate at
-    which the i-th draft is proposed and accepted after the drafts before it were. Tokens per second are these tokens
-    divided by the time of the step. To notice changes, the policy tries the other compiled lengths from time to time.
-    A trial costs the time by which it emits its tokens later than the best length would; all trials together may cost
-    `trial_share` of the time.
+    which the i-th draft is proposed and accepted after the drafts before it were. The rates are those of the batch,
+    times the row's own accepted drafts over those that the rates predicted for it. The speed of the batch is the
+    harmonic mean of its rows' speeds, so that a batch whose slow rows run longest does not draft for the fast ones
+    alone. Drafting has to be faster than regular steps by `margin`, because a row that accepts more ends earlier, and its
+    place in the batch is then computed for nothing.
+
+    To notice changes, the policy tries the other compiled lengths from time to time. A trial costs the time by which it
+    emits its tokens later than the best length would; all trials together may cost `trial_share` of the time.
 
     Attributes:
         cost: cost model for lengths that were not measured, and for loops without a clock; None assumes that a draft
             costs `PRIOR_COST` regular steps.
         prior: ``[P]`` float32, acceptance rates that the estimates start from.
         prior_weight: number of drafts that the prior counts as, at each position.
+        row_weight: number of accepted drafts that the rates of the batch count as, for one row.
         memory: number of row steps after which a count has lost two thirds of its weight.
+        margin: see above; a fraction.
         trial_share: see above.
         use_clock: measure the steps. False takes all times from `cost`, so that a run repeats exactly; static.
         lengths: draft lengths to choose from; static, ascending.
@@ -64,24 +72,25 @@ class Auto:
     cost: Leaf
     prior: Leaf
     prior_weight: Leaf = 4.0
+    row_weight: Leaf = 8.0
     memory: Leaf = 100.0
+    margin: Leaf = 0.08
     trial_share: Leaf = 0.01
     use_clock: bool = dataclasses.field(default=True, metadata={"static": True})
     lengths: tuple[int, ...] = dataclasses.field(default=LENGTHS, metadata={"static": True})
 
     def init(self, num_rows: int) -> AutoState:
         """Returns counts of 0."""
-        del num_rows
-        zeros = jnp.zeros(self.prior.shape, jnp.float32)
-        return AutoState(zeros, zeros, jnp.zeros(len(self.lengths), jnp.float32), jnp.int32(-1), jnp.int32(0))
+        positions, rows, lengths = (jnp.zeros(num) for num in (self.prior.shape[0], num_rows, len(self.lengths)))
+        return AutoState(positions, positions, rows, rows, lengths, jnp.int32(-1), jnp.int32(0))
 
     def update(self, state: AutoState, stats: PolicyStats) -> tuple[AutoState, Plan]:
         """Counts the drafts of the last step, and chooses the next length."""
         lengths = jnp.asarray(self.lengths, jnp.int32)
         state = self._count(state, stats)
         seconds = step_seconds(stats, self.lengths, self.cost)
-        tokens = self.expected_tokens(state)
-        rates = tokens / seconds
+        tokens = self.expected_tokens(state, stats.is_running)
+        rates = tokens / seconds * jnp.where(lengths > 0, 1 - self.margin, 1.0)
         best = jnp.argmax(rates).astype(jnp.int32)
 
         # The tokens of a trial would have taken the best length tokens[i] / tokens[best] of its steps.
@@ -106,10 +115,13 @@ class Auto:
         """Returns the estimated acceptance rates by position."""
         return (state.num_accepted + self.prior_weight * self.prior) / (state.num_reached + self.prior_weight)
 
-    def expected_tokens(self, state: AutoState) -> Float[Array, "A"]:
-        """Returns the tokens that a row is expected to emit in a step of each length."""
-        by_length = 1 + jnp.concatenate([jnp.zeros(1), jnp.cumsum(jnp.cumprod(self.acceptance(state)))])
-        return by_length[jnp.asarray(self.lengths)]
+    def expected_tokens(self, state: AutoState, is_running: Array) -> Float[Array, "A"]:
+        """Returns the tokens that a step of each length is expected to emit, the harmonic mean of the running rows."""
+        ratios = (state.row_accepted + self.row_weight) / (state.row_expected + self.row_weight)
+        rates = jnp.clip(self.acceptance(state) * ratios[:, None], 0.0, 1.0)
+        tokens = 1 + jnp.pad(jnp.cumsum(jnp.cumprod(rates, axis=1), axis=1), ((0, 0), (1, 0)))
+        steps_per_token = jnp.where(is_running[:, None], 1 / tokens[:, jnp.asarray(self.lengths)], 0.0).sum(axis=0)
+        return jnp.maximum(is_running.sum(), 1) / jnp.maximum(steps_per_token, 1e-9)
 
     def _count(self, state: AutoState, stats: PolicyStats) -> AutoState:
         positions = jnp.arange(self.prior.shape[0])
@@ -119,7 +131,11 @@ class Auto:
         is_reached &= stats.is_active[:, None]
         was_accepted = is_reached & (positions < stats.num_accepted[:, None])
         decay = jnp.exp(-is_reached[:, 0].sum() / self.memory)
+        expected = jnp.where(positions < num_wanted[:, None], jnp.cumprod(self.acceptance(state)), 0.0).sum(axis=1)
+        row_decay = jnp.where(is_reached[:, 0], jnp.exp(-1 / self.memory), 1.0)
         return state._replace(
+            row_accepted=row_decay * state.row_accepted + was_accepted.sum(axis=1),
+            row_expected=row_decay * state.row_expected + jnp.where(is_reached[:, 0], expected, 0.0),
             num_accepted=decay * state.num_accepted + was_accepted.sum(axis=0),
             num_reached=decay * state.num_reached + is_reached.sum(axis=0),
         )
