@@ -173,7 +173,7 @@ def time_steps(pair: Pair, specs: Mapping[int, SpecConfig], state: SpecState) ->
 
 def _draft_seconds(pair: Pair, spec: SpecConfig, state: SpecState) -> tuple[float, float, float]:
     """Returns the times of proposing one draft, of a further draft, and of a pass that catches up."""
-    many, num_reads = spec.draft_len, 3
+    many, num_reads = spec.num_drafts, 3
     keys = jax.jit(step_draft_keys, static_argnums=2)(state.keys, state.num_steps, many)
     rows = state._replace(target_cache=None, drafter_state=None)
     execute = JIT_CACHE.get(_propose, pair, state.drafter_state, rows, state.lengths, keys, spec, donate_argnums=(1,))
@@ -204,7 +204,7 @@ def _propose(
 ) -> tuple[Proposal, Any]:
     processors = LogitsProcessors(rows.sampling_arrays.processor_arrays, rows.prompt_lengths, rows.stop_tokens)
     context = DraftContext(rows.tokens, rows.lengths, num_wanted, rows.sampling_arrays, keys, processors)
-    return pair.drafter.propose(drafter_state, context, spec.draft_len, is_sampled=spec.acceptance != "greedy")
+    return pair.drafter.propose(drafter_state, context, spec.num_drafts, is_sampled=spec.acceptance != "greedy")
 
 
 def _median_seconds[T: Hashable](run: Callable[[T], float], cells: Sequence[T]) -> dict[T, float]:

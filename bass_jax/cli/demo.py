@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bass_jax.cli import arguments as args
+from bass_jax.cli.prompt_arguments import collect_prompts
 
 EXAMPLES = """examples:
   bass-jax demo
@@ -53,11 +54,12 @@ def run(options: argparse.Namespace) -> int:
     """Decodes and prints; returns the exit code."""
     from rich.console import Console
     from rich.progress import Progress
+    from rich.text import Text
 
     from bass_jax.decoding.load_pair import load_pair
     from bass_jax.runtime.xla_flags import use_compilation_cache
 
-    prompts = [line for line in options.file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    prompts = collect_prompts((), options.file, "prompt", "{prompt}")
     use_compilation_cache()
     pair = load_pair(options.pair)
     encoded = [pair.tokenizer.encode_prompt(prompt) for prompt in prompts]
@@ -74,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
             compile_seconds += seconds
     out = args.output_console()
     for prompt, text in list(zip(prompts, texts, strict=True))[:2]:
-        out.print(f"[bold]{prompt}[/bold]\n{text.strip()}\n", highlight=False)
+        out.print(Text(f"{prompt}\n", style="bold"), Text(f"{text.strip()}\n"))
     _print(out, rows, len(prompts), compile_seconds)
     with contextlib.suppress(ImportError):
         import matplotlib  # noqa: F401

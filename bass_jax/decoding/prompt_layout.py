@@ -68,21 +68,21 @@ def lay_out_prompts(
     def fill(values, value):
         return np.concatenate([values, np.full(num_padding, value, values.dtype)])
 
-    state = SpecState(
-        tokens=tokens,
-        lengths=fill(prompt_lengths, 1),
-        prompt_lengths=fill(prompt_lengths, 1),
-        limits=fill(limits.astype(np.int32), 1),
-        finish=fill(np.full(num_rows, FinishReason.RUNNING, np.int32), FinishReason.INACTIVE),
-        keys=_row_keys(options, num_rows, num_padding),
-        num_steps=np.zeros(len(tokens), np.int32),
-        draft_lens=np.full(len(tokens), spec.num_drafts, np.int32),
-        sampling_arrays=sampling.sampling_arrays(num_rows, pair.target.config.vocab_size, num_padding),
-        stop_tokens=np.tile(stops, (len(tokens), 1)),
-        target_cache=None,
-        drafter_state=None,
-    )
-    return PromptLayout(state, num_rows, num_samples)
+    fields: dict[str, Any] = {  # NumPy arrays, which the annotations of the state do not allow
+        "tokens": tokens,
+        "lengths": fill(prompt_lengths, 1),
+        "prompt_lengths": fill(prompt_lengths, 1),
+        "limits": fill(limits.astype(np.int32), 1),
+        "finish": fill(np.full(num_rows, FinishReason.RUNNING, np.int32), FinishReason.INACTIVE),
+        "keys": _row_keys(options, num_rows, num_padding),
+        "num_steps": np.zeros(len(tokens), np.int32),
+        "draft_lens": np.full(len(tokens), spec.num_drafts, np.int32),
+        "sampling_arrays": sampling.sampling_arrays(num_rows, pair.target.config.vocab_size, num_padding),
+        "stop_tokens": np.tile(stops, (len(tokens), 1)),
+        "target_cache": None,
+        "drafter_state": None,
+    }
+    return PromptLayout(SpecState(**fields), num_rows, num_samples)
 
 
 def _row_keys(options: DecodeOptions, num_rows: int, num_padding: int) -> Key[Array, "B"]:

@@ -44,20 +44,21 @@ def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: 
             processor_arrays=_filled(sampling_arrays.processor_arrays, vocab_size)
         )
     length, seed = np.full(1, len(request.prompt), np.int32), np.full(1, request.seed, np.uint32)
-    return SpecState(
-        tokens=tokens,
-        lengths=length,
-        prompt_lengths=length,
-        limits=np.full(1, request.limit, np.int32),
-        finish=np.full(1, FinishReason.RUNNING, np.int32),
-        keys=JIT_CACHE.get(seed_keys, seed)(seed),
-        num_steps=np.zeros(1, np.int32),
-        draft_lens=np.zeros(1, np.int32),
-        sampling_arrays=sampling_arrays,
-        stop_tokens=stops,
-        target_cache=None,
-        drafter_state=None,
-    )
+    fields: dict[str, Any] = {  # NumPy arrays, which the annotations of the state do not allow
+        "tokens": tokens,
+        "lengths": length,
+        "prompt_lengths": length,
+        "limits": np.full(1, request.limit, np.int32),
+        "finish": np.full(1, FinishReason.RUNNING, np.int32),
+        "keys": JIT_CACHE.get(seed_keys, seed)(seed),
+        "num_steps": np.zeros(1, np.int32),
+        "draft_lens": np.zeros(1, np.int32),
+        "sampling_arrays": sampling_arrays,
+        "stop_tokens": stops,
+        "target_cache": None,
+        "drafter_state": None,
+    }
+    return SpecState(**fields)
 
 
 def _filled(processor_arrays: ProcessorArrays | None, vocab_size: int) -> ProcessorArrays:

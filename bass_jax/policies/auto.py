@@ -48,8 +48,8 @@ class Auto:
     which the i-th draft is proposed and accepted after the drafts before it were. The rates are those of the batch,
     times the row's own accepted drafts over those that the rates predicted for it. The speed of the batch is the
     harmonic mean of its rows' speeds, so that a batch whose slow rows run longest does not draft for the fast ones
-    alone. Drafting has to be faster than regular steps by `margin`, because a row that accepts more ends earlier, and its
-    place in the batch is then computed for nothing.
+    alone. Drafting has to be faster than regular steps by `margin`, because a row that accepts more ends earlier, and
+    its place in the batch is then computed for nothing.
 
     To notice changes, the policy tries the other compiled lengths from time to time. A trial costs the time by which it
     emits its tokens later than the best length would; all trials together may cost `trial_share` of the time.

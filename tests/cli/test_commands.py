@@ -44,6 +44,19 @@ def fails(capsys, *arguments: str) -> str:
     return error
 
 
+def test_the_demo_compares_every_batch_size(pair, tmp_path, capsys):
+    """With the defaults of speculation; both ways decode the same prompts to the same tokens."""
+    prompts, plot = tmp_path / "prompts.txt", tmp_path / "demo.svg"
+    prompts.write_text("one\nthe other\nand a third\n")
+    options = ("--pair", pair, "--file", str(prompts), "--plot", str(plot), "--max-new-tokens", "6")
+    assert main(["demo", *options, "--batches", "1,2"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count(" identical") == 2 and "NOT" not in printed
+    assert printed.count("speculative █") == printed.count("regular █") == 2
+    assert "<svg" in plot.read_text()
+    assert "nowhere.txt" in fails(capsys, "demo", "--pair", pair, "--file", "nowhere.txt")
+
+
 def test_writes_a_line_per_answer(pair, tmp_path, capsys):
     output = tmp_path / "answers.jsonl"
     arguments = ("--pair", pair, *COMMON, "--samples", "2", "--temperature", "1", "--output", str(output))

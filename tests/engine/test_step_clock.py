@@ -54,7 +54,7 @@ def test_a_longer_context_is_seen_in_the_lengths_that_are_not_in_use():
 
 def test_lengths_without_a_measurement_are_in_proportion_to_the_calibration():
     step = compiled()
-    clock = StepClock([None, step, None], np.float32([1.0, 2.0, 4.0]))
+    clock = StepClock([None, step, None], np.array([1.0, 2.0, 4.0], np.float32))
     np.testing.assert_allclose(clock.times().step_seconds, [1.0, 2.0, 4.0])
     for _ in range(2):
         clock.record(step, 0.2, resumes=False)

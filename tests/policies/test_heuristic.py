@@ -27,7 +27,9 @@ def stats(accepted, wanted, is_active=None, drafted=None) -> PolicyStats:
         was_clipped=drafted < wanted,
         lengths=jnp.full(accepted.shape, 50, jnp.int32),
         room=jnp.full(accepted.shape, 50, jnp.int32),
-        seconds=NAN,
+        step_seconds=NAN[None],
+        is_compiled=jnp.ones(1, bool),
+        resume_seconds=NAN,
     )
 
 
