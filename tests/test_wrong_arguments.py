@@ -245,7 +245,7 @@ ENTRIES = [
         "SpecConfig",
         bass.SpecConfig,
         {
-            "draft_len": is_integer(0, 32),
+            "draft_len": is_integer(0, 32, is_optional=True),
             "acceptance": is_a(str),
             "acceptance_kernel": one_of("pallas", "xla"),
             "record_drafts": is_a(bool, np.bool_),
