@@ -89,7 +89,7 @@ def measure(options, pair, name, encoded, batch, draft_len) -> dict:
 
 def print_table(cells) -> None:
     table = Table(title="greedy, medians")
-    names = "batch,drafter,draft length,block efficiency,decode tokens/s,speculate tokens/s,speed-up,identical"
+    names = "batch,drafter,draft length,tokens per pass,decode tokens/s,speculate tokens/s,speed-up,identical"
     for name in names.split(","):
         table.add_column(name, justify="right")
     for cell in cells:

@@ -47,7 +47,7 @@ class QuantizationError:
     other: Metrics
 
     def efficiency_change(self, draft_len: int) -> float | None:
-        """Returns the relative change of the block efficiency that `overlaps` give with `draft_len` drafts."""
+        """Returns the relative change of the tokens per target pass that `overlaps` give with `draft_len` drafts."""
         if self.overlaps is None:
             return None
         before, after = (geometric_tokens_per_pass(rate, draft_len) for rate in self.overlaps)

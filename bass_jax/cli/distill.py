@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 def agreement_table(
     agreements: "Mapping[str, Agreement]", acceptances: Mapping[str, Mapping[float, float]] | None = None
 ) -> "Table":
-    """Returns a table of agreement, block efficiency and the acceptance of sampled answers, one row per domain."""
+    """Returns a table of agreement, tokens per target pass and acceptance of sampled answers, a row per domain."""
     from rich.table import Table
 
     table = Table(title="held-out prompts, temperature 0")

@@ -116,7 +116,7 @@ def _measures(batches: Sequence[Generation]) -> dict[str, str]:
         "target passes": f"{total.num_steps}",
         "drafted / verified / emitted": f"{total.num_drafted} / {total.num_verified} / {total.num_emitted}",
         "rejected / padded": f"{total.num_rejected} / {total.num_padded}",
-        "block efficiency": f"{total.tokens_per_pass:.2f}",
+        "tokens per pass": f"{total.tokens_per_pass:.2f}",
         "acceptance": f"{total.acceptance_rate:.0%}" if total.num_drafted else "–",
         "acceptance by position": " ".join("–" if rate != rate else f"{rate:.0%}" for rate in rates) or "–",
         "PTL first": latency("first"),

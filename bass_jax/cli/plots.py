@@ -68,7 +68,7 @@ def plot_profile(profile: Profile, path: Path) -> None:
 
 
 def plot_training(log: Path, path: Path) -> None:
-    """Draws the log of a training: loss, agreement, and block efficiency on held-out prompts.
+    """Draws the log of a training: loss, agreement, and tokens per target pass on held-out prompts.
 
     Args:
         log: ``metrics.jsonl``.

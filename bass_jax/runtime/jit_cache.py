@@ -45,7 +45,7 @@ class JitCache:
     Attributes:
         num_compiled: functions compiled so far.
         compile_seconds: time that this took, tracing included.
-        run_seconds: time of the steps since the last compilation; whoever runs steps adds it.
+        run_seconds: time of the steps since the last compilation; the executor adds it.
     """
 
     def __init__(self):

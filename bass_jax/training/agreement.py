@@ -56,7 +56,7 @@ def measure_agreement(draft: Model, rollouts: Sequence[Rollout], draft_len: int)
     """Measures a draft on greedy rollouts of its target.
 
     For a draft that reads the target's hidden states, `agreement` is that of the first draft of a pass, which reads
-    true hidden states. Its block efficiency is measured by drafting step by step.
+    true hidden states. Its tokens per target pass are measured by drafting step by step.
 
     Raises:
         ValueError: if there is no rollout, one was sampled, or the draft reads hidden states and they are missing.

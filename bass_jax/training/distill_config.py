@@ -214,7 +214,7 @@ class TrainingConfig:
         save_every: steps between two training checkpoints.
         held_out_share: share of the corpus's prompts that is not trained on; checkpoints are evaluated on it.
         accumulate: batches per optimizer step.
-        patience: stop after this many checkpoints without a higher block efficiency on the held-out share, and return
+        patience: stop after this many checkpoints without more tokens per target pass on the held-out share, and return
             the best checkpoint. None: train for `num_steps`.
         on_policy_share: share of the batches in which the draft writes the answers and the target scores them.
         data_shards: devices that a batch is split over.
@@ -264,7 +264,7 @@ class DistillConfig:
         optimizer: the optimizer.
         training: the length of the training and its batches.
         seed: of all random numbers.
-        draft_len: draft length of the reported block efficiency.
+        draft_len: draft length of the reported tokens per target pass.
         corpus_dir: `output_dir` of another run whose corpus and held-out answers are used, so that several drafts can
             learn from one corpus.
         extra_corpora: directories of further runs with the same target whose corpora are trained on too.

@@ -129,7 +129,7 @@ def differentiated_config(options: TrainingConfig, draft: ModelConfig) -> ModelC
 
 
 def best_step(block_efficiencies: dict[int, float]) -> int:
-    """Returns the step with the highest block efficiency, the first one of equals."""
+    """Returns the step with the most tokens per target pass, the first one of equals."""
     return max(block_efficiencies, key=lambda step: (block_efficiencies[step], -step))
 
 

@@ -113,7 +113,7 @@ def test_baseline_compares_greedy_outputs(pair, capsys, draft):
     assert main(["generate", "one", "the other", *arguments]) == 0
     printed = capsys.readouterr().out
     assert "2 of 2 rows identical" in printed
-    for label in ("block efficiency", "acceptance", "PTL first", "PTL last", "PTL all", "tokens/s", "speed-up"):
+    for label in ("tokens per pass", "acceptance", "PTL first", "PTL last", "PTL all", "tokens/s", "speed-up"):
         assert label in printed
 
 

@@ -1,4 +1,4 @@
-"""Block efficiency from teacher forcing against speculation step by step; acceptance against full distributions."""
+"""Tokens per pass from teacher forcing against speculation step by step; acceptance against full distributions."""
 
 import dataclasses
 
