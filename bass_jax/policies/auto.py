@@ -89,8 +89,8 @@ class Auto:
         lengths = jnp.asarray(self.lengths, jnp.int32)
         state = self._count(state, stats)
         seconds = step_seconds(stats, self.lengths, self.cost)
-        tokens = self.expected_tokens(state, stats.is_running)
-        rates = tokens / seconds * jnp.where(lengths > 0, 1 - self.margin, 1.0)
+        tokens = self.expected_tokens(state, stats.is_running) * jnp.where(lengths > 0, 1 - self.margin, 1.0)
+        rates = tokens / seconds
         best = jnp.argmax(rates).astype(jnp.int32)
 
         # The tokens of a trial would have taken the best length tokens[i] / tokens[best] of its steps.
