@@ -136,7 +136,7 @@ def run_bench(
                     _run_steps(step, pair, make_state(spec=spec), spec, num_steps=4)
             padded = [*rates, *[rates[-1]] * draft_len][: max(draft_len, 1)]
             num_bytes, roofline_seconds = _limits(pair, device, batch, draft_len, context)
-            memory = step.memory_analysis()
+            memory = step.call.memory_analysis()
             planned = memory.argument_size_in_bytes + memory.temp_size_in_bytes
             planned += memory.output_size_in_bytes - memory.alias_size_in_bytes
             launches = _launches(pair, make_state(spec=spec), spec, draft_len)

@@ -76,7 +76,7 @@ def test_auto_plans_the_length_with_most_tokens_per_second():
 @pytest.mark.parametrize("num_rows", [1, 16])
 def test_auto_starts_with_the_best_length_of_a_profile(num_rows):
     profile, lengths = made_up(0.1), (0, 1, 2, 3, 4, 6, 8)
-    found = first(policies.auto(profile=profile, lengths=lengths), num_rows, seconds=[UNKNOWN] * 7)
+    found = first(policies.auto(profile=profile, lengths=lengths, margin=0.0), num_rows, seconds=[UNKNOWN] * 7)
     assert found == lengths[int(np.argmax(by_hand(profile, num_rows, lengths)))]
     table = policies.batch_table(profile=profile)
     assert first(table, num_rows) == fastest_draft_len(profile.table, jnp.asarray(profile.rates), num_rows, 200.0)
@@ -137,9 +137,16 @@ TIMES = tuple(1 + 0.15 * length for length in policies.auto().lengths)
 def test_auto_follows_the_acceptance_rate():
     """The length falls to 0 if no draft is accepted, and rises if all are."""
     worse, _ = drive(policies.auto(), 2, 0.0, 150, TIMES)
-    assert worse[0] > 0 and worse[-20:].count(0) >= 19
+    assert worse[0] > 0 and worse[-50:].count(0) >= 45
     better, _ = drive(policies.auto(), 2, 1.0, 150, TIMES)
     assert better[-1] == 8
+
+
+@pytest.mark.parametrize("seconds, drafts", [(1.62, False), (1.20, True)])
+def test_auto_drafts_only_for_a_gain_above_its_margin(seconds, drafts):
+    """A draft that is accepted in 70 % of the steps gives 1.05 or 1.42 times the tokens per second."""
+    lengths, _ = drive(policies.auto(lengths=(0, 1)), 4, 0.7, 300, (1.0, seconds))
+    assert (lengths[-200:].count(1) > 160) if drafts else (lengths[-200:].count(1) < 20)
 
 
 def test_auto_bounds_the_time_of_trials_and_resumes_drafting():
