@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bass_jax.config import SpecConfig, draft_len_bucket
@@ -182,6 +183,8 @@ class DeviceExecutor:
         num_wanted = int(max(self._wanted[0], min(self._wanted[1], self._room_of_new)))
         self._room_of_new = 0
         bucket = self._bucket(num_wanted)
+        if bucket < num_wanted:  # The policy counts a draft that it wanted and did not get as rejected.
+            self.state = self.state._replace(draft_lens=jnp.minimum(self.state.draft_lens, bucket))
         step, plan_next = self._step(bucket), None if self._policy is None else self._plan()
         start, wanted = time.perf_counter(), None
         self.state, info = step(self._pair, self.state, bucket_spec(self.steps.spec, bucket))
@@ -254,12 +257,16 @@ class DeviceExecutor:
         """Returns the bucket to run for `num_wanted` drafts.
 
         With a policy that measures times, a further step is compiled only when the steps since the last compilation
-        took as long as a compilation does, and at most `MAX_MEASURED` are. Else the nearest compiled step is used.
+        took as long as a compilation does, and at most `MAX_MEASURED` are. Else the nearest compiled step is used. A
+        compiled step with fewer drafts that was not measured comes first.
         """
         bucket, num_rows = plan_bucket(self.steps.buckets, num_wanted), len(self.state.lengths)
         found = {one: step for one in self.steps.buckets if (step := self.steps.find(one, num_rows)) is not None}
-        if self._clock is None or not found or bucket in found:
+        if self._clock is None or not found:
             return bucket
+        unmeasured = [one for one, step in found.items() if one < bucket and np.isnan(step.seconds)]
+        if unmeasured or bucket in found:
+            return min(unmeasured, default=bucket)
         if self._may_compile and len(found) < MAX_MEASURED:
             self._is_timed = False
             return bucket

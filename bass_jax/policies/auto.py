@@ -41,15 +41,14 @@ class AutoState(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Auto:
-    """Chooses the length with the most expected tokens per second of a row.
+    """Chooses the length with the most expected tokens per second of the slowest row.
 
     The host measures how long a step of each length takes, and the policy counts how often the draft at each position
     is accepted. A length of n drafts is expected to emit 1 + y1 + y1·y2 + … + y1·…·yn tokens, where yi is the rate at
     which the i-th draft is proposed and accepted after the drafts before it were. The rates are those of the batch,
-    times the row's own accepted drafts over those that the rates predicted for it. The speed of the batch is the
-    harmonic mean of its rows' speeds, so that a batch whose slow rows run longest does not draft for the fast ones
-    alone. Drafting has to be faster than regular steps by `margin`, because a row that accepts more ends earlier, and
-    its place in the batch is then computed for nothing.
+    times the row's own accepted drafts over those that the rates predicted for it. The slowest row counts, because a
+    batch takes as long as its slowest row. Drafting has to be faster than regular steps by `margin`, because estimates
+    have errors.
 
     To notice changes, the policy tries the other compiled lengths from time to time. A trial costs the time by which it
     emits its tokens later than the best length would; all trials together may cost `trial_share` of the time.
@@ -74,7 +73,7 @@ class Auto:
     prior_weight: Leaf = 4.0
     row_weight: Leaf = 8.0
     memory: Leaf = 100.0
-    margin: Leaf = 0.08
+    margin: Leaf = 0.05
     trial_share: Leaf = 0.01
     use_clock: bool = dataclasses.field(default=True, metadata={"static": True})
     lengths: tuple[int, ...] = dataclasses.field(default=LENGTHS, metadata={"static": True})
@@ -116,12 +115,12 @@ class Auto:
         return (state.num_accepted + self.prior_weight * self.prior) / (state.num_reached + self.prior_weight)
 
     def expected_tokens(self, state: AutoState, is_running: Array) -> Float[Array, "A"]:
-        """Returns the tokens that a step of each length is expected to emit, the harmonic mean of the running rows."""
+        """Returns the tokens that a step of each length is expected to emit for the slowest running row."""
         ratios = (state.row_accepted + self.row_weight) / (state.row_expected + self.row_weight)
         rates = jnp.clip(self.acceptance(state) * ratios[:, None], 0.0, 1.0)
         tokens = 1 + jnp.pad(jnp.cumsum(jnp.cumprod(rates, axis=1), axis=1), ((0, 0), (1, 0)))
-        steps_per_token = jnp.where(is_running[:, None], 1 / tokens[:, jnp.asarray(self.lengths)], 0.0).sum(axis=0)
-        return jnp.maximum(is_running.sum(), 1) / jnp.maximum(steps_per_token, 1e-9)
+        slowest = jnp.where(is_running[:, None], tokens[:, jnp.asarray(self.lengths)], jnp.inf).min(axis=0)
+        return jnp.where(jnp.isfinite(slowest), slowest, 1.0)
 
     def _count(self, state: AutoState, stats: PolicyStats) -> AutoState:
         positions = jnp.arange(self.prior.shape[0])

@@ -91,17 +91,28 @@ def test_the_default_compiles_one_step_first_and_at_most_four(pair, monkeypatch)
 
     assert len(buckets()) == 1
     executor._may_compile = False
+    executor.steps.find(buckets()[0], num_rows).seconds = 1.0
     assert {executor._bucket(num) for num in range(9)} == set(buckets())  # Too early to compile another.
     monkeypatch.setattr(device_executor, "MAX_MEASURED", 2)
     for num in (0, 1, 2, 8):
         executor._may_compile = True
-        executor._step(executor._bucket(num))
+        executor._step(executor._bucket(num)).seconds = 1.0
     assert len(buckets()) == 2
     regular = bass.generate(pair, tiny.PROMPTS, step="decode", max_new_tokens=40)
     for _ in run:
         pass
     for found, expected in zip(run.result().tokens, regular.tokens, strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_a_compiled_step_with_fewer_drafts_is_measured_before_others(pair):
+    """The regular steps of another run are compiled, so the default measures what it would gain without drafts."""
+    bass.generate(pair, tiny.PROMPTS, step="decode", max_new_tokens=40)
+    run = GenerateLoop(pair, tiny.PROMPTS, max_new_tokens=40)
+    for _ in run:
+        pass
+    regular = run._executor.steps.find(0, len(run.state.lengths))
+    assert regular is not None and np.isfinite(regular.seconds)
 
 
 def test_compile_time_does_not_enter_an_estimate(pair):
