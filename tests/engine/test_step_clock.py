@@ -10,7 +10,7 @@ from bass_jax.engine import device_executor
 from bass_jax.engine.generate import GenerateLoop
 from bass_jax.engine.step_clock import StepClock, calibrate
 from bass_jax.policies.auto import Auto
-from bass_jax.runtime.jit_cache import CompiledFunction
+from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
 from tests import tiny
 
 
@@ -75,7 +75,8 @@ def test_the_calibration_counts_the_drafter():
 
 @pytest.fixture
 def pair():
-    target = tiny.model(5, mlp_width=24)  # Its shape is used in no other test.
+    JIT_CACHE.clear()  # Other tests of this process may have compiled the same steps.
+    target = tiny.model(5)
     return bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.1)))
 
 
