@@ -82,7 +82,7 @@ def main() -> None:
     print("accuracy after a match of n tokens:", {n: round(share, 2) for n, share in table.items()}, flush=True)
 
     def measure(confidence_scale: tuple[float, float, float], sufficient_score: float) -> dict[str, float]:
-        return block_efficiencies(answers, predictions, confidence_scale, sufficient_score, options.draft_len)
+        return mean_tokens_per_pass(answers, predictions, confidence_scale, sufficient_score, options.draft_len)
 
     small = ensemble_drafter(None, retrieval)
     found: dict[str, dict[str, float]] = {
@@ -116,7 +116,7 @@ def numbers(text: str) -> list[float]:
     return [float(value) for value in text.split(",")]
 
 
-def block_efficiencies(
+def mean_tokens_per_pass(
     answers, predictions, confidence_scale, sufficient_score: float, draft_len: int
 ) -> dict[str, float]:
     """Returns tokens per target pass by domain. Parts are in order; one with a negative scale is left out."""

@@ -27,9 +27,7 @@ class PolicyStats(NamedTuple):
     was_clipped: Array  # [B] bool, the row's token limit allowed fewer drafts than planned
     lengths: Array  # [B] int32, committed tokens
     room: Array  # [B] int32, tokens that the row may still emit
-    step_seconds: (
-        Array  # [A] float32, time of a step with each of the policy's lengths, as measured so far; NaN: unknown
-    )
+    step_seconds: Array  # [A] float32, estimated time of a step with each of the policy's lengths; NaN: unknown
     is_compiled: Array  # [A] bool, whether the step of each length is compiled
     resume_seconds: Array  # [] float32, further time of a step with drafts after steps without; NaN: not measured
     num_acceptable: Array | None = None  # [B] int32, drafts that would be accepted next; only in a simulator

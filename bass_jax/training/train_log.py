@@ -97,7 +97,7 @@ class TrainLog:
         )
         self._last = time.perf_counter()
 
-    def block_efficiencies(self) -> dict[int, float]:
+    def tokens_per_pass(self) -> dict[int, float]:
         """Returns the tokens per target pass on held-out prompts by step."""
         name = "held_out_tokens_per_pass"
         return {line["step"]: line[name] for line in self._lines if name in line}

@@ -88,7 +88,7 @@ def train(
         position, state = found or (TrainPosition(0, 0, 0, rows.shards()), initial)
         state = jax.tree.map(jnp.array, state)  # A copy, because a step donates it.
         log = TrainLog(output / "metrics.jsonl", position.step, progress)
-        is_over = load_only or is_spent(log.block_efficiencies(), options.patience)
+        is_over = load_only or is_spent(log.tokens_per_pass(), options.patience)
         last = position.step if is_over else options.num_steps
         batches = _batches(config, rows, columns, draft.config, position, last)
         for position, batch, num_tokens, is_step in batches:
@@ -109,15 +109,15 @@ def train(
                 evaluated = _evaluated_rows(rows, position, draft.config)
                 if evaluated:
                     log.write_held_out(position, measure_agreement(current(state), evaluated, config.draft_len))
-                efficiencies = log.block_efficiencies()
-                best = best_step(efficiencies) if options.patience is not None and efficiencies else None
+                tokens_per_pass = log.tokens_per_pass()
+                best = best_step(tokens_per_pass) if options.patience is not None and tokens_per_pass else None
                 checkpoints.save(position, state, best)
-                if is_spent(efficiencies, options.patience):
+                if is_spent(tokens_per_pass, options.patience):
                     break
-        efficiencies = log.block_efficiencies()
-        if options.patience is not None and efficiencies:
+        tokens_per_pass = log.tokens_per_pass()
+        if options.patience is not None and tokens_per_pass:
             checkpoints.wait()
-            if (chosen := checkpoints.load(initial, best_step(efficiencies))) is not None:
+            if (chosen := checkpoints.load(initial, best_step(tokens_per_pass))) is not None:
                 state = chosen[1]
     return current(state)
 
@@ -128,17 +128,17 @@ def differentiated_config(options: TrainingConfig, draft: ModelConfig) -> ModelC
     return dataclasses.replace(draft, dtype=options.dtype, product_dtype=product_dtype)
 
 
-def best_step(block_efficiencies: dict[int, float]) -> int:
+def best_step(tokens_per_pass: dict[int, float]) -> int:
     """Returns the step with the most tokens per target pass, the first one of equals."""
-    return max(block_efficiencies, key=lambda step: (block_efficiencies[step], -step))
+    return max(tokens_per_pass, key=lambda step: (tokens_per_pass[step], -step))
 
 
-def is_spent(block_efficiencies: dict[int, float], patience: int | None) -> bool:
+def is_spent(tokens_per_pass: dict[int, float], patience: int | None) -> bool:
     """Returns whether none of the last `patience` measurements is higher than an earlier one."""
-    if patience is None or not block_efficiencies:
+    if patience is None or not tokens_per_pass:
         return False
-    best = best_step(block_efficiencies)
-    return sum(step > best for step in block_efficiencies) >= patience
+    best = best_step(tokens_per_pass)
+    return sum(step > best for step in tokens_per_pass) >= patience
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)

@@ -1,5 +1,6 @@
 """The measured times of steps, and what the policy `auto` compiles and plans with them."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -104,6 +105,18 @@ def test_the_default_compiles_one_step_first_and_at_most_four(pair, monkeypatch)
         pass
     for found, expected in zip(run.result().tokens, regular.tokens, strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_a_plan_that_is_cut_to_a_compiled_length_counts_as_cut(pair):
+    """Drafts that no compiled step could propose are not counted as rejected."""
+    run = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(), max_new_tokens=40, policy=policies.auto(lengths=(2, 8)))
+    executor = run._executor
+    (compiled,) = [bucket for bucket in (2, 8) if executor.steps.find(bucket, len(run.state.lengths))]
+    run.state = run.state._replace(draft_lens=jnp.full_like(run.state.draft_lens, 8))
+    executor._wanted = np.array([8, 8], np.int32)
+    executor._may_compile = False
+    next(iter(run))
+    assert compiled == 2 and not executor._policy_state.num_reached[2:].any()
 
 
 def test_a_compiled_step_with_fewer_drafts_is_measured_before_others(pair):
