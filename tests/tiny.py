@@ -72,8 +72,8 @@ def padded_vocabulary(original: bass.models.Model, vocab_size: int) -> bass.mode
     size = original.config.vocab_size
 
     def resize(matrix):
-        added = 3 * random.normal(size=(matrix.shape[0], max(0, vocab_size - size))).astype(np.float32)
-        return jnp.concatenate([matrix[:, :vocab_size], added], axis=1)
+        added = 3 * random.normal(size=(max(0, vocab_size - size), matrix.shape[1])).astype(np.float32)
+        return jnp.concatenate([matrix[:vocab_size], added])
 
     names = ("embedding",) if config.is_tied else ("embedding", "head")
     changes = {name: resize(original.params[name]) for name in names}

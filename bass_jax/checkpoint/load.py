@@ -56,7 +56,7 @@ def load_model(
         cache_dtype: ``"int8"`` for an INT8 cache, as in `ModelConfig`.
         mesh: devices to shard the parameters over; the default device by default.
         rules: logical axis → mesh axis; see `bass_jax.models.sharding`.
-        embedding: the target's ``[E, V]`` embedding, INT8 or not, for a draft that was stored without one.
+        embedding: the target's ``[V, E]`` embedding, INT8 or not, for a draft that was stored without one.
         progress: called after every tensor.
 
     Raises:

@@ -9,7 +9,7 @@ from pathlib import Path
 from bass_jax.runtime.files import read_json, sha256
 
 FORMAT = "bass_jax checkpoint"
-VERSION = 2
+VERSION = 3
 NAME = "manifest.json"
 WEIGHTS = "model.safetensors"
 
@@ -72,7 +72,7 @@ def read_manifest(directory: Path) -> Manifest:
     if content.pop("format", None) != FORMAT:
         raise ValueError(f"{path}: not a manifest of a bass_jax checkpoint")
     if (version := content.pop("version", None)) != VERSION:
-        raise ValueError(f"{path}: version={version!r}: this release reads version {VERSION}")
+        raise ValueError(f"{path}: version={version!r}: this release reads version {VERSION}; convert the model again")
     known = {field.name for field in dataclasses.fields(Manifest)}
     if unknown := sorted(set(content) - known):
         raise ValueError(f"{path}: unknown key {unknown[0]!r}")

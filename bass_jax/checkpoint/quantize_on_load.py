@@ -8,7 +8,7 @@ import numpy as np
 
 from bass_jax.models import param_shapes
 from bass_jax.models.model_config import ModelConfig
-from bass_jax.models.weights import NUM_CONTRACTED, is_quantized, quantize_weight
+from bass_jax.models.weights import NUM_CONTRACTED, dequantize_weight, is_quantized, quantize_weight
 
 Builders = Mapping[str, Callable[[], np.ndarray]]
 """A function per path of our parameters that builds the array."""
@@ -51,7 +51,7 @@ def dequantizing(builders: Builders, dtype: np.dtype) -> Builders:
     """Returns builders of parameters without quantization from builders of INT8 weights and their scales."""
 
     def dequantize(path: str) -> np.ndarray:
-        return (builders[path]() * builders[path + _SCALE]()).astype(dtype)
+        return dequantize_weight(builders[path](), builders[path + _SCALE]()).astype(dtype)
 
     return {
         path: functools.partial(dequantize, path) if path + _SCALE in builders else build

@@ -11,6 +11,7 @@ import numpy as np
 from bass_jax.config import draft_len_bucket
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.policy_runner import StepTimes
+from bass_jax.models.weights import product
 from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
 
 WEIGHT = 0.2
@@ -97,8 +98,8 @@ def _matrices(model: Any) -> list[Any]:
 
 
 def _product_seconds(weight: Any, num_tokens: int) -> float:
-    inputs = jnp.ones((num_tokens, weight.size // weight.shape[-1]), weight.dtype)
-    step = JIT_CACHE.get(_product, inputs, weight)
+    inputs = jnp.ones((num_tokens, weight.shape[-1]), weight.dtype)
+    step = JIT_CACHE.get(product, inputs, weight)
     if np.isnan(step.seconds):
         jax.block_until_ready(step(inputs, weight))  # The first call is slower.
         for _ in range(5):
@@ -106,7 +107,3 @@ def _product_seconds(weight: Any, num_tokens: int) -> float:
             jax.block_until_ready(step(inputs, weight))
             step.seconds = float(np.fmin(step.seconds, time.perf_counter() - start))
     return step.seconds
-
-
-def _product(inputs: Any, weight: Any) -> Any:
-    return inputs @ weight.reshape(-1, weight.shape[-1])

@@ -55,7 +55,7 @@ class Attention(nn.Module):
         """
         config, attention = self.config, self.attention
         K, R, H, D = attention.num_kv_heads, attention.queries_per_kv_head, attention.head_dim, config.width
-        qkv = declare_weight(self, "qkv", (D, K, R + 2, H), ("embed", "kv_heads", None, None))
+        qkv = declare_weight(self, "qkv", (K, R + 2, H, D), ("kv_heads", None, None, "embed"))
         projected = project(x, qkv, rounds_to=config.rounds_to)
         if attention.has_bias:
             projected += declare(self, "qkv_bias", (K, R + 2, H), ("kv_heads", None, None), zeros)
@@ -83,8 +83,8 @@ class Attention(nn.Module):
             )
             parts.append(part)
         attended = parts[0] if num_candidates == 1 else jnp.concatenate(parts, axis=1)
-        out = declare_weight(self, "out", (K, R, H, D), ("kv_heads", None, None, "embed"))
-        out = Weight(out.values.reshape(K * R * H, D), out.scale)
+        out = declare_weight(self, "out", (D, K, R, H), ("embed", "kv_heads", None, None))
+        out = Weight(out.values.reshape(D, K * R * H), out.scale)
         attended = attended.reshape(B, T, K * R * H)
         y = multiply(attended, out, rounds_to=config.rounds_to).astype(attended.dtype)
         if attention.has_out_bias:

@@ -30,13 +30,13 @@ class MLP(nn.Module):
         D, F = config.width, mlp.width
         name, parts = ("gate_up", (2,)) if mlp.is_gated else ("up", ())
         axes = (*(None for _ in parts), "mlp")
-        up = declare_weight(self, name, (D, *parts, F), ("embed", *axes))
+        up = declare_weight(self, name, (*parts, F, D), (*axes, "embed"))
         projected = project(x, up, rounds_to=config.rounds_to)
         if mlp.has_bias:
             projected += declare(self, f"{name}_bias", (*parts, F), axes, zeros)
         activate = ACTIVATIONS[mlp.activation]
         hidden = activate(projected[:, :, 0]) * projected[:, :, 1] if mlp.is_gated else activate(projected)
-        down = declare_weight(self, "down", (F, D), ("mlp", "embed"))
+        down = declare_weight(self, "down", (D, F), ("embed", "mlp"))
         y = multiply(hidden, down, rounds_to=config.rounds_to).astype(hidden.dtype)
         if mlp.has_bias:
             y += declare(self, "down_bias", (D,), ("embed",), zeros)

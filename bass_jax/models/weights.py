@@ -1,4 +1,8 @@
-"""Weights of matrix products, in the model's dtype or in INT8 with a scale per output channel."""
+"""Weights of matrix products, in the model's dtype or in INT8 with a scale per output channel.
+
+A weight is stored as in Hugging Face checkpoints: output channels first, ``[*columns, D]``. A product with few rows is
+fastest in this layout, because no implementation of it has to rearrange the weight.
+"""
 
 import functools
 from typing import Any, NamedTuple
@@ -6,15 +10,15 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.experimental.layout import Layout, with_layout_constraint
+import numpy as np
 
 from bass_jax.models.parameters import declare
-from bass_jax.runtime.cpu_workarounds import as_matrices, matmul, matmul_transposed
+from bass_jax.runtime.cpu_workarounds import matmul
 from bass_jax.typing import Array, Float
 from kernels_pallas.attention.quantize import quantize_kv
 
 NUM_CONTRACTED = {"qkv": 1, "out": 3, "gate_up": 1, "up": 1, "down": 1, "head": 1, "embedding": 1}
-"""The weights that can be quantized, with their number of leading axes that a product sums over; the other axes are
+"""The weights that can be quantized, with their number of trailing axes that a product sums over; the other axes are
 output channels. They are the matrices of the layers and the head. The embedding is quantized if it is also the head."""
 
 UNIFORM_DEVIATION = 73.3
@@ -24,7 +28,7 @@ _LEVELS = 127
 
 
 class Weight(NamedTuple):
-    """A weight of a product: axes that are summed over, then output channels."""
+    """A weight of a product: output channels, then axes that are summed over."""
 
     values: Array  # in the model's dtype, or int8
     scale: Array | None  # float32 per output channel: the weight is `values * scale`; None for 1
@@ -38,17 +42,23 @@ def quantize_weight(weight: Float[Array, "..."], num_contracted: int) -> tuple[A
     at most half a scale.
 
     Args:
-        weight: floating point; a product sums over the first `num_contracted` axes.
+        weight: floating point; a product sums over the last `num_contracted` axes.
         num_contracted: see `NUM_CONTRACTED`.
 
     Returns:
         ``(values, scale)``: int8 of `weight`'s shape, and float32 per output channel.
     """
     wide = weight.astype(jnp.float32)
-    scale = jnp.abs(wide).max(axis=tuple(range(num_contracted))) / _LEVELS
+    summed = tuple(range(-num_contracted, 0))
+    scale = jnp.abs(wide).max(axis=summed) / _LEVELS
     # A channel of zeros has scale 0 and is stored as zeros.
-    values = jnp.round(wide / jnp.where(scale == 0.0, 1.0, scale))
+    values = jnp.round(wide / jnp.expand_dims(jnp.where(scale == 0.0, 1.0, scale), summed))
     return values.astype(jnp.int8), scale
+
+
+def dequantize_weight(values: Array | np.ndarray, scale: Array | np.ndarray) -> Array | np.ndarray:
+    """Returns ``values * scale`` in float32, an array of JAX if one of them is."""
+    return values * scale.reshape(scale.shape + (1,) * (values.ndim - scale.ndim))
 
 
 def is_quantized(config: Any, name: str) -> bool:
@@ -64,10 +74,10 @@ def declare_weight(module: nn.Module, name: str, shape: tuple[int, ...], axes: t
     is_shared = module.has_variable("params", f"{name}_scale")
     if not is_shared and not is_quantized(module.config, name):  # type: ignore[attr-defined]
         return Weight(declare(module, name, shape, axes), None)
-    kept = NUM_CONTRACTED[name]
+    kept = len(shape) - NUM_CONTRACTED[name]
     values = declare(module, name, shape, axes, draw_int8, dtype=jnp.int8)
     constant = nn.initializers.constant(0.02 / UNIFORM_DEVIATION)
-    return Weight(values, declare(module, f"{name}_scale", shape[kept:], axes[kept:], constant, dtype=jnp.float32))
+    return Weight(values, declare(module, f"{name}_scale", shape[:kept], axes[:kept], constant, dtype=jnp.float32))
 
 
 def multiply(
@@ -85,7 +95,7 @@ def multiply(
 
     Args:
         x: the input.
-        weight: ``[D, *columns]``.
+        weight: ``[*columns, D]``.
         factor: factor of each row of the result; None for 1.
         dtype: of the result before `factor` is applied; `x`'s by default. With an INT8 weight it is float32.
         rounds_to: ``"int8"`` rounds each row of `x` to INT8 and sums in integers if the weight is INT8;
@@ -95,42 +105,41 @@ def multiply(
         y = product(x, weight.values, dtype, rounds_to)
     elif rounds_to == "int8":
         rounded, scale = quantize_kv(x)
-        # On a GPU XLA wants the summed axis of this matrix innermost, and without the constraint it would require that
-        # of the stored weight and copy it in every pass (jax 0.12, 2026-11). The product transposes a matrix itself.
-        matrix = weight.values.reshape(x.shape[-1], -1)
-        matrix = with_layout_constraint(matrix, Layout(major_to_minor=(0, 1)))
-        y = jnp.dot(rounded, matrix, preferred_element_type=jnp.int32).astype(jnp.float32)
-        y = y.reshape(*x.shape[:-1], *weight.values.shape[1:]) * weight.scale
+        y = jnp.tensordot(rounded, weight.values, ((-1,), (-1,)), preferred_element_type=jnp.int32)
+        y = y.astype(jnp.float32) * weight.scale
         factor = scale if factor is None else scale * factor
     else:
-        y = jnp.tensordot(x, weight.values.astype(x.dtype), 1, preferred_element_type=jnp.float32) * weight.scale
+        values = weight.values.astype(x.dtype)
+        y = jnp.tensordot(x, values, ((-1,), (-1,)), preferred_element_type=jnp.float32) * weight.scale
     return y if factor is None else y * factor.reshape(factor.shape + (1,) * (y.ndim - factor.ndim))
 
 
 def product(
-    x: Float[Array, "*rows D"], values: Float[Array, "D *columns"], dtype: Any = None, rounds_to: str | None = None
+    x: Float[Array, "*rows D"], values: Float[Array, "*columns D"], dtype: Any = None, rounds_to: str | None = None
 ) -> Array:
     """Returns ``[*rows, *columns]`` in `dtype`, by default `x`'s.
 
     With `rounds_to` ``"bfloat16"``, float32 inputs are rounded as in `_rounded_product`.
     """
-    rows, matrix = as_matrices(x, values)
+    # As matrices, because the gradient of a product with more axes sums over several axes at once, which takes ten
+    # times as long on a CPU.
+    rows, matrix = (one.reshape(-1, one.shape[-1]) for one in (x, values))
     if rounds_to == "bfloat16" and rows.dtype == matrix.dtype == jnp.float32:
         y = _rounded_product(rows, matrix).astype(dtype or x.dtype)
     else:
         y = matmul(rows, matrix, dtype)
-    return y.reshape(x.shape[:-1] + values.shape[1:])
+    return y.reshape(x.shape[:-1] + values.shape[:-1])
 
 
 @jax.custom_vjp
-def _rounded_product(rows: Float[Array, "M D"], matrix: Float[Array, "D C"]) -> Float[Array, "M C"]:
+def _rounded_product(rows: Float[Array, "M D"], matrix: Float[Array, "C D"]) -> Float[Array, "M C"]:
     """Multiplies inputs rounded to bfloat16 and sums in float32; the gradient by `rows` does the same.
 
     The gradient by `matrix` is that of an exact product, because the optimizer accumulates it. Rounding it would not
     make it faster on a CPU with AVX-512 BF16, where the other two products take 1.4 to 2 times less time than in
     float32.
     """
-    return jnp.dot(_rounded(rows), _rounded(matrix), preferred_element_type=jnp.float32)
+    return matmul(_rounded(rows), _rounded(matrix), jnp.float32)
 
 
 def _rounded_product_forward(rows, matrix):
@@ -139,7 +148,8 @@ def _rounded_product_forward(rows, matrix):
 
 def _rounded_product_backward(saved, gradient):
     rows, matrix = saved
-    return matmul_transposed(_rounded(gradient), _rounded(matrix)), jnp.dot(rows.T, gradient)
+    of_rows = jnp.dot(_rounded(gradient), _rounded(matrix), preferred_element_type=jnp.float32)
+    return of_rows, jnp.dot(gradient.T, rows)
 
 
 _rounded_product.defvjp(_rounded_product_forward, _rounded_product_backward)

@@ -14,7 +14,7 @@ from bass_jax.typing import Array, Float, Int, Key, Params
 _HEAD_SCALE = 0.02
 
 _RIDGE = 1e-3
-"""Regularization of the least squares for new columns of a head, relative to the mean energy of a direction."""
+"""Regularization of the least squares for new rows of a head, relative to the mean energy of a direction."""
 
 _RESIDUAL_OUTPUTS = ("out", "out_bias", "down", "down_bias")
 """Parameters of a layer whose products are added to the residual stream."""
@@ -79,13 +79,13 @@ def init_draft(shape: DraftConfig, target: Model, output_ids: Int[np.ndarray, "O
         params |= _target_params(shape, target, params, output_ids)
     else:
         embedding = jnp.asarray(target.params["embedding"], jnp.float32)
-        proposed = np.asarray(embedding)[:, output_ids]
+        proposed = np.asarray(embedding)[output_ids]
         directions = principal_directions(proposed, config.width)
-        projected = directions.T @ proposed
+        projected = proposed @ directions
         scale = 1 / max(float(np.sqrt((projected**2).mean())), 1e-9)
         params |= {
             "embedding": embedding,
-            "embedding_projection": directions * scale,
+            "embedding_projection": directions.T * scale,
             "head": projected * scale * _HEAD_SCALE,
         }
         if shape.reads_hidden and config.embedding_width == config.hidden_width:
@@ -93,13 +93,13 @@ def init_draft(shape: DraftConfig, target: Model, output_ids: Int[np.ndarray, "O
     return Model(jax.tree.map(jnp.asarray, params), config, None if has_all else jnp.asarray(output_ids))
 
 
-def _hidden_params(target: Model, directions: Float[np.ndarray, "E D"], projected: Float[np.ndarray, "D O"]) -> Params:
+def _hidden_params(target: Model, directions: Float[np.ndarray, "E D"], projected: Float[np.ndarray, "O D"]) -> Params:
     """Returns parameters with which the draft scores a predicted hidden state as the target would score a true one.
 
     The draft reads and predicts hidden states in the same directions. A correct prediction then has the target's
     logits, up to what is outside these directions.
     """
-    found = {"hidden_projection": directions, "hidden_output": directions.T, "head": projected}
+    found = {"hidden_projection": directions.T, "hidden_output": directions, "head": projected}
     if (scale := target.params.get("final_norm")) is not None:
         size = float(np.sqrt((np.asarray(scale, np.float32) ** 2).mean()))
         found["final_norm"] = np.full(directions.shape[1], size, np.float32)
@@ -112,18 +112,18 @@ def _target_params(shape: DraftConfig, target: Model, params: Params, output_ids
     found |= {f"layer_{place}": target.params[f"layer_{layer}"] for place, layer in enumerate(shape.target_layers)}
     if "head" in params:
         full = target.params["embedding" if target.config.is_tied else "head"]
-        found["head"] = full if shape.output_vocab_size is None else full[:, output_ids]
+        found["head"] = full if shape.output_vocab_size is None else full[output_ids]
     if "head_bias" in params:
         found["head_bias"] = target.params["head_bias"][output_ids]
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), found)
 
 
-def principal_directions(columns: Float[np.ndarray, "E O"], width: int) -> Float[np.ndarray, "E D"]:
-    """Returns the `width` orthonormal directions with most of the columns' energy; those past E are zeros.
+def principal_directions(rows: Float[np.ndarray, "O E"], width: int) -> Float[np.ndarray, "E D"]:
+    """Returns the `width` orthonormal directions with most of the rows' energy; those past E are zeros.
 
     The mean is not subtracted, because the residual stream can use its direction like any other.
     """
-    _, vectors = np.linalg.eigh(columns @ columns.T)
+    _, vectors = np.linalg.eigh(rows.T @ rows)
     directions = vectors[:, ::-1][:, :width]
     return np.pad(directions, ((0, 0), (0, width - directions.shape[1]))).astype(np.float32)
 
@@ -170,9 +170,9 @@ def _without_output(layer: Params) -> Params:
 
 
 def change_output_ids(draft: Model, output_ids: Int[np.ndarray, "O"]) -> Model:
-    """Changes the output vocabulary of a draft. Tokens that it could propose before keep their columns of the head.
+    """Changes the output vocabulary of a draft. Tokens that it could propose before keep their rows of the head.
 
-    The column of a new token is a linear map of its embedding, fitted to the old columns by least squares.
+    The row of a new token is a linear map of its embedding, fitted to the old rows by least squares.
 
     Args:
         draft: with a reduced output vocabulary and no bias in its head.
@@ -180,13 +180,13 @@ def change_output_ids(draft: Model, output_ids: Int[np.ndarray, "O"]) -> Model:
     """
     have = np.asarray(draft.output_ids)
     embedding, head = (np.asarray(draft.params[name], np.float32) for name in ("embedding", "head"))
-    known = embedding[:, have]
-    energy = known @ known.T  # [E, E], much smaller than the number of columns.
+    known = embedding[have]
+    energy = known.T @ known  # [E, E], much smaller than the number of rows.
     ridge = _RIDGE * np.trace(energy) / len(energy) * np.eye(len(energy), dtype=np.float32)
-    linear_map = np.linalg.solve(energy + ridge, known @ head.T)
-    columns = linear_map.T @ embedding[:, output_ids]
-    place = {int(token): column for column, token in enumerate(have)}
+    linear_map = np.linalg.solve(energy + ridge, known.T @ head)
+    rows = embedding[output_ids] @ linear_map
+    place = {int(token): row for row, token in enumerate(have)}
     kept = np.array([place.get(int(token), -1) for token in output_ids])
-    columns[:, kept >= 0] = head[:, kept[kept >= 0]]
+    rows[kept >= 0] = head[kept[kept >= 0]]
     config = dataclasses.replace(draft.config, output_vocab_size=len(output_ids))
-    return Model(dict(draft.params) | {"head": jnp.asarray(columns)}, config, jnp.asarray(output_ids))
+    return Model(dict(draft.params) | {"head": jnp.asarray(rows)}, config, jnp.asarray(output_ids))

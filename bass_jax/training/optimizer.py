@@ -10,14 +10,14 @@ from bass_jax.training.distill_config import OptimizerConfig
 from bass_jax.typing import Params
 
 _MUON_AXES = {
-    "qkv": MuonDimensionNumbers((0,), (1, 2, 3)),
-    "out": MuonDimensionNumbers((0, 1, 2), (3,)),
-    "gate_up": MuonDimensionNumbers((0,), (1, 2)),
-    "down": MuonDimensionNumbers((0,), (1,)),
-    "hidden_projection": MuonDimensionNumbers((0,), (1,)),
-    "hidden_output": MuonDimensionNumbers((0,), (1,)),
+    "qkv": MuonDimensionNumbers((3,), (0, 1, 2)),
+    "out": MuonDimensionNumbers((1, 2, 3), (0,)),
+    "gate_up": MuonDimensionNumbers((2,), (0, 1)),
+    "down": MuonDimensionNumbers((1,), (0,)),
+    "hidden_projection": MuonDimensionNumbers((1,), (0,)),
+    "hidden_output": MuonDimensionNumbers((1,), (0,)),
 }
-"""The axes of a parameter that are its matrix's rows and columns. AdamW optimizes all others."""
+"""The axes of a parameter that a product sums over, and its output channels. AdamW optimizes all others."""
 
 _MUON_COEFFICIENTS = ((3.4445, -4.7750, 2.0315),) * 5
 """Optax's coefficients, given once for each of the five Newton-Schulz iterations, so that Optax loops over them.

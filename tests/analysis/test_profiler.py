@@ -15,7 +15,7 @@ def measured():
     """A profile with few and short repeats."""
     patch = pytest.MonkeyPatch()
     patch.setattr(profiler, "SECONDS_PER_CELL", 0.0)
-    target = tiny.model(1, num_layers=1)
+    target = tiny.model(2, num_layers=1)
     pair = bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.1)))
     cells = []
     profile = profiler.measure_profile(

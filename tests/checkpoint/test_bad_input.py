@@ -140,7 +140,7 @@ def test_missing_unexpected_and_misshapen_tensors_are_refused(checkpoint):
     assert_refused(checkpoint / "theirs", r"theirs: unexpected tensor 'extra' \(1 unexpected\)")
     write(**{name: np.ascontiguousarray(tensors[name].T)})
     assert_refused(
-        checkpoint / "theirs", rf"misshapen tensor '{name}' \[32, 16\]: does not make 'layer_1/mlp/down' \[32, 16\]"
+        checkpoint / "theirs", rf"misshapen tensor '{name}' \[32, 16\]: does not make 'layer_1/mlp/down' \[16, 32\]"
     )
     write(**{name: tensors[name].astype(np.int32)})
     assert_refused(checkpoint / "theirs", rf"model.safetensors: tensor '{name}' has the dtype I32; expected one of")
@@ -205,7 +205,7 @@ def test_damage_to_any_file_of_our_checkpoints_is_detected(checkpoint):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": 1}, r"manifest.json: version=1: this release reads version 2"),
+        ({"version": 1}, r"manifest.json: version=1: this release reads version 3"),
         ({"format": "other"}, r"manifest.json: not a manifest of a bass_jax checkpoint"),
         ({"shares_embeding": True}, r"manifest.json: unknown key 'shares_embeding'"),
         ({"shares_embedding": 1}, r"shares_embedding=1: expected true or false"),
@@ -229,7 +229,7 @@ def test_an_invalid_manifest_is_refused(checkpoint, changes, message):
             {},
             r"model.safetensors: missing tensor 'final_norm'",
         ),
-        (lambda p: p, {"vocab_size": 300}, r"'embedding' has the shape \(16, 264\); expected \(16, 300\)"),
+        (lambda p: p, {"vocab_size": 300}, r"'embedding' has the shape \(264, 16\); expected \(300, 16\)"),
         (lambda p: p | {"final_norm": jnp.zeros(16, int)}, {}, r"'final_norm' has the dtype I32; expected float32"),
     ],
 )

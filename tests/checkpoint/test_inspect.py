@@ -25,7 +25,7 @@ def test_a_description_matches_the_loaded_model(kind, tmp_path, tokenizer):
     assert found.num_parameters == sum(leaf.size for leaf in jax.tree.leaves(model.params))
     assert found.num_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
     assert found.num_cache_bytes_per_token == sum(leaf.nbytes for leaf in jax.tree.leaves(model.init_cache(1, 1)))
-    assert found.shapes["layer_1/mlp/down"] == (32, 16)
+    assert found.shapes["layer_1/mlp/down"] == (16, 32)
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     assert found.num_stored_bytes == sum(len(file.read_bytes()) for file in files)
     assert found.tokenizer_fingerprint == (None if kind == "gguf" else tokenizer.fingerprint)

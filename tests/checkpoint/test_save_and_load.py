@@ -91,7 +91,7 @@ def test_a_draft_saved_without_its_embedding_loads_with_that_of_the_target(tmp_p
     np.testing.assert_array_equal(found.output_ids, draft.output_ids)
     with pytest.raises(ValueError, match="load it as a pair"):
         load_model(tmp_path / "draft")
-    with pytest.raises(ValueError, match=r"expected float32 \[16, 264\], the target's is float32 \[3, 264\]"):
+    with pytest.raises(ValueError, match=r"expected float32 \[264, 16\], the target's is float32 \[3, 16\]"):
         load_model(tmp_path / "draft", embedding=model.params["embedding"][:3])
 
 
@@ -106,8 +106,8 @@ def test_every_array_is_placed_on_the_mesh(tmp_path, model):
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             assert a.sharding.mesh == mesh
             np.testing.assert_array_equal(a, b)
-        assert found.params["embedding"].addressable_shards[0].data.shape == (16, VOCAB // 2)
-        assert found.params["layer_1"]["attention"]["qkv"].addressable_shards[0].data.shape == (16, 2, 3, 4)
+        assert found.params["embedding"].addressable_shards[0].data.shape == (VOCAB // 2, 16)
+        assert found.params["layer_1"]["attention"]["qkv"].addressable_shards[0].data.shape == (2, 3, 4, 16)
 
 
 def test_saving_again_replaces_the_checkpoint(tmp_path, model, same):

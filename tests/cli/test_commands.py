@@ -209,7 +209,7 @@ def test_inspect_describes_and_compares(pair, tmp_path, capsys):
     target, draft = f"{pair}/target", f"{pair}/draft"
     assert main(["inspect", target, "--draft", draft, "--shapes"]) == 0
     printed = capsys.readouterr().out
-    for word in ("llama", "264", "256 bytes per token", "layer_1/attention/qkv: 16 x 4 x 3 x 4", "They can be a pair"):
+    for word in ("llama", "264", "256 bytes per token", "layer_1/attention/qkv: 4 x 3 x 4 x 16", "They can be a pair"):
         assert word in printed
     other = tmp_path / "other"
     model = random_model(small_config(num_layers=1))

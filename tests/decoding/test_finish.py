@@ -174,7 +174,7 @@ def test_a_row_with_an_invalid_distribution_ends_with_a_reason(target, first, fa
 
 def test_nan_in_a_rows_cache_stays_in_the_row(target):
     """A NaN in an embedding reaches keys and values, but only of rows that contain the token."""
-    embedding = target.params["embedding"].at[0, 10].set(np.nan)
+    embedding = target.params["embedding"].at[10, 0].set(np.nan)
     with_nan = dataclasses.replace(target, params=target.params | {"embedding": embedding})
     prompts = [[1, 2, 10], [3, 1, 4, 1], [5, 6, 7, 5]]
     found, expected = (

@@ -282,7 +282,7 @@ def test_a_request_ends_if_its_consumer_is_cancelled_or_leaves(token_engine, pai
 def test_nan_in_a_row_does_not_affect_other_requests(pair, page_size):
     """Neither rows of the same batch, nor requests that later use its slot, its pages or its prompt buffer."""
     params = dict(pair.target.params)
-    params["embedding"] = params["embedding"].at[:, POISON].set(jnp.nan)
+    params["embedding"] = params["embedding"].at[POISON].set(jnp.nan)
     # The draft model never proposes the token, because a draft with NaN would end its row.
     drafter = tiny.model_drafter(tiny.reduced_vocabulary(tuple(range(POISON))))
     poisoned = bass.Pair(dataclasses.replace(pair.target, params=params), drafter, pair.tokenizer)

@@ -133,7 +133,7 @@ def test_random_weights_on_a_mesh_are_sharded_and_unchanged():
     expected = param_shardings(config, mesh)
     for leaf, sharding in zip(jax.tree.leaves(model.params), jax.tree.leaves(expected), strict=True):
         assert leaf.sharding == sharding
-    assert model.params["embedding"].addressable_shards[0].data.shape == (16, 6)
+    assert model.params["embedding"].addressable_shards[0].data.shape == (6, 16)
     whole = random_model(config, jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, model.params, whole.params)
 

@@ -46,11 +46,11 @@ def test_sharded_logits_equal_those_of_one_device(changes, rules, mesh, tmp_path
 def test_default_shardings_are_those_of_megatron(mesh):
     shardings = param_shardings(small_config(is_tied=False), mesh)
     layer = shardings["layer_0"]
-    assert layer["attention"]["qkv"].spec == PartitionSpec(None, "tp", None, None)
-    assert layer["attention"]["out"].spec == PartitionSpec("tp", None, None, None)
-    assert layer["mlp"]["gate_up"].spec == PartitionSpec(None, None, "tp")
-    assert layer["mlp"]["down"].spec == PartitionSpec("tp", None)
-    assert shardings["embedding"].spec == shardings["head"].spec == PartitionSpec(None, "tp")
+    assert layer["attention"]["qkv"].spec == PartitionSpec("tp", None, None, None)
+    assert layer["attention"]["out"].spec == PartitionSpec(None, "tp", None, None)
+    assert layer["mlp"]["gate_up"].spec == PartitionSpec(None, "tp", None)
+    assert layer["mlp"]["down"].spec == PartitionSpec(None, "tp")
+    assert shardings["embedding"].spec == shardings["head"].spec == PartitionSpec("tp", None)
     assert layer["attention_norm"].spec == PartitionSpec(None)
 
 

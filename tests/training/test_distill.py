@@ -195,7 +195,7 @@ def test_a_draft_in_int8_is_evaluated_as_it_is_stored(finished, root, run, tmp_p
     head = np.asarray(finished.draft.params["head"])
     assert found.params["head"].dtype == np.float32
     # Half a step of INT8, and a rounding to bfloat16 before and after.
-    steps = np.abs(head).max(axis=0) * (0.5 / 127 + 2**-7)
+    steps = np.abs(head).max(axis=1, keepdims=True) * (0.5 / 127 + 2**-7)
     assert (np.abs(found.params["head"] - head) <= steps).all() and not np.array_equal(found.params["head"], head)
     greedy = [rollout for rollout, _ in Corpus(root / "run" / "held_out").read()]
     assert packed.agreements["test"] == measure_agreement(found, greedy, 4)

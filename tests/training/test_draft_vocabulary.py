@@ -44,6 +44,6 @@ def test_a_draft_starts_from_the_targets_embedding(make_config, make_draft, targ
     np.testing.assert_array_equal(proposed_ids(draft), ids)
     np.testing.assert_array_equal(draft.params["embedding"], target.params["embedding"])
     # The draft's width of 32 holds all 16 directions, so the projection is lossless.
-    projected = np.asarray(draft.params["embedding"])[:, ids].T @ np.asarray(draft.params["embedding_projection"])
+    projected = np.asarray(draft.params["embedding"])[ids] @ np.asarray(draft.params["embedding_projection"]).T
     assert np.sqrt((projected**2).mean()) == pytest.approx(1, rel=1e-3)
     assert np.linalg.matrix_rank(projected) == 16

@@ -65,13 +65,13 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
 def rules(config: ModelConfig) -> dict[str, Rule]:
     """Returns the rules; see `Family.rules`."""
     table = {
-        "embedding": tensor_names.transposed("transformer.wte.weight"),
+        "embedding": tensor_names.same("transformer.wte.weight"),
         "head_bias": tensor_names.same("lm_head.bias"),
     }
     if config.final_norm is not None:
         table |= tensor_names.norm(config.final_norm, "final_norm", "transformer.ln_f")
     if not config.is_tied:
-        table["head"] = tensor_names.transposed("lm_head.weight")
+        table["head"] = tensor_names.same("lm_head.weight")
     for i, layer in enumerate(config.layers):
         ours, theirs = f"layer_{i}", f"transformer.h.{i}"
         table |= tensor_names.norm(layer.norm, f"{ours}/attention_norm", f"{theirs}.ln_1")

@@ -99,13 +99,13 @@ def bigcode_rules(config: ModelConfig) -> dict[str, Rule]:
 
 def _rules(config: ModelConfig, order: Callable[[AttentionConfig], tuple], *, is_in_first: bool) -> dict[str, Rule]:
     table = {
-        "embedding": tensor_names.transposed("transformer.wte.weight"),
+        "embedding": tensor_names.same("transformer.wte.weight"),
         "position_embedding": tensor_names.same("transformer.wpe.weight"),
     }
     if config.final_norm is not None:
         table |= tensor_names.norm(config.final_norm, "final_norm", "transformer.ln_f")
     if not config.is_tied:
-        table["head"] = tensor_names.transposed("lm_head.weight")
+        table["head"] = tensor_names.same("lm_head.weight")
     for i, layer in enumerate(config.layers):
         ours, theirs = f"layer_{i}", f"transformer.h.{i}"
         table |= tensor_names.norm(layer.norm, f"{ours}/attention_norm", f"{theirs}.ln_1")

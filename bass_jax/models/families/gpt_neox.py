@@ -72,11 +72,11 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
 
 def rules(config: ModelConfig) -> dict[str, Rule]:
     """Returns the rules; see `Family.rules`."""
-    table = {"embedding": tensor_names.transposed("gpt_neox.embed_in.weight")}
+    table = {"embedding": tensor_names.same("gpt_neox.embed_in.weight")}
     if config.final_norm is not None:
         table |= tensor_names.norm(config.final_norm, "final_norm", "gpt_neox.final_layer_norm")
     if not config.is_tied:
-        table["head"] = tensor_names.transposed("embed_out.weight")
+        table["head"] = tensor_names.same("embed_out.weight")
     for i, layer in enumerate(config.layers):
         ours, theirs = f"layer_{i}", f"gpt_neox.layers.{i}"
         table |= tensor_names.norm(layer.norm, f"{ours}/attention_norm", f"{theirs}.input_layernorm")

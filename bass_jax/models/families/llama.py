@@ -71,11 +71,11 @@ def write_config(config: ModelConfig, architecture: str = "LlamaForCausalLM") ->
 def rules(config: ModelConfig) -> dict[str, Rule]:
     """Returns the rules; see `Family.rules`."""
     table = {
-        "embedding": tensor_names.transposed("model.embed_tokens.weight"),
+        "embedding": tensor_names.same("model.embed_tokens.weight"),
         "final_norm": tensor_names.same("model.norm.weight"),
     }
     if not config.is_tied:
-        table["head"] = tensor_names.transposed("lm_head.weight")
+        table["head"] = tensor_names.same("lm_head.weight")
     for i, layer in enumerate(config.layers):
         ours, theirs = f"layer_{i}", f"model.layers.{i}"
         table |= tensor_names.under(

@@ -68,16 +68,16 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
 def rules(config: ModelConfig) -> dict[str, Rule]:
     """Returns the rules; see `Family.rules`."""
     table = {
-        "embedding": tensor_names.transposed("model.decoder.embed_tokens.weight"),
+        "embedding": tensor_names.same("model.decoder.embed_tokens.weight"),
         "position_embedding": tensor_names.same("model.decoder.embed_positions.weight"),
     }
     if config.final_norm is not None:
         table |= tensor_names.norm(config.final_norm, "final_norm", "model.decoder.final_layer_norm")
     if config.has_output_projection:
-        table["embedding_projection"] = tensor_names.transposed("model.decoder.project_in.weight")
-        table["output_projection"] = tensor_names.transposed("model.decoder.project_out.weight")
+        table["embedding_projection"] = tensor_names.same("model.decoder.project_in.weight")
+        table["output_projection"] = tensor_names.same("model.decoder.project_out.weight")
     if not config.is_tied:
-        table["head"] = tensor_names.transposed("lm_head.weight")
+        table["head"] = tensor_names.same("lm_head.weight")
     for i, layer in enumerate(config.layers):
         ours, theirs = f"layer_{i}", f"model.decoder.layers.{i}"
         table |= tensor_names.norm(layer.norm, f"{ours}/attention_norm", f"{theirs}.self_attn_layer_norm")

@@ -70,9 +70,9 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
 
 def rules(config: ModelConfig) -> dict[str, Rule]:
     """Returns the rules; see `Family.rules`."""
-    table = {"embedding": tensor_names.transposed("tok.weight"), "final_norm": tensor_names.same("out_norm.weight")}
+    table = {"embedding": tensor_names.same("tok.weight"), "final_norm": tensor_names.same("out_norm.weight")}
     if not config.is_tied:
-        table["head"] = tensor_names.transposed("head.weight")
+        table["head"] = tensor_names.same("head.weight")
     for i, layer in enumerate(config.layers):
         ours, theirs = f"layer_{i}", f"blocks.{i}"
         # One matrix with all queries, then all keys, then all values.

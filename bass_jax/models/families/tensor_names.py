@@ -1,14 +1,14 @@
-"""Rules that several families share: how tensors are transposed, fused and ordered.
+"""Rules that several families share: how tensors are fused and ordered.
 
-Torch stores a linear layer as ``[out, in]``. GPT-2 stores ``[in, out]``, for which ``is_in_first`` is True.
+Weights are ``[out, in]``, as in torch. GPT-2 stores ``[in, out]``, for which ``is_in_first`` is True.
 """
 
 from collections.abc import Callable
 
 import numpy as np
 
-from bass_jax.models.families import tensor_layout
 from bass_jax.models.families.base import Rule
+from bass_jax.models.families.tensor_layout import empty
 from bass_jax.models.model_config import AttentionConfig, DenseMLP, NormConfig
 
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -32,22 +32,22 @@ def norm(config: NormConfig, ours: str, theirs: str) -> dict[str, Rule]:
 
 
 def attention_out(config: AttentionConfig, theirs: str, width: int, *, is_in_first: bool = False) -> dict[str, Rule]:
-    """Returns the rules of the output projection ``[K, R, H, D]`` and its bias, without their path."""
+    """Returns the rules of the output projection ``[D, K, R, H]`` and its bias, without their path."""
     K, R, H = config.num_kv_heads, config.queries_per_kv_head, config.head_dim
 
     def build(weight):
-        return (weight if is_in_first else weight.T).reshape(K, R, H, width)
+        return (weight.T if is_in_first else weight).reshape(width, K, R, H)
 
     def split(out):
-        out = out.reshape(K * R * H, width)
-        return (out if is_in_first else out.T,)
+        out = out.reshape(width, K * R * H)
+        return (out.T if is_in_first else out,)
 
     rules = {"out": Rule((f"{theirs}.weight",), build, split)}
     return rules | {"out_bias": same(f"{theirs}.bias")} if config.has_out_bias else rules
 
 
 def qkv(config: AttentionConfig, names: tuple[str, str, str], suffix: str) -> Rule:
-    """Returns a rule that fuses three tensors to weights ``[D, K, R + 2, H]`` or biases ``[K, R + 2, H]``."""
+    """Returns a rule that fuses three tensors to weights ``[K, R + 2, H, D]`` or biases ``[K, R + 2, H]``."""
     return Rule(
         tuple(f"{name}.{suffix}" for name in names),
         lambda q, k, v: _fuse(config, (q, k, v)),
@@ -115,7 +115,7 @@ def per_head(config: AttentionConfig) -> tuple[Callable, Callable]:
 def gated_mlp(config: DenseMLP, theirs: str) -> dict[str, Rule]:
     """Returns the rules of ``gate_proj``, ``up_proj`` and ``down_proj``, without their path."""
     names = (f"{theirs}.gate_proj", f"{theirs}.up_proj")
-    rules = {"gate_up": _gate_up(names, "weight"), "down": transposed(f"{theirs}.down_proj.weight")}
+    rules = {"gate_up": _gate_up(names, "weight"), "down": same(f"{theirs}.down_proj.weight")}
     if config.has_bias:
         rules |= {"gate_up_bias": _gate_up(names, "bias"), "down_bias": same(f"{theirs}.down_proj.bias")}
     return rules
@@ -123,7 +123,7 @@ def gated_mlp(config: DenseMLP, theirs: str) -> dict[str, Rule]:
 
 def plain_mlp(config: DenseMLP, up: str, down: str, *, is_in_first: bool = False) -> dict[str, Rule]:
     """Returns the rules of an MLP without a gate, without their path."""
-    matrix = same if is_in_first else transposed
+    matrix = transposed if is_in_first else same
     rules = {"up": matrix(f"{up}.weight"), "down": matrix(f"{down}.weight")}
     if config.has_bias:
         rules |= {"up_bias": same(f"{up}.bias"), "down_bias": same(f"{down}.bias")}
@@ -138,32 +138,18 @@ def under(path: str, rules: dict[str, Rule]) -> dict[str, Rule]:
 def _fuse(config: AttentionConfig, parts: Parts) -> np.ndarray:
     K, R, H = config.num_kv_heads, config.queries_per_kv_head, config.head_dim
     # Weights are [out, in] and biases [out], where out is (kv head, query of the group, lane).
-    tail = parts[0].shape[1:]
-    fused, start = tensor_layout.empty((*tail, K, R + 2, H), parts[0].dtype), 0
-    for part, heads in zip(parts, (R, 1, 1), strict=True):
-        grouped = part.reshape(K, heads, H, *part.shape[1:])
-        grouped = np.moveaxis(grouped, -1, 0) if grouped.ndim == 4 else grouped
-        tensor_layout.copy(fused[..., start : start + heads, :], grouped)
-        start += heads
-    return fused
+    grouped = [part.reshape(K, -1, H, *part.shape[1:]) for part in parts]
+    return np.concatenate(grouped, axis=1, out=empty((K, R + 2, H, *parts[0].shape[1:]), parts[0].dtype))
 
 
 def _unfuse(config: AttentionConfig, fused: np.ndarray) -> Parts:
     R = config.queries_per_kv_head
-    fused = np.moveaxis(fused, 0, -1) if fused.ndim == 4 else fused
     q, k, v = (part.reshape(-1, *part.shape[3:]) for part in np.split(fused, [R, R + 1], axis=1))
     return q, k, v
 
 
 def _gate_up(names: tuple[str, str], suffix: str) -> Rule:
     def build(gate, up):
-        fused = tensor_layout.empty((*gate.shape[:0:-1], 2, gate.shape[0]), gate.dtype)
-        for i, part in enumerate((gate, up)):
-            tensor_layout.copy(fused[..., i, :], part.T)
-        return fused
+        return np.stack((gate, up), out=empty((2, *gate.shape), gate.dtype))
 
-    def split(fused):
-        fused = np.moveaxis(fused, 0, -1) if fused.ndim == 3 else fused
-        return fused[0], fused[1]
-
-    return Rule(tuple(f"{name}.{suffix}" for name in names), build, split)
+    return Rule(tuple(f"{name}.{suffix}" for name in names), build, tuple)
