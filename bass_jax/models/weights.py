@@ -56,7 +56,7 @@ def quantize_weight(weight: Float[Array, "..."], num_contracted: int) -> tuple[A
     return values.astype(jnp.int8), scale
 
 
-def dequantize_weight(values: Array | np.ndarray, scale: Array | np.ndarray) -> Array | np.ndarray:
+def dequantize_weight(values: Array | np.ndarray, scale: Array | np.ndarray) -> Any:
     """Returns ``values * scale`` in float32, an array of JAX if one of them is."""
     return values * scale.reshape(scale.shape + (1,) * (values.ndim - scale.ndim))
 

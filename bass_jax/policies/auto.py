@@ -16,10 +16,10 @@ from bass_jax.policies.batch_table import cost_and_rates
 from bass_jax.policies.protocol import Plan, PolicyStats, all_rows, register_policy
 from bass_jax.typing import Array, Float
 
-LENGTHS = (0, 1, 2, 4, 6, 8)
+LENGTHS = (0, 1, 2, 3, 4, 6, 8)
 """The default draft lengths. At most four of them are compiled per batch size."""
 
-TRIAL_MARGIN = 0.95
+TRIAL_MARGIN = 0.85
 """A length that is not compiled is tried only if its expected tokens per second are at least this share of the best."""
 
 PRIOR_ACCEPTANCE, PRIOR_COST = 0.7, 0.15
