@@ -15,8 +15,9 @@ EXAMPLES = """examples:
   bass-jax demo --batches 1,8 --file prompts.txt --plot demo.svg
 """
 
-NUM_ROUNDS = 2
-"""Rounds of each batch size. Both ways of decoding take turns."""
+MIN_ROUNDS = 2
+"""Rounds of each batch size, in which both ways of decoding take turns. Large batches, whose rounds are short, have
+half as many as rows."""
 
 BAR_WIDTH = 40
 """Characters of the longest bar."""
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     encoded = [pair.tokenizer.encode_prompt(prompt) for prompt in prompts]
     rows, texts, compile_seconds = [], [], 0.0
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=len(options.batches) * NUM_ROUNDS * 2)
+        task = progress.add_task("", total=sum(2 * _num_rounds(batch) for batch in options.batches))
 
         def on_run(batch: int, name: str) -> None:
             progress.update(task, advance=1, description=f"batch {batch}, {name}")
@@ -85,6 +86,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _num_rounds(batch: int) -> int:
+    return max(MIN_ROUNDS, batch // 2)
+
+
 def _measure(
     pair, prompts: Sequence, batch: int, max_new_tokens: int, on_run: Callable[[int, str], None]
 ) -> tuple[DemoRow, list[str], float]:
@@ -93,7 +98,7 @@ def _measure(
     from bass_jax.engine.generate import generate
 
     runs: dict[str, list] = {"decode": [], "speculate": []}
-    for _ in range(NUM_ROUNDS):
+    for _ in range(_num_rounds(batch)):
         for step, name in (("decode", "regular"), ("speculate", "speculative")):
             on_run(batch, name)
             found = generate(pair, prompts, step=step, max_batch=batch, max_new_tokens=max_new_tokens)
@@ -134,7 +139,7 @@ def _print(out, rows: Sequence[DemoRow], num_prompts: int, compile_seconds: floa
         for name, rate in (("regular", row.regular), ("speculative", row.speculative)):
             bar = "█" * max(1, round(BAR_WIDTH * rate / longest))
             out.print(f"batch {row.batch:>2} {name:>11} {bar} {rate:.0f}", highlight=False)
-    out.print(f"\nMedians of {NUM_ROUNDS} rounds in turns, without compilation ({compile_seconds:.0f} s) and prefill.")
+    out.print(f"\nMedians of rounds in turns, without compilation ({compile_seconds:.0f} s) and prefill.")
     if jax.default_backend() == "cpu":
         out.print("On a CPU each further token of a pass costs time, so large batches gain little and draft little.")
 
