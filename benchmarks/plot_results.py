@@ -1,4 +1,4 @@
-"""Draws the plots of docs/results.md from docs/results/results.json.
+"""Draws the plots of README.md and docs/results.md from the JSON files in docs/results.
 
 python benchmarks/plot_results.py
 """
@@ -48,11 +48,39 @@ def plot_traffic(data: dict, path: Path) -> None:
     figure.savefig(path, metadata=METADATA)
 
 
+def plot_front(cells: list[dict], foreground: str, path: Path) -> None:
+    """Draws the speed-up and the chosen draft length of `auto` over the batch size, on a transparent background."""
+    keys = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    with rc_context(dict.fromkeys(keys, foreground)):
+        figure = Figure(figsize=(8, 2.6), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        for kind, color in zip(dict.fromkeys(cell["kind"] for cell in cells), ("tab:blue", "tab:orange"), strict=False):
+            found = [cell for cell in cells if cell["kind"] == kind]
+            batches, speeds = [cell["batch"] for cell in found], [cell["tokens_per_second"] for cell in found]
+            for method, style in (("auto", "o-"), ("fixed 4", "x:")):
+                ratios = [one[method] / one["regular"] for one in speeds]
+                left.plot(batches, ratios, style, color=color, label=f"{kind}, {method}")
+            right.plot(batches, [cell["draft_len"] for cell in found], "o-", color=color)
+        left.axhline(1.0, color=foreground, linewidth=0.8)
+        left.set(ylabel="speed-up")
+        right.set(ylabel="draft length of auto")
+        left.legend(fontsize=7, frameon=False)
+        for axes in (left, right):
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(batches, [str(batch) for batch in batches])
+            axes.set_ylim(bottom=0)
+            axes.set_xlabel("batch")
+        figure.savefig(path, metadata=METADATA, transparent=True)
+
+
 def main() -> None:
     data = json.loads((DIRECTORY / "results.json").read_text())
+    cells = json.loads((DIRECTORY / "never_slower.json").read_text())["cells"]
     with rc_context({"svg.hashsalt": "bass_jax"}):
         plot_policies(data["policies"], DIRECTORY / "policies.svg")
         plot_traffic(data["traffic"], DIRECTORY / "traffic.svg")
+        for name, foreground in (("light", "#1f2328"), ("dark", "#f0f6fc")):
+            plot_front(cells, foreground, DIRECTORY / f"front_{name}.svg")
 
 
 if __name__ == "__main__":
