@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.marks import mostly_slow
-
 ROOT = Path(__file__).parents[2]
 CASES = ("float32 float32", "float32 bfloat16", "bfloat16 float32", "bfloat16 bfloat16 --converted")
 """Stored dtype, dtype to load as, and options of the benchmark."""
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc, which only Linux has")
-@pytest.mark.parametrize("case", mostly_slow(CASES, lambda case: case == "bfloat16 float32"))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_additional_memory_is_that_of_one_tensor(case):
     """This fails if a whole file is read, a copy outlives its tensor, or a whole checkpoint is cast at once."""
     stored, dtype, *ours = case.split()

@@ -98,7 +98,8 @@ def test_a_step_is_one_graph_with_our_kernels_and_without_a_sort(step, drafter):
 @pytest.mark.slow
 def test_a_layer_is_few_kernels():
     """Without copies of counters. XLA alone needs about 18 kernels per layer."""
-    shallow, deep = compiled("speculate", "ngram"), compiled("speculate", "ngram", LAYERS + 1)
+    # Of a model of two layers XLA fuses one kernel more.
+    shallow, deep = (compiled("speculate", "ngram", LAYERS + more) for more in (1, 2))
     assert 0 < deep.num_kernels - shallow.num_kernels <= KERNELS_PER_LAYER
 
 

@@ -134,6 +134,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_two_processes_decode_the_same_tokens(expected):
     """Each process has one device. They communicate over the loopback interface."""
     with socket.socket() as free:

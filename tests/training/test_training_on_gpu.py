@@ -62,7 +62,7 @@ def test_a_step_compiles_and_keeps_no_weights_of_attention(num_tokens, config):
         labels=spec(jnp.int32, M),
         distribution_mass=spec(jnp.float32, M),
     )
-    embedding = spec(config.dtype, DRAFT.embedding_width, DRAFT.vocab_size)
+    embedding = spec(config.dtype, DRAFT.vocab_size, DRAFT.embedding_width)
     weights = LossWeights(*(spec(jnp.float32) for _ in LossWeights._fields))
 
     def step(state, embedding, batch, weights):
