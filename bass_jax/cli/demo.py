@@ -139,7 +139,7 @@ def _print(out, rows: Sequence[DemoRow], num_prompts: int, compile_seconds: floa
         for name, rate in (("regular", row.regular), ("speculative", row.speculative)):
             bar = "█" * max(1, round(BAR_WIDTH * rate / longest))
             out.print(f"batch {row.batch:>2} {name:>11} {bar} {rate:.0f}", highlight=False)
-    out.print(f"\nMedians of rounds in turns, without compilation ({compile_seconds:.0f} s) and prefill.")
+    out.print(f"\nMedians of rounds in turns, without compilation ({compile_seconds:.0f} s) and the first prefill.")
     if jax.default_backend() == "cpu":
         out.print("On a CPU each further token of a pass costs time, so large batches gain little and draft little.")
 

@@ -76,7 +76,8 @@ class CompiledSteps:
         name = bucket, len(state.lengths)
         if name not in self._compiled:
             before = JIT_CACHE.compile_seconds
-            self._compiled[name] = JIT_CACHE.get(*self._function(bucket, pair, state), donate_argnums=(1,))
+            function = self._function(bucket, pair, state)
+            self._compiled[name] = JIT_CACHE.get(*function, donate_argnums=(1,), prepare=True)
             self.seconds[bucket] = self.seconds.get(bucket, 0.0) + JIT_CACHE.compile_seconds - before
         return self._compiled[name]
 

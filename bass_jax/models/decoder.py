@@ -4,8 +4,7 @@ Every tensor is declared once, with its shape, its initializer and its logical a
 and for sharding:
 
 * ``qkv [K, R + 2, H, D]``: the R query heads of a key-value head, then its key, then its value. A layer has one product
-  instead of three (on a two-core CPU a pass of five tokens takes 18 ms instead of 31), and sharding K keeps a group on
-  one device.
+  instead of three, and sharding K keeps a group on one device.
 * ``embedding [V, E]``: the layout of the head, so that a tied model stores the matrix once.
 """
 

@@ -109,8 +109,7 @@ def multiply(
         y = y.astype(jnp.float32) * weight.scale
         factor = scale if factor is None else scale * factor
     else:
-        values = weight.values.astype(x.dtype)
-        y = jnp.tensordot(x, values, ((-1,), (-1,)), preferred_element_type=jnp.float32) * weight.scale
+        y = product(x, weight.values.astype(x.dtype), jnp.float32) * weight.scale
     return y if factor is None else y * factor.reshape(factor.shape + (1,) * (y.ndim - factor.ndim))
 
 

@@ -23,7 +23,7 @@ class CompiledFunction:
 
     Attributes:
         call: the function.
-        compile_seconds: time that its compilation took, including tracing and, on a CPU, the first call.
+        compile_seconds: time that its compilation took, including tracing and the call of `JitCache.get`.
         num_calls: measured calls; see `bass_jax.engine.step_clock`, as for the other attributes.
         seconds: estimated time of a call; NaN if it was not measured.
         resume_seconds: estimated further time of a step with drafts after steps without.
@@ -55,8 +55,15 @@ class JitCache:
         self.compile_seconds = 0.0
         self.run_seconds = 0.0
 
-    def get(self, function: Callable, *args: Any, donate_argnums: tuple[int, ...] = ()) -> CompiledFunction:
-        """Returns `function` compiled for arguments of these shapes, placements and static parts."""
+    def get(
+        self, function: Callable, *args: Any, donate_argnums: tuple[int, ...] = (), prepare: bool = False
+    ) -> CompiledFunction:
+        """Returns `function` compiled for arguments of these shapes, placements and static parts.
+
+        With `prepare`, a function that is compiled for a CPU is called once, with copies of what it donates. XLA for a
+        CPU prepares every product in the first call: 0.2 to 0.3 s for a step of SmolLM2-135M (two cores, 2026-11-25).
+        This counts as compilation, so that the calls of a step take equally long.
+        """
         key, placements = _key(function, args, donate_argnums)
         if key not in self._compiled:
             start = time.perf_counter()
@@ -65,7 +72,9 @@ class JitCache:
             with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
                 lowered = jax.jit(function, donate_argnums=donate_argnums).lower(*args)
                 compiled = lowered.compile(compiler_options=COMPILER_OPTIONS)
-                _prepare(compiled, args, donate_argnums)
+                if prepare and jax.default_backend() == "cpu":
+                    copied = (jax.tree.map(jnp.copy, arg) if i in donate_argnums else arg for i, arg in enumerate(args))
+                    jax.block_until_ready(compiled(*copied))
             self._compiled[key] = CompiledFunction(compiled, time.perf_counter() - start)
             self.compile_seconds += self._compiled[key].compile_seconds
             self.num_compiled += 1
@@ -79,17 +88,6 @@ class JitCache:
     def clear(self) -> None:
         """Forgets all compiled functions; those that are asked for again are compiled again."""
         self._compiled.clear()
-
-
-def _prepare(compiled: Callable, args: tuple, donate_argnums: tuple[int, ...]) -> None:
-    """Calls a function on a CPU once, with copies of the arguments that it donates.
-
-    XLA for a CPU prepares every product in the first call of a compiled function: 0.2 to 0.3 s for a step of
-    SmolLM2-135M (two cores, 2026-11-25). This counts as compilation.
-    """
-    if jax.default_backend() == "cpu":
-        copied = (jax.tree.map(jnp.copy, arg) if i in donate_argnums else arg for i, arg in enumerate(args))
-        jax.block_until_ready(compiled(*copied))
 
 
 def _key(function: Callable, args: tuple, donate_argnums: tuple[int, ...]) -> tuple[Any, tuple]:

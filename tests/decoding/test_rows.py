@@ -89,12 +89,12 @@ def test_a_row_does_not_depend_on_its_batch_its_slot_and_padding_rows(pairs, alo
 
 @pytest.mark.parametrize("case", mostly_slow(["table", "model"], lambda case: case == "table"))
 def test_a_row_does_not_depend_on_the_capacity(pairs, alone, case):
-    """Another row with a higher limit doubles the cache of every row. A limit shortens the last drafts of a row."""
-    kept = NUM_NEW - SPEC.draft_len
-    found = serve(pairs[case], REQUESTS[:3], max_new_tokens=[NUM_NEW, NUM_NEW, 100])
-    for row in range(2):
+    """Another row with a higher limit doubles the cache of every row. Only a row's own limit shortens its drafts."""
+    found = serve(pairs[case], REQUESTS[:4], max_new_tokens=[NUM_NEW, NUM_NEW, NUM_NEW, 100])
+    for row in range(3):
         np.testing.assert_array_equal(found[row], alone(case)[row])
-    np.testing.assert_array_equal(found[2][:kept], alone(case)[2][:kept])
+    kept = NUM_NEW - SPEC.draft_len
+    np.testing.assert_array_equal(found[3][:kept], alone(case)[3][:kept])
 
 
 @pytest.mark.parametrize(

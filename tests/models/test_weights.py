@@ -19,7 +19,7 @@ def primitives(*args):
     return {eqn.primitive.name for eqn in eqns}, dot.params["dimension_numbers"][1][0]
 
 
-@pytest.mark.parametrize("width", [7, 64])
+@pytest.mark.parametrize("width", [7, 30, 64])
 @pytest.mark.parametrize("columns", [(3, 4), (7, 1)])
 @pytest.mark.parametrize("rows", [(1,), (1, 1), (2, 1), (1, 5), (3, 4), (80,)])
 def test_products_are_those_of_numpy(rows, columns, width):
@@ -28,7 +28,7 @@ def test_products_are_those_of_numpy(rows, columns, width):
     found = product(x, values)
     assert found.shape == (*rows, *columns) and found.dtype == jnp.float32
     expected = np.einsum("...d,nhd->...nh", np.asarray(x, np.float64), np.asarray(values, np.float64))
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_one_row_is_a_batch_of_parts_and_few_rows_are_the_right_operand():
@@ -69,6 +69,11 @@ def test_bfloat16_inputs_are_not_rounded():
     found = product(x, values, rounds_to="bfloat16")
     assert found.dtype == jnp.bfloat16
     np.testing.assert_array_equal(found, product(x, values))
+
+
+def test_a_bfloat16_row_is_not_split():
+    x, values = draw(0, 1, 64, dtype=jnp.bfloat16), draw(1, 8, 64, dtype=jnp.bfloat16)
+    assert primitives(x, values)[1] == ()
 
 
 @pytest.mark.parametrize("rows", [1, 3])

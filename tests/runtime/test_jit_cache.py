@@ -61,6 +61,22 @@ def test_a_donated_argument_is_deleted():
     assert x.is_deleted() and not y.is_deleted()
 
 
+@pytest.mark.parametrize("prepare", [False, True])
+def test_the_call_that_prepares_a_function_donates_a_copy(prepare):
+    calls = []
+
+    def counted(x):
+        jax.debug.callback(lambda: calls.append(1))
+        return x + 1
+
+    x = jnp.ones(3)
+    function = JitCache().get(counted, x, donate_argnums=(0,), prepare=prepare)
+    jax.effects_barrier()
+    assert len(calls) == int(prepare) and not x.is_deleted()
+    np.testing.assert_array_equal(function(x), 2.0)
+    assert x.is_deleted()
+
+
 def test_a_cleared_cache_compiles_again():
     cache, x = JitCache(), jnp.arange(3.0)
     cache.get(double, x)
