@@ -19,7 +19,7 @@ EXAMPLES = """examples:
   bass-jax distill configs/distill/smollm2_quickstart.yaml --set training.num_steps=200 --set output_dir=runs/short
   bass-jax distill configs/distill/smollm2_quickstart.yaml --stages evaluate
   bass-jax distill configs/distill/smollm2_corpus.yaml --stages corpus      # for several drafts
-The same command continues an interrupted run. docs/draft_training.md has a configuration for your own target."""
+The same command continues an interrupted run. docs/how_to/draft_training.md has a configuration for your own target."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

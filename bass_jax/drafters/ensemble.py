@@ -17,7 +17,7 @@ MAX_NGRAM = 6
 LOOKUP_SCALE, RETRIEVAL_SCALE = 0.6, 0.4
 """Confidence scales of prompt lookup and of the datastore, relative to a network. Where they disagree with the network,
 they are right less often than their confidence says. Fitted to 500 answers of the quickstart target
-(docs/drafters.md)."""
+(docs/concepts/drafters.md)."""
 
 
 class _Rows(NamedTuple):

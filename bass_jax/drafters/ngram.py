@@ -12,7 +12,7 @@ from bass_jax.typing import Array
 _PRIOR_MISSES = 2
 """The confidence after a match of n tokens is n / (n + 2), 0.33 to 0.75 for n = 1 to 6. Measured over 500 greedy
 answers of SmolLM2-135M-Instruct, the draft was the target's token 0.25, 0.53, 0.65, 0.70, 0.76 and 0.78 of the time
-(docs/drafters.md)."""
+(docs/concepts/drafters.md)."""
 
 
 @jax.tree_util.register_dataclass

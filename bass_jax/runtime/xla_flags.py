@@ -10,7 +10,7 @@ import jax
 from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS
 
 GPU_FLAGS: Mapping[str, str | int] = ONE_GRAPH_OPTIONS
-"""XLA flags that `configure_gpu` sets, by name without the dashes; `docs/speed.md` says what each is for, and which
+"""XLA flags that `configure_gpu` sets, by name without the dashes; `docs/how_to/speed.md` says what each is for, and which
 others were left alone."""
 
 

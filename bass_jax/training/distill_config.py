@@ -257,7 +257,7 @@ class DistillConfig:
         target: the target: what `bass_jax.checkpoint.load_model` takes, or ``"package:module"`` for the only ``.gguf``
             file of an installed package.
         prompts: where the prompts come from.
-        output_dir: directory of everything that is written; see ``docs/draft_training.md``.
+        output_dir: directory of everything that is written; see ``docs/how_to/draft_training.md``.
         rollout: how the target answers them.
         draft: the size of the draft.
         loss: the loss.

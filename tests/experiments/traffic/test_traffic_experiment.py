@@ -56,7 +56,7 @@ def results(tmp_path_factory):
 
 @pytest.mark.slow
 def test_continuous_batching_beats_static_near_saturation(results):
-    """In simulated time, on a simulated A100; docs/traffic.md has the whole experiment."""
+    """In simulated time, on a simulated A100; docs/how_to/traffic.md has the whole experiment."""
     ratios = gain_over_static(results[1])
     assert all(ratios["heavy", policy] > 1.5 for policy in SMALL.policies), ratios
     assert all(ratio > 1.0 for ratio in ratios.values()), ratios
