@@ -34,11 +34,11 @@ class Engine:
     `advance` runs one step of all running rows. Waiting for a handle calls it. Under asyncio, handles can be awaited;
     the steps then run in the engine's thread, one at a time.
 
-    ```python
-    engine = bass.Engine(pair, policy="bass_heuristic", config=bass.EngineConfig(num_slots=16, capacity=2048))
-    async for event in engine.submit("def fibonacci(n):", max_new_tokens=64):
-        print(event.text, end="")
-    ```
+    .. code-block:: python
+
+        engine = bass.Engine(pair, policy="bass_heuristic", config=bass.EngineConfig(num_slots=16, capacity=2048))
+        async for event in engine.submit("def fibonacci(n):", max_new_tokens=64):
+            print(event.text, end="")
 
     The output of a request does not depend on the other requests in the batch. Greedy tokens equal those of regular
     decoding, the tokens of the shared-noise rule equal those of regular sampling, and other sampled tokens follow the

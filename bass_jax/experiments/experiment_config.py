@@ -67,7 +67,14 @@ class TaskConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
-    """How tokens are sampled; see `bass_jax.SamplingParams`."""
+    """How tokens are sampled; see `bass_jax.SamplingParams`.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: sample from this many most probable tokens; 0 is off.
+        top_p: sample from the smallest set of tokens with this probability; 1 is off.
+        min_p: sample from tokens with at least this share of the largest probability; 0 is off.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
