@@ -12,7 +12,6 @@ author = copyright = "the bass_jax authors"
 version = release = bass_jax.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxarg.ext", "config_fields"]
-exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = f"bass_jax {version}"

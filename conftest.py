@@ -1,4 +1,4 @@
-"""Set-up of every test: devices, compiler options, checked annotations, and the `gpu` marker."""
+"""Set-up of every test: devices, compiler options, checked annotations, the `gpu` marker, and the snippets of the docs."""
 
 import gc
 import os
@@ -17,7 +17,7 @@ if "--gpu" not in sys.argv:
     # Four CPU devices, so that meshes can be tested on any machine.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
     # Most of the tests' time is compilation, so workers and later runs share compiled code.
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "xla"))
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent / ".pytest_cache" / "xla"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
     # LLVM's optimizations take more than half of the compile time. Tests marked `optimized` compile with them.
@@ -28,11 +28,25 @@ jaxtyping.install_import_hook("bass_jax", "beartype.beartype")
 gc.set_threshold(100_000, 20, 20)
 
 
+def pytest_collect_file(file_path, parent):
+    """Collects the code blocks of README.md and of the pages in docs."""
+    if file_path.suffix == ".md":
+        from tests import snippets
+
+        return snippets.collect(file_path, parent)
+    return None
+
+
 def pytest_addoption(parser):
     parser.addoption("--gpu", action="store_true", help="run on the NVIDIA GPU, including the tests marked gpu")
 
 
 def pytest_collection_modifyitems(config, items):
+    from tests.snippets import SLOW_PAGES
+
+    for item in items:
+        if item.nodeid.startswith(SLOW_PAGES):
+            item.add_marker("slow")
     if not config.getoption("--gpu"):
         skip = pytest.mark.skip(reason="needs an NVIDIA GPU: run pytest --gpu where there is one")
         for item in items:
