@@ -11,12 +11,13 @@ PEERS_PYTHON ?= $(shell PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | gre
   pyenv which python3.11 2>/dev/null || command -v python3.11 || command -v python3)
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: help install demo notebooks test test-all check lint types peers peers-ctranslate2 peers-llama-cpp gpu-check clean
+.PHONY: help install demo notebooks docs test test-all check lint types peers peers-ctranslate2 peers-llama-cpp gpu-check clean
 
 help:
 	@echo "make install    create the environment in $(VENV), with the weights of the quickstart target"
 	@echo "make demo       decode eight prompts as one batch, with and without speculation"
 	@echo "make notebooks  run the notebooks in place"
+	@echo "make docs       build the documentation site in build/docs"
 	@echo "make test       run the quick tests, in at most 10 minutes on two cores"
 	@echo "make test-all   run all tests, compiled with the compiler's default optimizations"
 	@echo "make lint       run ruff"
@@ -67,6 +68,12 @@ $(PEERS)-%/.installed: benchmarks/peers/requirements-%.txt
 
 demo: install
 	$(RUN)/bass-jax demo
+
+# A warning is an error. Nothing is downloaded while the site is built.
+docs: install
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(RUN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
+	@echo "built build/docs/index.html"
 
 # Warnings are hidden, because they would be stored in the outputs of the notebooks.
 notebooks: install

@@ -1,4 +1,4 @@
-"""Set-up of every test: devices, compiler options, checked annotations, the `gpu` marker, and the snippets of the docs."""
+"""Set-up of every test: devices, compiler options, checked annotations, markers, and the collection of code blocks."""
 
 import gc
 import os
@@ -38,10 +38,12 @@ def pytest_collect_file(file_path, parent):
 
 
 def pytest_addoption(parser):
+    """Adds the option ``--gpu``."""
     parser.addoption("--gpu", action="store_true", help="run on the NVIDIA GPU, including the tests marked gpu")
 
 
 def pytest_collection_modifyitems(config, items):
+    """Marks the code blocks of slow pages, and skips tests that need a GPU."""
     from tests.snippets import SLOW_PAGES
 
     for item in items:

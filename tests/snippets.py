@@ -1,9 +1,8 @@
 """Runs the code blocks of README.md and of the pages in docs as tests.
 
 The blocks of a page run in order, in one namespace and in a temporary directory, whose ``checkpoints/quickstart`` is a
-tiny random pair. Blocks of Python run with fewer new tokens. Of shell blocks,
-each ``bass-jax`` command is parsed, and files, Make targets and modules that a command names must exist. Blocks of YAML are
-read as the configuration that they are.
+tiny random pair. Blocks of Python run with fewer new tokens. The ``bass-jax`` commands of shell blocks are parsed, and
+files, Make targets and modules that a command names must exist. Blocks of YAML are read as configurations.
 
 An HTML comment that begins with ``invisible-code: python`` is a block that readers do not see, and
 ``<!-- skip: next "reason" -->`` skips a block.
@@ -21,6 +20,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 import yaml
 from sybil import Example, Sybil
 from sybil.evaluators.python import PythonEvaluator
@@ -35,9 +35,7 @@ INPUT_DIRECTORIES = ("benchmarks", "bass_jax", "configs", "docs", "kernels_palla
 @functools.cache
 def tiny_pair() -> Path:
     """Writes a pair of random models with a byte-level tokenizer, and returns its directory."""
-    import numpy as np
-
-    from bass_jax.checkpoint import save_model, write_datastore
+    from bass_jax.checkpoint import save_model
     from tests import tiny
     from tests.checkpoint.small import VOCAB, small_tokenizer
 
@@ -125,7 +123,8 @@ def parse_command(arguments: list[str]) -> None:
         with contextlib.redirect_stderr(errors):
             options, rest = parser().parse_known_args(arguments)
     except SystemExit as exit:
-        assert exit.code == 0, errors.getvalue()
+        if exit.code != 0:
+            raise AssertionError(errors.getvalue()) from None
         return
     is_override = hasattr(options, "overrides") and not any(word.startswith("-") for word in rest)
     assert not rest or is_override, f"bass-jax {shlex.join(arguments)}: unrecognized: {rest}"
@@ -155,7 +154,7 @@ PARSERS = (
 _PAGES = Sybil(PARSERS, path=str(ROOT), pattern="*.md", setup=enter_directory, teardown=leave_directory)
 
 
-def collect(file_path: Path, parent):
+def collect(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Returns the pytest collector of a page, or None for other files."""
     is_page = file_path == ROOT / "README.md" or file_path.is_relative_to(ROOT / "docs")
     return _PAGES.pytest()(file_path, parent) if is_page else None

@@ -42,7 +42,8 @@ class Drafter(Protocol):
     * ``num_drafted`` does not depend on a draft that it leaves out. A row may stop after a draft, or because the next
       distribution is too flat. It must not drop a draft because of the token that was sampled.
 
-    Sample draft i with ``sample_token(probs, gumbel(context.keys[:, i], V))`` from `bass_jax.sampling`. The
+    Sample draft i with ``sample_tokens(probs, gumbel(context.keys[:, i], V))`` from `bass_jax.sampling` and its module
+    ``keys``. The
     shared-noise rule uses the same Gumbel noise, so this gives it the highest acceptance.
     """
 

@@ -10,8 +10,8 @@ import jax
 from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS
 
 GPU_FLAGS: Mapping[str, str | int] = ONE_GRAPH_OPTIONS
-"""XLA flags that `configure_gpu` sets, by name without the dashes; `docs/how_to/speed.md` says what each is for, and which
-others were left alone."""
+"""XLA flags that `configure_gpu` sets, by name without the dashes. `docs/how_to/speed.md` describes each of them, and
+which others keep their defaults."""
 
 
 def configure_gpu(
