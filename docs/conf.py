@@ -11,8 +11,16 @@ project = "bass_jax"
 author = copyright = "the bass_jax authors"
 version = release = bass_jax.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxarg.ext", "config_fields"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinxarg.ext",
+    "config_fields",
+    "tuple_fields",
+]
 
+highlight_language = "text"
 html_theme = "furo"
 html_title = f"bass_jax {version}"
 

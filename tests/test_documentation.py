@@ -1,6 +1,7 @@
 """The documentation has an entry for every public name, and every field of a configuration file is described."""
 
 import importlib
+import inspect
 import pkgutil
 import re
 from pathlib import Path
@@ -26,16 +27,24 @@ def public_packages() -> list[str]:
     return found
 
 
+def has_docstring(module: str, name: str) -> bool:
+    """Returns whether autodoc describes a name of a module: a constant of another file has no docstring there."""
+    value = getattr(importlib.import_module(module), name)
+    source = Path(importlib.import_module(module).__file__).read_text()
+    return inspect.isclass(value) or callable(value) or bool(re.search(rf"^{name}\b.*=", source, re.MULTILINE))
+
+
 def documented(page: str) -> dict[str, set[str]]:
     """Returns the names that a page's directives describe, by module."""
     found: dict[str, set[str]] = {}
-    for kind, target, options in re.findall(r"^\.\. auto(\w+):: ([\w.]+)\n((?:   :.*\n)*)", page, re.MULTILINE):
+    pattern = r"^\.\. (?:auto(\w+)|py:data):: ([\w.]+)\n((?:   :.*\n)*)"
+    for kind, target, options in re.findall(pattern, page, re.MULTILINE):
         if kind != "module":
             module, _, name = target.rpartition(".")
             found.setdefault(module, set()).add(name)
         elif ":no-members:" not in options:
             excluded = re.search(r":exclude-members: (.*)", options)
-            names = set(importlib.import_module(target).__all__)
+            names = {name for name in importlib.import_module(target).__all__ if has_docstring(target, name)}
             found.setdefault(target, set()).update(names - set(excluded[1].split(", ") if excluded else ()))
     return found
 

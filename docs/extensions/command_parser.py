@@ -11,5 +11,5 @@ def parser() -> argparse.ArgumentParser:
     top = main.parser()
     (commands,) = (action for action in top._actions if isinstance(action, argparse._SubParsersAction))
     for one in (top, *commands.choices.values()):
-        one.epilog = one.epilog and "::\n\n" + textwrap.indent(one.epilog, "    ")
+        one.epilog = one.epilog and ".. code-block:: text\n\n" + textwrap.indent(one.epilog, "    ")
     return top

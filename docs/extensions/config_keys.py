@@ -8,6 +8,10 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import yaml
+
+from bass_jax.runtime.yaml_config import as_plain
+
 
 def meanings(kind: type) -> dict[str, str]:
     """Returns the meaning of each field, from the section ``Attributes`` of the docstring."""
@@ -55,8 +59,8 @@ def default_text(field: dataclasses.Field) -> str:
         return "required"
     if dataclasses.is_dataclass(default):
         return ""
-    text = {None: "null", True: "true", False: "false"}.get(default) if isinstance(default, bool | None) else None
-    return f"``{text if text else default!r}``"
+    text = yaml.safe_dump(as_plain(default), default_flow_style=True, width=1000)
+    return f"``{text.removesuffix('...' + chr(10)).strip()}``"
 
 
 def sections(kind: type, path: str = "") -> Iterator[tuple[str, type]]:

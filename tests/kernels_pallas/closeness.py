@@ -20,7 +20,8 @@ def assert_close(out: jax.Array, expected: jax.Array) -> None:
     The bound on every element is relative to its vector. An output is a float32 sum of weight times value, and if the
     terms cancel almost completely, the rounding of the sum is many units of the remaining element: up to 0.098 % of a
     spec's elements differ by more than 2 of their own units (`docs/concepts/kernels.md`), one of
-    `llama3_8b_long_draft` by 149. Relative to its vector, no element of any spec differs by more than 0.502 units (rounding alone gives 0.5).
+    `llama3_8b_long_draft` by 149. Relative to its vector, no element of any spec differs by more than 0.502 units
+    (rounding alone gives 0.5).
     """
     out_f32, expected = np.asarray(out.astype(jnp.float32)), np.asarray(expected)
     assert np.isfinite(out_f32).all()
