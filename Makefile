@@ -70,10 +70,13 @@ demo: install
 	$(RUN)/bass-jax demo
 
 # A warning is an error. Nothing is downloaded while the site is built.
-docs: install
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
+docs: $(VENV)/.installed-docs
 	$(RUN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
 	@echo "built build/docs/index.html"
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
 
 # Warnings are hidden, because they would be stored in the outputs of the notebooks.
 notebooks: install

@@ -16,8 +16,8 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinxarg.ext",
+    "autodoc_hooks",
     "config_fields",
-    "tuple_fields",
 ]
 
 highlight_language = "text"

@@ -1,4 +1,4 @@
-"""Documents the fields of named tuples by the comments behind them."""
+"""Changes of what autodoc writes: the fields of named tuples, and classes with the name of a function."""
 
 import importlib
 import inspect
@@ -16,7 +16,15 @@ def describe_field(app: Any, kind: str, name: str, member: Any, options: Any, li
     lines[:] = [comment[1] if comment else ""]
 
 
+def drop_return_type(
+    app: Any, kind: str, name: str, member: Any, options: Any, signature: str, returns: str
+) -> tuple[str, None] | None:
+    """Removes the return type of ``__init__`` from a class that is described as a function."""
+    return (signature, None) if kind == "function" and inspect.isclass(member) else None
+
+
 def setup(app) -> dict[str, bool]:
-    """Connects the function to autodoc."""
+    """Connects the functions to autodoc."""
     app.connect("autodoc-process-docstring", describe_field)
+    app.connect("autodoc-process-signature", drop_return_type)
     return {"parallel_read_safe": True}
