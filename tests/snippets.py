@@ -8,6 +8,7 @@ An HTML comment that begins with ``invisible-code: python`` is a block that read
 ``<!-- skip: next "reason" -->`` skips a block.
 """
 
+import argparse
 import contextlib
 import functools
 import importlib.util
@@ -27,6 +28,9 @@ from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 ROOT = Path(__file__).parents[1]
+USER_FILES = ("HumanEval.jsonl.gz", "gsm8k_test.jsonl", "my_draft.yaml", "prompts.txt", "spec_bench_question.jsonl")
+"""Files that commands name and that the pages tell the reader to write or to get."""
+FILE_NAME = re.compile(r"[\w./-]+\.(txt|jsonl|jsonl\.gz|yaml|json|safetensors|gguf)")
 SLOW_PAGES = ("docs/how_to/draft_training.md",)
 """Pages whose blocks are left out by ``make test``."""
 INPUT_DIRECTORIES = ("benchmarks", "bass_jax", "configs", "docs", "kernels_pallas", "notebooks", "recipes", "tests")
@@ -87,12 +91,12 @@ def check_commands(example: Example) -> None:
         words = shlex.split(line, comments=True)
         while words:
             end = next((place for place, word in enumerate(words) if word in ("&&", "||", "|", ";")), len(words))
-            check_command(words[:end])
+            check_command(words[:end], example.namespace.setdefault("_written", set()))
             words = words[end + 1 :]
 
 
-def check_command(words: list[str]) -> None:
-    """Checks one command.
+def check_command(words: list[str], written: set[str]) -> None:
+    """Checks one command, and adds the files that it writes to `written`.
 
     Raises:
         AssertionError: if a command of this project does not accept its arguments, or names what does not exist.
@@ -106,7 +110,11 @@ def check_command(words: list[str]) -> None:
             assert (ROOT / word).exists(), f"{word} does not exist"
     program, *arguments = words
     if program == "bass-jax":
-        parse_command(arguments)
+        options = parse_command(arguments)
+        written |= {str(getattr(options, name, None)) for name in ("output", "plot", "trace")}
+        for word in filter(FILE_NAME.fullmatch, arguments):
+            is_known = word in written or word in USER_FILES or (ROOT / word).exists()
+            assert is_known, f"{word} does not exist, and no command before writes it"
     elif program == "make":
         for target in (word for word in arguments if "=" not in word):
             assert re.search(rf"^{re.escape(target)}(?= |:)", (ROOT / "Makefile").read_text(), re.MULTILINE), target
@@ -114,7 +122,7 @@ def check_command(words: list[str]) -> None:
         assert importlib.util.find_spec(arguments[1]) is not None, f"there is no module {arguments[1]}"
 
 
-def parse_command(arguments: list[str]) -> None:
+def parse_command(arguments: list[str]) -> argparse.Namespace:
     """Parses the arguments of ``bass-jax`` without running the command."""
     from bass_jax.cli.main import parser
 
@@ -125,9 +133,10 @@ def parse_command(arguments: list[str]) -> None:
     except SystemExit as exit:
         if exit.code != 0:
             raise AssertionError(errors.getvalue()) from None
-        return
+        return argparse.Namespace()
     is_override = hasattr(options, "overrides") and not any(word.startswith("-") for word in rest)
     assert not rest or is_override, f"bass-jax {shlex.join(arguments)}: unrecognized: {rest}"
+    return options
 
 
 def read_config(example: Example) -> None:
