@@ -5,6 +5,8 @@ import inspect
 import re
 from typing import Any
 
+from sphinx.domains.python import PyObject
+
 
 def describe_field(app: Any, kind: str, name: str, member: Any, options: Any, lines: list[str]) -> None:
     """Replaces the docstring that Python gives a field of a named tuple."""
@@ -24,7 +26,10 @@ def drop_return_type(
 
 
 def setup(app) -> dict[str, bool]:
-    """Connects the functions to autodoc."""
+    """Connects the functions to autodoc, and names the list of attributes by the heading in the docstrings."""
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"
     app.connect("autodoc-process-docstring", describe_field)
     app.connect("autodoc-process-signature", drop_return_type)
     return {"parallel_read_safe": True}
