@@ -9,6 +9,7 @@ An HTML comment that begins with ``invisible-code: python`` is a block that read
 """
 
 import argparse
+import atexit
 import contextlib
 import functools
 import importlib.util
@@ -43,7 +44,8 @@ def tiny_pair() -> Path:
     from tests import tiny
     from tests.checkpoint.small import VOCAB, small_tokenizer
 
-    path, tokenizer = Path(tempfile.mkdtemp(prefix="bass-jax-snippets-")) / "quickstart", small_tokenizer()
+    path, tokenizer = Path(tempfile.mkdtemp(prefix="bass-jax-pair-")), small_tokenizer()
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
     tokenizer._fast.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     shape = {"num_heads": 4, "num_kv_heads": 4, "head_dim": 4, "mlp_width": 32}
     target = tiny.model(1, vocab_size=VOCAB, **shape)
@@ -52,7 +54,6 @@ def tiny_pair() -> Path:
         "draft": tiny.perturbed(target, 0.1),
         "eagle": tiny.model(7, vocab_size=VOCAB, hidden_width=target.config.width, **shape),
     }
-    path.mkdir()
     for name, model in networks.items():
         save_model(path / name, model, tokenizer=tokenizer, source="random", license="Apache-2.0")
     manifest = {name: {"path": name} for name in networks}
