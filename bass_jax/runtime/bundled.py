@@ -1,0 +1,27 @@
+"""Finds the files that come with the package: the quickstart pair, and the configurations.
+
+Imports no library, because the command line uses it before it imports jax.
+"""
+
+import os
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[1]
+_INSTALLED = _PACKAGE / "bundled"
+"""Where an installed package holds these files. A checkout of the repository holds them at its root."""
+
+
+def find_bundled(path: str | os.PathLike[str]) -> Path:
+    """Returns `path` if it exists or is absolute; otherwise the file of this name that comes with the package, if any.
+
+    Paths that begin with ``checkpoints`` or ``configs`` are therefore found from any directory.
+    """
+    path = Path(path)
+    found = (_INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent) / path
+    is_bundled = path.parts[:1] in (("checkpoints",), ("configs",)) and ".." not in path.parts
+    return found if is_bundled and not path.exists() and found.exists() else path
+
+
+def is_installed(path: Path) -> bool:
+    """Returns whether `path` lies in an installed package, in which nothing should be written."""
+    return path.resolve().is_relative_to(_INSTALLED)
