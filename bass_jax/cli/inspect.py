@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from bass_jax.checkpoint.inspect import Inspection
 
 EXAMPLES = """examples:
-  bass-jax inspect checkpoints/quickstart/target
+  bass-jax inspect checkpoints/quickstart
   bass-jax inspect ~/models/Llama-3.2-1B --draft checkpoints/my_draft
   bass-jax inspect model.Q4_1.gguf --shapes
   bass-jax inspect codegen-16b --draft codegen-350m
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
     add_all(
         parser,
-        argument("path", "checkpoint, .gguf file, Hub id or preset; 'presets' lists the presets"),
+        argument("path", "checkpoint, pair directory, .gguf file, Hub id or preset; 'presets' lists the presets"),
         argument("--draft", "another checkpoint: check whether it can draft for the first"),
         argument("--shapes", "list the shape of every parameter", False),
     )
@@ -30,8 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Prints; returns the exit code, which is 1 if the draft cannot propose for the target."""
-    from bass_jax.checkpoint import inspect_checkpoint, inspect_preset, why_not_a_pair
+    from bass_jax.checkpoint import checkpoints_of, inspect_checkpoint, inspect_preset, is_pair, why_not_a_pair
     from bass_jax.models import PRESETS
+    from bass_jax.runtime.bundled import find_bundled
 
     def inspect(path: str) -> "Inspection":
         check_source(path)
@@ -41,7 +42,12 @@ def run(options: argparse.Namespace, out: Output) -> int:
         columns = ("preset", "family", "layers", "width", "parameters", "GB", "KV bytes per token")
         out.table(columns, [_preset_row(inspect_preset(name)) for name in PRESETS], num_left=2)
         return 0
-    found = [inspect(path) for path in (options.path, options.draft) if path is not None]
+    target, draft = options.path, options.draft
+    if is_pair(find_bundled(target)):
+        own_target, own_draft = checkpoints_of(find_bundled(target))
+        target = str(own_target)
+        draft = draft or (None if own_draft is None else str(own_draft))
+    found = [inspect(path) for path in (target, draft) if path is not None]
     described = [_describe(one) for one in found]
     rows = [(label, *(one[label] for one in described)) for label in described[0]]
     out.table(("", *(str(one.path) for one in found)), rows, num_left=3)
@@ -49,7 +55,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         out.value("shapes", found[0].shapes)
         for name, shape in found[0].shapes.items():
             out.show(f"{name}: {' x '.join(map(str, shape))}")
-    if options.draft is None:
+    if draft is None:
         return 0
     reason = why_not_a_pair(*found)
     out.value("is_pair", reason is None)

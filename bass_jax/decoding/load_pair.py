@@ -93,7 +93,7 @@ def load_pair(
         drafter = _resolve(drafter)
     target_options = {name: getattr(options, name) for name in ("dtype", "quantize", "cache_dtype", "mesh", "rules")}
     draft, datastore = None, None
-    if _is_pair(path):
+    if checkpoint.is_pair(path):
         datastore = checkpoint.datastore_of(path)
         target, draft, tokenizer = checkpoint.load_target_and_draft(
             path,
@@ -205,11 +205,3 @@ def random_pair(
         return Pair(made, NgramDrafter())
     small = make(draft, keys[1], options.of_draft["rules"], quantize=options.quantize_draft)
     return Pair(made, network_drafter(small, made.config.vocab_size))
-
-
-def _is_pair(path: Path) -> bool:
-    """Returns whether `path` is a pair directory: its manifest names a target, and a checkpoint's does not."""
-    from bass_jax.checkpoint.manifest import NAME
-    from bass_jax.runtime.files import read_json
-
-    return (path / NAME).is_file() and "target" in read_json(path / NAME)

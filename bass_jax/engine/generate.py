@@ -16,7 +16,7 @@ from bass_jax.decoding.options import DecodeOptions
 from bass_jax.decoding.outputs import Generation, StreamEvent, Timings
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.prefill import read_prompts
-from bass_jax.decoding.prompt_layout import lay_out_prompts
+from bass_jax.decoding.prompt_layout import encode_texts, lay_out_prompts
 from bass_jax.decoding.state import SpecState, StepInfo
 from bass_jax.decoding.stop_strings import StopStrings
 from bass_jax.decoding.traces import TraceWriter
@@ -50,7 +50,8 @@ def generate(
 
     Args:
         pair: target and drafter.
-        prompts: texts, which are encoded without a chat template, or token ids.
+        prompts: texts, or token ids. A text is asked in the tokenizer's chat template if it has one; with ``raw=True``
+            it is continued as it is.
         spec: default ``SpecConfig()``. If all rows are greedy, the token and the multi-draft rule run as the greedy
             rule, which gives the same tokens without random numbers.
         options: default ``DecodeOptions()``.
@@ -149,7 +150,7 @@ class GenerateLoop:
         compile_seconds, self._num_compiled = JIT_CACHE.compile_seconds, JIT_CACHE.num_compiled
         self._compile_seconds = compile_seconds
         start = time.perf_counter()
-        layout = lay_out_prompts(pair, _token_ids(pair, prompts), spec, options)
+        layout = lay_out_prompts(pair, _token_ids(pair, prompts, options.raw), spec, options)
         self.num_rows = layout.num_rows
         self.prompt_lengths = np.asarray(layout.rows.prompt_lengths)[: self.num_rows]
         self.limits = np.asarray(layout.rows.limits)[: self.num_rows] - self.prompt_lengths
@@ -257,11 +258,9 @@ class GenerateLoop:
         )
 
 
-def _token_ids(pair: Pair, prompts: Prompts) -> Any:
+def _token_ids(pair: Pair, prompts: Any, raw: bool) -> Any:
     check_sequence("prompts", prompts, "a sequence of texts or of token ids, such as [prompt]")
     if not any(isinstance(prompt, str) for prompt in prompts):
         return prompts
     check_texts("prompts", prompts)
-    if pair.tokenizer is None:
-        raise ValueError("prompts are texts: expected token ids, because the pair has no tokenizer")
-    return pair.tokenizer.encode_batch(prompts)
+    return encode_texts(pair, prompts, raw=raw)

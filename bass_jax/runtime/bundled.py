@@ -1,8 +1,9 @@
-"""Finds the files that come with the package: the quickstart pair, and the configurations.
+"""Finds files that come with a package: our quickstart pair and configurations, and data in other packages.
 
 Imports no library, because the command line uses it before it imports jax.
 """
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -20,6 +21,23 @@ def find_bundled(path: str | os.PathLike[str]) -> Path:
     found = (_INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent) / path
     is_bundled = path.parts[:1] in (("checkpoints",), ("configs",)) and ".." not in path.parts
     return found if is_bundled and not path.exists() and found.exists() else path
+
+
+def find_in_package(source: str) -> Path:
+    """Returns the file ``"package:module/path"`` inside an installed package, which is not imported.
+
+    Raises:
+        ValueError: if the package is not installed or does not hold the file.
+    """
+    module, _, inside = source.removeprefix("package:").partition("/")
+    found = importlib.util.find_spec(module)
+    if found is None:
+        raise ValueError(f"{source}: the package {module!r} is not installed")
+    for folder in map(Path, found.submodule_search_locations or ()):
+        for root in (folder, folder.parent):  # Some packages install their data next to the module.
+            if (root / inside).is_file():
+                return root / inside
+    raise ValueError(f"{source}: {module!r} holds no file {inside!r}")
 
 
 def is_installed(path: Path) -> bool:
