@@ -218,3 +218,29 @@ def test_mistakes_are_one_line(content, tmp_path, capsys, arguments, words):
     assert main([str(config) if word == "CONFIG" else word for word in arguments]) == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1, error
+
+
+def test_the_report_opens_with_a_summary(content, tmp_path):
+    """One row per variant: the speed-up with its range, acceptance, and whether the output is exact."""
+    path = run_experiment(parse_experiment(content))
+    assert main(["report", str(path), "--output", str(tmp_path / "whole")]) == 0
+    summary, _, rest = (tmp_path / "whole.md").read_text().partition("### Conditions")
+    assert summary.startswith("# run\n\n## Summary\n") and len(summary.splitlines()) < 24 and "PTL first" in rest
+    rows = {line.split(" | ")[0].strip("| "): line for line in summary.splitlines() if line.startswith("| ")}
+    assert rows.keys() >= {"regular", "single", "batched", "synchronized"}
+    assert "regular decoding" in rows["regular"] and "identical in all 16" in rows["batched"]
+    assert re.search(r"\| \d+\.\d\d \(\d+\.\d\d–\d+\.\d\d\) \|", rows["batched"])
+    assert "INCOMPLETE" not in summary
+
+
+def test_the_report_of_an_interrupted_run_says_so(content, tmp_path, capsys):
+    """Only the first batch is kept, as after a kill."""
+    path = run_experiment(parse_experiment(content))
+    batches = (path / "batches.jsonl").read_text().splitlines(keepends=True)
+    (path / "batches.jsonl").write_text(batches[0])
+    assert main(["report", str(path), "--output", str(tmp_path / "part")]) == 0
+    missing = "Missing: regular (1 of 4), single (0 of 16), batched (0 of 4), synchronized (0 of 4)."
+    expected = f"INCOMPLETE: 1 of 28 batches. {missing}"
+    text = (tmp_path / "part.md").read_text()
+    assert f"## Summary\n\n**{expected}**" in text and "nothing decoded" in text
+    assert f"<strong>{expected}</strong>" in (tmp_path / "part.html").read_text()
