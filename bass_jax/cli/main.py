@@ -4,6 +4,7 @@ Nothing here imports jax before a subcommand runs, so that ``--help`` and mistak
 """
 
 import argparse
+import contextlib
 import gc
 import importlib
 import os
@@ -68,6 +69,10 @@ class _Parser(argparse.ArgumentParser):
         print(f"{self.prog}: {_printable(message)}", file=sys.stderr)
         raise SystemExit(2)
 
+    def exit(self, status: int = 0, message: str | None = None):
+        sys.stdout.flush()
+        super().exit(status, message)
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             raise argparse.ArgumentError(action, f"{value!r}: {expected_one_of(value, action.choices)}")
@@ -75,6 +80,14 @@ class _Parser(argparse.ArgumentParser):
     def options(self) -> list[str]:
         """Returns the names of all options."""
         return [name for action in self._actions for name in action.option_strings]
+
+
+class _TopFormatter(argparse.RawDescriptionHelpFormatter):
+    """Leaves out argparse's list of subcommands, because the description lists them by task."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if not isinstance(action, argparse._SubParsersAction):
+            super().add_argument(action)
 
 
 class _PrintVersion(argparse.Action):
@@ -121,8 +134,10 @@ def parser() -> argparse.ArgumentParser:
     lines = ["Batched speculative decoding for JAX."]
     for title, commands in GROUPS.items():
         lines += ["", f"{title}:", *(f"  {name:19}{summary}" for name, summary in commands.items())]
-    usage = "bass-jax COMMAND [argument ...]"
-    top = _Parser(prog="bass-jax", usage=usage, description="\n".join(lines), epilog=_EPILOG, **options)
+    description = "\n".join(lines)
+    top = _Parser(
+        prog="bass-jax", description=description, epilog=_EPILOG, **options | {"formatter_class": _TopFormatter}
+    )
     top.add_argument("--version", action=_PrintVersion, nargs=0, help="print the versions and exit")
     top.add_argument(
         "--print-completion",
@@ -131,18 +146,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="SHELL",
         help="print a script that completes commands and options, and exit",
     )
-    subparsers = top.add_subparsers(
-        dest="command",
-        required=True,
-        metavar="COMMAND",
-        parser_class=_Parser,
-        prog="bass-jax",
-        help=argparse.SUPPRESS,  # The description lists the commands.
-    )
+    subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     for name, summary in COMMANDS.items():
         module = command_module(name)
         description = f"{summary[0].upper()}{summary[1:]}."
-        command = subparsers.add_parser(name, description=description, epilog=module.EXAMPLES, **options)
+        command = subparsers.add_parser(name, help=summary, description=description, epilog=module.EXAMPLES, **options)
         command.add_argument("--json", action="store_true", help="print the results as one JSON object")
         module.add_arguments(command)
     return top
@@ -155,55 +163,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (`OSError`) is one line and 1; Ctrl-C is 130. Any other exception is a defect, which Python reports with 1.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    name = " ".join(["bass-jax", *[text for text in given[:1] if text in COMMANDS]])
+    thresholds = gc.get_threshold()
+    gc.set_threshold(_GC_THRESHOLD, *thresholds[1:])
+    try:
+        options = _parse(given)
+        out = Output(options.command, is_json=options.json)
+        code = command_module(options.command).run(options, out)
+        out.finish()
+        sys.stdout.flush()  # A full disk is reported here and not at exit.
+        return code
+    except ValueError as error:
+        return _fail(name, str(error), 2)
+    except KeyboardInterrupt:
+        return _fail(name, "interrupted", 130)
+    except BrokenPipeError:  # The reader of the pipe has gone.
+        _discard_standard_output()
+        return 1
+    except OSError as error:
+        _discard_standard_output()
+        place = "" if error.filename is None else f"{error.filename}: "
+        return _fail(name, f"{place}{error.strerror or error}", 1)
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+def _parse(given: list[str]) -> argparse.Namespace:
+    """Parses a command line; ``options.arguments`` is the command line itself.
+
+    Raises:
+        ValueError: for an argument that is not UTF-8, which Python decodes to lone surrogates.
+        SystemExit: for other mistakes, and after ``--help``.
+    """
+    for text in given:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{text!r}: an argument is not valid UTF-8") from None
     top = parser()
     options, rest = top.parse_known_args(given)
     wrong = [text for text in rest if text.startswith("-") or not hasattr(options, "overrides")]
     if wrong:
         command = next(one for one in _all_parsers(top) if one.prog.endswith(f" {options.command}"))
-        name = wrong[0].partition("=")[0]
-        command.error(f"unrecognized arguments: {' '.join(wrong)}{nearest(name, command.options())}")
+        nearest_option = nearest(wrong[0].partition("=")[0], command.options())
+        command.error(f"unrecognized arguments: {' '.join(wrong)}{nearest_option}")
     if rest:  # argparse does not collect positional arguments that follow options.
         options.overrides += rest
     options.arguments = given
-    thresholds = gc.get_threshold()
-    gc.set_threshold(_GC_THRESHOLD, *thresholds[1:])
-    try:
-        _check_utf8(given)
-        out = Output(options.command, is_json=options.json)
-        code = command_module(options.command).run(options, out)
-        out.finish()
-        sys.stdout.flush()  # so that a full disk is reported here
-        return code
-    except ValueError as error:
-        return _fail(options.command, str(error), 2)
-    except KeyboardInterrupt:
-        return _fail(options.command, "interrupted", 130)
-    except BrokenPipeError:  # The reader of the pipe has gone.
-        _discard_standard_output()
-        return 1
-    except OSError as error:
-        try:
-            sys.stdout.flush()  # What was printed is kept, unless it is standard output that cannot be written.
-        except OSError:
-            _discard_standard_output()
-        place = "" if error.filename is None else f"{error.filename}: "
-        return _fail(options.command, f"{place}{error.strerror or error}", 1)
-    finally:
-        gc.set_threshold(*thresholds)
+    return options
 
 
-def _fail(command: str, message: str, code: int) -> int:
-    print(f"bass-jax {command}: {_printable(' '.join(message.split()))}", file=sys.stderr)
+def _fail(name: str, message: str, code: int) -> int:
+    print(f"{name}: {_printable(' '.join(message.split()))}", file=sys.stderr)
     return code
-
-
-def _check_utf8(arguments: Sequence[str]) -> None:
-    """Raises a `ValueError` for an argument that is not UTF-8, which Python decodes to lone surrogates."""
-    for text in arguments:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"{text!r}: an argument is not valid UTF-8") from None
 
 
 def _printable(text: str) -> str:
@@ -211,11 +223,12 @@ def _printable(text: str) -> str:
 
 
 def _discard_standard_output() -> None:
-    """Lets Python's flush at exit succeed."""
+    """Keeps what was printed; if that fails, lets Python's flush at exit succeed."""
     try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):  # a stream without a file, as in tests
-        return
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):  # a stream without a file, as in tests
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":
