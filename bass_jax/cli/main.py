@@ -18,7 +18,7 @@ from bass_jax.runtime.names import expected_one_of, nearest
 
 GROUPS = {
     "decode": {
-        "demo": "compare regular and speculative decoding at several batch sizes",
+        "demo": "compare speculative with regular decoding, by batch size",
         "generate": "decode prompts with speculation",
     },
     "prepare models": {
@@ -52,10 +52,10 @@ _EPILOG = """examples:
   bass-jax demo
   bass-jax generate "Write a haiku about rain." "What is 17 + 25?"
   bass-jax run configs/quickstart.yaml
-  bass-jax COMMAND --help                       # the options and examples of a command
-  bass-jax --print-completion bash              # a script for completion; also zsh and tcsh
+  bass-jax generate --help                    # options and examples of a command
+  source <(bass-jax --print-completion bash)  # completion in this shell
 
-exit codes: 0 success, 2 a mistake of the caller, 1 any other failure, 130 interrupted"""
+exit codes: 0 success, 2 a caller's mistake, 1 any other failure, 130 interrupted"""
 
 _GC_THRESHOLD = 100_000
 """Objects between two garbage collections. Importing and tracing allocate many objects that stay alive; with Python's
@@ -134,10 +134,8 @@ def parser() -> argparse.ArgumentParser:
     lines = ["Batched speculative decoding for JAX."]
     for title, commands in GROUPS.items():
         lines += ["", f"{title}:", *(f"  {name:19}{summary}" for name, summary in commands.items())]
-    description = "\n".join(lines)
-    top = _Parser(
-        prog="bass-jax", description=description, epilog=_EPILOG, **options | {"formatter_class": _TopFormatter}
-    )
+    top_options = options | {"formatter_class": _TopFormatter}
+    top = _Parser(prog="bass-jax", description="\n".join(lines), epilog=_EPILOG, **top_options)
     top.add_argument("--version", action=_PrintVersion, nargs=0, help="print the versions and exit")
     top.add_argument(
         "--print-completion",

@@ -11,6 +11,7 @@ import numpy as np
 
 from bass_jax.acceptance import find_rule
 from bass_jax.config import SpecConfig
+from bass_jax.decoding.candidates import check_candidates
 from bass_jax.decoding.compiled_steps import CompiledSteps
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.prompt_layout import check_prompts, encode_texts
@@ -103,6 +104,7 @@ class Engine:
         if policy is None and spec.draft_len is not None:
             policy = fixed(spec.draft_len)
         steps = CompiledSteps("speculate", spec, False, policy)
+        check_candidates(pair, steps.spec, find_rule(steps.spec.acceptance))
         self.executor = DeviceExecutor(pair, steps, self.config, self._lay_out, warm_up=False)
         if warm_up:
             self.executor.warm_up()

@@ -10,6 +10,7 @@ import numpy as np
 
 from bass_jax.acceptance import find_rule
 from bass_jax.config import SpecConfig, batch_bucket
+from bass_jax.decoding.candidates import check_candidates
 from bass_jax.decoding.compiled_steps import CompiledSteps
 from bass_jax.decoding.metrics import per_token_latency, summarize
 from bass_jax.decoding.options import DecodeOptions
@@ -144,6 +145,8 @@ class GenerateLoop:
         spec, sampling = spec or SpecConfig(), options.sampling or SamplingParams()
         self.is_greedy = sampling.is_greedy
         steps = CompiledSteps(options.step, spec, self.is_greedy, options.policy)
+        if options.step == "speculate":  # The policy may choose no drafts, and the step then checks nothing.
+            check_candidates(pair, steps.spec, find_rule(steps.spec.acceptance))
         self.spec, self._tokenizer = steps.spec, pair.tokenizer
         # This checks the stop strings before anything is compiled.
         StopStrings(pair.tokenizer, options.stop_strings, 0)

@@ -163,7 +163,10 @@ def test_reads_prompts_from_files_and_standard_input(pair, tmp_path, monkeypatch
         (("generate", "x", "--max-new-tokens", "8", "--output", "/no/such/place.jsonl"), ("/no/such/place.jsonl",)),
         (("generate", "x", "--seed", "-1"), ("--seed -1",)),
         (("generate", "x", "--logprobs", "2"), ("--logprobs 2", "--output FILE or --json")),
-        (("generate", "x", "--candidates", "3", "--temperature", "1"), ("num_candidates=3", "'token'", "multi_draft")),
+        (
+            ("generate", "x", "--candidates", "3", "--temperature", "1", "--max-new-tokens", "8"),
+            ("num_candidates=3", "'token'", "multi_draft"),
+        ),
         (("speculate",), ("speculate",)),
         (("distill", "no-such.yaml"), ("no-such.yaml",)),
         (("distill", "x.yaml", "--set", "training"), ("--set 'training'", "PATH=VALUE")),
