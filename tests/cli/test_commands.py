@@ -1,5 +1,6 @@
 """The command line: what it writes, and one line with exit code 2 for a mistake."""
 
+import importlib
 import io
 import itertools
 import json
@@ -419,3 +420,12 @@ def test_files_of_the_package_are_found_from_any_directory(tmp_path, monkeypatch
     own.parent.mkdir()
     own.write_text("own")
     assert find_bundled("configs/quickstart.yaml").read_text() == "own"
+
+
+def test_distill_looks_for_its_data_before_it_generates(capsys, monkeypatch):
+    """The target is not even loaded."""
+    module = importlib.import_module("bass_jax.training.distill")
+    monkeypatch.setattr(module, "load_target", lambda *_: pytest.fail("the target was loaded"))
+    config, data = "configs/distill/smollm2_quickstart.yaml", "prompts.options.data_dir=no/such/data"
+    for stages in ((), ("--stages", "corpus")):
+        assert "HumanEval.jsonl.gz" in fails(capsys, "distill", config, "--set", data, *stages)

@@ -139,6 +139,10 @@ def test_the_command_line_from_run_to_comparison(content, tmp_path, capsys, monk
     assert main(["compare", first, second]) == 0
     printed = capsys.readouterr().out
     assert "methods.batched.draft_len" in printed and printed.count("4 of 4") == 4
+    assert main(["compare", first, second, "--json"]) == 0
+    configurations, variants = json.loads(capsys.readouterr().out)["tables"]
+    assert configurations["rows"] == [{"key": "methods.batched.draft_len", first: 2, second: 1}]
+    assert [row["identical samples"] for row in variants["rows"]] == [[4, 4]] * 4
     # A finished run is not decoded again, and gets no further session.
     assert main(["run", str(config), *arguments]) == 0
     assert len(json.loads((Path(second) / "run.json").read_text())["sessions"]) == 1
@@ -200,7 +204,8 @@ def test_a_sweep_through_ray_is_the_same_sweep(content, tmp_path, capsys):
     [
         (("run", "no/such.yaml"), "no/such.yaml"),
         (("run", "CONFIG", "task.name"), "'task.name': expected PATH=VALUE"),
-        (("run", "CONFIG", "task.nam=x"), "task.nam"),
+        (("run", "CONFIG", "task.nam=x"), "task.nam: unknown key; did you mean 'name'?"),
+        (("run", "CONFIG", "methods.batched.drft_len=1"), "drft_len: unknown key; did you mean 'draft_len'?"),
         (("run", "CONFIG", "task.name=tetris"), "task='tetris'"),
         (("run", "CONFIG", "methods.batched.draft_len=99"), "draft_len=99"),
         (("run", "CONFIG", "methods.batched.policy=guess"), "guess"),
