@@ -118,7 +118,8 @@ class _PrintCompletion(argparse.Action):
         parser.exit()
 
 
-def _all_parsers(top: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+def _all_parsers(top: argparse.ArgumentParser) -> list[Any]:
+    """Returns the parser of all subcommands and that of each."""
     (commands,) = (action.choices for action in top._actions if isinstance(action.choices, dict))
     return [top, *commands.values()]
 
@@ -128,14 +129,18 @@ def command_module(name: str) -> ModuleType:
     return importlib.import_module(f"bass_jax.cli.{name.replace('-', '_')}")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> _Parser:
     """Returns the parser of all subcommands."""
-    options: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     lines = ["Batched speculative decoding for JAX."]
     for title, commands in GROUPS.items():
         lines += ["", f"{title}:", *(f"  {name:19}{summary}" for name, summary in commands.items())]
-    top_options = options | {"formatter_class": _TopFormatter}
-    top = _Parser(prog="bass-jax", description="\n".join(lines), epilog=_EPILOG, **top_options)
+    top = _Parser(
+        prog="bass-jax",
+        description="\n".join(lines),
+        epilog=_EPILOG,
+        formatter_class=_TopFormatter,
+        allow_abbrev=False,
+    )
     top.add_argument("--version", action=_PrintVersion, nargs=0, help="print the versions and exit")
     top.add_argument(
         "--print-completion",
@@ -147,8 +152,14 @@ def parser() -> argparse.ArgumentParser:
     subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     for name, summary in COMMANDS.items():
         module = command_module(name)
-        description = f"{summary[0].upper()}{summary[1:]}."
-        command = subparsers.add_parser(name, help=summary, description=description, epilog=module.EXAMPLES, **options)
+        command = subparsers.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=module.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         command.add_argument("--json", action="store_true", help="print the results as one JSON object")
         module.add_arguments(command)
     return top

@@ -153,7 +153,7 @@ class GenerateLoop:
         compile_seconds, self._num_compiled = JIT_CACHE.compile_seconds, JIT_CACHE.num_compiled
         self._compile_seconds = compile_seconds
         start = time.perf_counter()
-        layout = lay_out_prompts(pair, _token_ids(pair, prompts, options.raw), spec, options)
+        layout = lay_out_prompts(pair, encode_prompts(pair, prompts, raw=options.raw), spec, options)
         self.num_rows = layout.num_rows
         self.prompt_lengths = np.asarray(layout.rows.prompt_lengths)[: self.num_rows]
         self.limits = np.asarray(layout.rows.limits)[: self.num_rows] - self.prompt_lengths
@@ -261,7 +261,12 @@ class GenerateLoop:
         )
 
 
-def _token_ids(pair: Pair, prompts: Any, raw: bool) -> Any:
+def encode_prompts(pair: Pair, prompts: Any, *, raw: bool = False) -> Any:
+    """Returns the token ids of texts; token ids are returned as they are.
+
+    Raises:
+        ValueError: if `prompts` is no sequence, mixes texts and token ids, or if there is no tokenizer for texts.
+    """
     check_sequence("prompts", prompts, "a sequence of texts or of token ids, such as [prompt]")
     if not any(isinstance(prompt, str) for prompt in prompts):
         return prompts
