@@ -23,8 +23,9 @@ class Cell(NamedTuple):
     text: str  # in a table
 
 
-def cell(value: float | int | None, spec: str = "", unit: str = "") -> Cell:
-    """Returns a number as a table shows it: formatted by `spec` with a unit, or a dash for None and NaN."""
+def cell(value: Any, spec: str = "", unit: str = "") -> Cell:
+    """Returns a number, NumPy's or Python's, formatted by `spec` with a unit; a dash for None and NaN."""
+    value = getattr(value, "item", lambda: value)()  # NumPy's numbers are not JSON
     is_missing = value is None or value != value
     return Cell(None if is_missing else value, "–" if is_missing else f"{value:{spec}}{unit}")
 
@@ -109,7 +110,12 @@ class Output:
             from bass_jax.runtime.files import finite
 
             content = finite(self._values | {"tables": self._tables, "notes": self._notes})
-            print(json.dumps(content, indent=1, ensure_ascii=False, default=str))
+            print(json.dumps(content, indent=1, ensure_ascii=False, default=_as_json))
+
+
+def _as_json(value: Any) -> Any:
+    """Returns an array as a list, and a path as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def output_console() -> "Console":

@@ -2,6 +2,8 @@
 
 import json
 
+import numpy as np
+
 from bass_jax.cli.output import FILE_WIDTH, Output, cell, output_console
 
 
@@ -17,6 +19,7 @@ def test_a_file_or_a_pipe_has_a_fixed_width(monkeypatch, capsys):
 
 def print_all(out: Output) -> None:
     rows = [("[a]", cell(0.5, ".0%")), ("b", cell(float("nan"), ".0%")), ("c", cell(None, ".2f", " ms"))]
+    rows.append(("d", cell(np.float32(0.25), ".2f")))
     out.table(("", "share"), rows, "title")
     out.note("a note")
     out.value("directory", "runs/x")
@@ -34,5 +37,6 @@ def test_a_missing_number_is_a_dash(capsys):
 def test_json_holds_numbers_instead_of_texts(capsys):
     print_all(Output("run", is_json=True))
     rows = [{"name": "[a]", "share": 0.5}, {"name": "b", "share": None}, {"name": "c", "share": None}]
+    rows.append({"name": "d", "share": 0.25})
     expected = {"command": "run", "directory": "runs/x", "tables": [{"title": "title", "rows": rows}]}
     assert json.loads(capsys.readouterr().out) == expected | {"notes": ["a note"]}
