@@ -57,12 +57,7 @@ def make_report(directories: Sequence[str | Path], output: str | Path, title: st
 
 def _result_sections(result: RunResult) -> list[Section]:
     run, variants = result.run, list(result.variants.values())
-    rounds = max(one.num_rounds for one in variants)
-    spread = (
-        f"Medians over {rounds} rounds (seeds and repeats), with the smallest and the largest value in brackets."
-        if rounds > 1
-        else "One round; the 95 % bootstrap interval over problems is in brackets."
-    )
+    spread = _spread_text(result)
     sections = [_latency(result, spread)]
     if any(len(method.batches) > 1 for method in run.config.methods.values()):
         figure = figures.draw_against_batch(result)
@@ -87,6 +82,13 @@ def _result_sections(result: RunResult) -> list[Section]:
     if result.num_identical or result.same_distribution:
         sections.append(_exactness(result))
     return sections
+
+
+def _spread_text(result: RunResult) -> str:
+    rounds = max(one.num_rounds for one in result.variants.values())
+    if rounds == 1:
+        return "One round; the 95 % bootstrap interval over problems is in brackets."
+    return f"Medians over {rounds} rounds (seeds and repeats), with the smallest and the largest value in brackets."
 
 
 def _measures(result: RunResult, columns: Sequence[Column]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
@@ -114,12 +116,12 @@ def _summary(result: RunResult) -> Section:
     missing = [f"{label} ({done} of {planned})" for label, (done, planned) in progress.items() if done < planned]
     warning = f"INCOMPLETE: {num_done} of {num_planned} batches. Missing: {', '.join(missing)}." if missing else ""
     session = run.sessions[-1] if run.sessions else {}
-    num_problems = len({sample["problem"] for sample in run.samples})
+    num = len({sample["problem"] for sample in run.samples})
     text = (
-        f"{config.pair.path or config.pair.target} on {config.task.name}: {num_problems} problems, "
+        f"{config.pair.path or config.pair.target} on {config.task.name}: {num} problem{'s' * (num > 1)}, "
         f"temperature {config.sampling.temperature:g}, at most {config.max_new_tokens} new tokens, "
         f"{session.get('num_devices', '?')} x {session.get('device', '?')}. The speed-up is the ratio of the mean "
-        "per-token latencies, with its range in brackets."
+        f"per-token latencies. {_spread_text(result)}"
     )
     header = ("", "batch", "speed-up", "tokens/s", "acceptance, %", "tokens per target pass", "output")
     rows = []
