@@ -249,7 +249,10 @@ def test_inspect_describes_presets(capsys):
     assert "356,712,448 in bfloat16" in printed and "306,294,784" in printed and "They can be a pair." in printed
 
 
-def test_a_killed_run_leaves_readable_rows(pair, tmp_path):
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGKILL, -signal.SIGKILL), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
+def test_a_killed_run_leaves_readable_rows(pair, tmp_path, number, code):
     """Every output is written and flushed when it has finished."""
     output = tmp_path / "answers.jsonl"
     data = tmp_path / "data.txt"
@@ -263,8 +266,8 @@ def test_a_killed_run_leaves_readable_rows(pair, tmp_path):
         if output.exists() and output.read_text().count("\n") >= 3:
             break
         time.sleep(0.1)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.send_signal(number)
+    assert process.wait() == code
     whole = output.read_text().split("\n")[:-1]
     rows = [json.loads(line) for line in whole]
     assert len(rows) >= 3
