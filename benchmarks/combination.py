@@ -25,7 +25,7 @@ from distillation import distillation_parser, overrides_of
 from rich.table import Table
 
 import bass_jax as bass
-from bass_jax.cli.arguments import output_console
+from bass_jax.cli.output import output_console
 from bass_jax.drafters import DraftContext, Drafter, ModelDrafter
 from bass_jax.drafters.ensemble import ensemble_drafter
 from bass_jax.sampling import LogitsProcessors, SamplingParams

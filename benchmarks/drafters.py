@@ -15,7 +15,7 @@ from distillation import distillation_parser, overrides_of
 from rich.table import Table
 
 import bass_jax as bass
-from bass_jax.cli.arguments import output_console
+from bass_jax.cli.output import output_console
 from bass_jax.training.distill_config import load_distill_config
 from bass_jax.training.evaluate import held_out_groups, write_held_out
 from bass_jax.training.prompts import prompt_source

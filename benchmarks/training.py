@@ -21,7 +21,7 @@ import numpy as np
 from distillation import distillation_parser, overrides_of
 from rich.table import Table
 
-from bass_jax.cli.arguments import output_console
+from bass_jax.cli.output import output_console
 from bass_jax.training.batches import TrainingBatch, epoch_batches
 from bass_jax.training.data import corpus_rows
 from bass_jax.training.distill import new_draft

@@ -27,6 +27,7 @@ LAYERS = (
     "bass_jax.training",
     "bass_jax.experiments",
     "bass_jax.cli",
+    "bass_jax.__main__",
 )
 """From the lowest to the highest; `bass_jax` is its ``__init__.py``, the public names."""
 
@@ -94,8 +95,9 @@ def test_imports_form_no_circle():
         visit(module, ())
 
 
-def test_the_root_holds_three_files():
-    assert {path.name for path in (ROOT / "bass_jax").glob("*.py")} == {"__init__.py", "typing.py", "config.py"}
+def test_the_root_holds_four_files():
+    names = {"__init__.py", "__main__.py", "typing.py", "config.py"}
+    assert {path.name for path in (ROOT / "bass_jax").glob("*.py")} == names
 
 
 def test_the_graph_of_packages_is_small():
@@ -120,7 +122,26 @@ def test_importing_the_package_needs_four_libraries():
 import sys, jax, flax.linen, jaxtyping, numpy
 before = {name.split(".")[0] for name in sys.modules}
 import bass_jax
+for name in bass_jax.__all__:
+    getattr(bass_jax, name)
 print(*{name.split(".")[0] for name in sys.modules} - before)
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert set(found.stdout.split()) == {"bass_jax", "kernels_pallas"}
+
+
+def test_help_does_not_import_jax():
+    """It takes a tenth of a second instead of two. Neither does an error of the command line."""
+    code = """
+import sys
+from bass_jax.cli.main import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(*{"jax", "numpy", "rich", "yaml"} & set(sys.modules), file=sys.stderr)
+"""
+    for arguments, expected in ((["--help"], 0), (["generate", "--help"], 0), (["genrate"], 2)):
+        command = [sys.executable, "-c", code, *arguments]
+        found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert found.returncode == expected
+        assert found.stderr.splitlines()[-1] == "", arguments

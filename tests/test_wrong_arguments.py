@@ -234,6 +234,7 @@ def _is_integral(value: Any) -> bool:
 
 
 LOOP = RUN | {
+    "raw": is_a(bool, np.bool_),
     "stop_strings": are_texts,
     "step": one_of("decode", "synchronized", "speculate", "exhaustive"),
     "policy": is_policy,
@@ -346,6 +347,7 @@ ENTRIES = [
         _submit,
         {
             "prompt": lambda value: are_prompts([value]),
+            "raw": is_a(bool, np.bool_),
             "max_new_tokens": is_integer(1, 62),
             "sampling": is_a(bass.SamplingParams, type(None)),
             "seed": is_integer(0, 2**32 - 1),

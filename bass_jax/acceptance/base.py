@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from bass_jax.runtime.checks import check_kind, shown
 from bass_jax.runtime.imports import import_attribute
+from bass_jax.runtime.names import expected_one_of
 from bass_jax.sampling.distribution import TokenDistribution
 from bass_jax.sampling.params import SamplingParams
 from bass_jax.typing import Array, Bool, Int, check_array
@@ -207,7 +208,7 @@ def find_rule(name: str) -> AcceptanceRule:
             raise ValueError(f"acceptance={name!r}: expected numbers, as in '{family}(0.5, 0.4)'") from None
         return _FACTORIES[family](*arguments)
     if ":" not in name:
-        raise ValueError(f"acceptance={name!r}: expected one of {sorted(_REGISTRY)} or 'module:attribute'")
+        raise ValueError(f"acceptance={name!r}: {expected_one_of(family, sorted(_REGISTRY), "'module:attribute'")}")
     rule = import_attribute(name, "acceptance")
     if not isinstance(rule, AcceptanceRule):
         raise ValueError(f"acceptance={name!r}: expected an AcceptanceRule, not {type(rule).__name__}")

@@ -13,7 +13,7 @@ from bass_jax.decoding.metrics import Metrics
 from bass_jax.decoding.options import DecodeOptions
 from bass_jax.decoding.pair import Pair
 from bass_jax.drafters import ModelDrafter
-from bass_jax.engine.generate import Prompts, generate
+from bass_jax.engine.generate import Prompts, encode_prompts, generate
 from bass_jax.models import Model
 from bass_jax.runtime.cpu_workarounds import argmax
 from bass_jax.sampling import SamplingParams
@@ -81,7 +81,7 @@ def measure_quantization_error(
     sizes = [pair.target.config.vocab_size for pair in (reference, other)]
     if sizes[0] != sizes[1]:
         raise ValueError(f"other: its target has {sizes[1]} tokens, the reference's {sizes[0]}")
-    rows = prompts if not isinstance(prompts[0], str) else reference.tokenizer.encode_batch(prompts)
+    rows = encode_prompts(reference, prompts)
     options = DecodeOptions(max_new_tokens=max_new_tokens, max_batch=8)
     runs = [generate(pair, rows, spec, options, sampling=sampling) for pair in (reference, other)]
     greedy = runs[0]

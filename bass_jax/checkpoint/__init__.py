@@ -9,7 +9,7 @@ from bass_jax.checkpoint.datastore_file import read_datastore, write_datastore
 from bass_jax.checkpoint.detokenizer import IncrementalDecoder
 from bass_jax.checkpoint.inspect import Inspection, inspect_checkpoint, inspect_preset, why_not_a_pair
 from bass_jax.checkpoint.load import load_model, load_tokenizer
-from bass_jax.checkpoint.pair_directory import datastore_of, load_draft, load_target_and_draft
+from bass_jax.checkpoint.pair_directory import checkpoints_of, datastore_of, is_pair, load_draft, load_target_and_draft
 from bass_jax.checkpoint.save import save_hugging_face, save_model
 from bass_jax.checkpoint.tokenizer import Tokenizer
 
@@ -17,10 +17,12 @@ __all__ = [
     "IncrementalDecoder",
     "Inspection",
     "Tokenizer",
+    "checkpoints_of",
     "convert",
     "datastore_of",
     "inspect_checkpoint",
     "inspect_preset",
+    "is_pair",
     "load_draft",
     "load_model",
     "load_target_and_draft",

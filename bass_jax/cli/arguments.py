@@ -1,22 +1,17 @@
-"""The arguments that commands share: their declaration, configuration overrides, pairs and tables.
+"""The arguments that commands share: their declaration, configuration overrides and pairs.
 
 The modules of commands are imported at every start. They import jax and other large libraries inside functions.
 """
 
 import argparse
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bass_jax.runtime.names import nearest
+
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from bass_jax.decoding.pair import Pair
-
-FILE_WIDTH = 160
-"""Columns of a table that is written to a file or a pipe."""
 
 
 class Argument(NamedTuple):
@@ -102,6 +97,18 @@ def is_preset(pair: str) -> bool:
     return pair in PRESETS and not Path(pair).exists()
 
 
+def check_source(path: str) -> None:
+    """Checks that `path` exists, is a preset, or may be a Hub id.
+
+    Raises:
+        ValueError: if it is none of these.
+    """
+    from bass_jax.models import PRESETS
+
+    if "/" not in path and path not in PRESETS and not Path(path).exists():
+        raise ValueError(f"{path}: neither a file, a directory nor a preset{nearest(path, PRESETS)}")
+
+
 def load_models(options: argparse.Namespace, **changes: Any) -> "Pair":
     """Loads the pair ``options.pair`` with the drafter ``options.draft``; a preset gives random weights.
 
@@ -115,6 +122,7 @@ def load_models(options: argparse.Namespace, **changes: Any) -> "Pair":
     from bass_jax.decoding.load_pair import ModelOptions, load_pair, random_pair
     from bass_jax.models.mesh import tensor_parallel_mesh
 
+    check_source(options.pair)
     fields = {name: getattr(options, name) for name in ("dtype", "quantize", "quantize_draft", "cache_dtype")} | changes
     placement = ModelOptions(
         mesh=None if options.tp is None else tensor_parallel_mesh(options.tp),
@@ -148,38 +156,3 @@ def read_overrides(texts: Sequence[str], option: str = "") -> dict[str, Any]:
         except yaml.YAMLError:
             raise ValueError(f"{option}{text!r}: the value is not YAML") from None
     return found
-
-
-def write_output(path: Path, text: str) -> None:
-    """Writes the file of ``--output``.
-
-    Raises:
-        ValueError: if it cannot be written.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"--output {path}: cannot be written: {error.strerror}") from None
-    print(f"written: {path}")
-
-
-def output_console() -> "Console":
-    """Returns a console on standard output. COLUMNS overrides the width of a file or a pipe."""
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        return Console(width=FILE_WIDTH)
-    return console
-
-
-def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", num_left: int = 1) -> "Table":
-    """Makes a table whose first `num_left` columns are left-aligned."""
-    from rich.table import Table
-
-    table = Table(title=title or None)
-    for index, name in enumerate(columns):
-        table.add_column(name, justify="left" if index < num_left else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table

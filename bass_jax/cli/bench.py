@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bass_jax.cli import arguments as args
+from bass_jax.cli.output import Cell as TableCell
+from bass_jax.cli.output import Output, cell
 from bass_jax.cli.prompt_arguments import prompt_arguments, prompts_of
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, out: Output) -> int:
     """Measures, prints and writes; returns the exit code."""
     rates = _assumed_rates(options)
 
@@ -74,9 +76,9 @@ def run(options: argparse.Namespace) -> int:
         status.update("timing steps")
         grid = {name: getattr(options, name) for name in ("batches", "draft_lens", "contexts")}
         cells = []
-        for cell in run_bench(pair, spec, device, rates, **grid, sampling=sampling, trace=options.profile):
-            cells.append(cell)
-            status.update(f"timed: batch {cell.batch}, {cell.draft_len} drafts, context {cell.context}")
+        for one in run_bench(pair, spec, device, rates, **grid, sampling=sampling, trace=options.profile):
+            cells.append(one)
+            status.update(f"timed: batch {one.batch}, {one.draft_len} drafts, context {one.context}")
     record = {
         "date": datetime.date.today().isoformat(),
         "device": device.name,
@@ -88,17 +90,18 @@ def run(options: argparse.Namespace) -> int:
         "acceptance": list(rates),
         "is_acceptance_synthetic": options.acceptance is not None,
         "are_weights_random": tokenizer is None,
-        "cells": [cell.as_record() for cell in cells],
+        "cells": [one.as_record() for one in cells],
     }
-    _report(record, cells)
+    out.value("record", record)
+    _report(out, record, cells)
     if options.output is not None:
-        args.write_output(options.output, json.dumps(record, indent=1) + "\n")
+        out.write(options.output, json.dumps(record, indent=1) + "\n")
     if options.plot is not None:
         from bass_jax.cli.plots import plot_bench
 
-        plot_bench(record, cells, options.plot)
+        out.note(plot_bench(record, cells, options.plot))
     if options.profile is not None:
-        print(f"traced: {options.profile}")
+        out.note(f"traced: {options.profile}")
     return 0
 
 
@@ -119,37 +122,36 @@ def _assumed_rates(options: argparse.Namespace) -> tuple[float, ...] | None:
     return rates
 
 
-def _report(record: Mapping[str, Any], cells: "Sequence[Cell]") -> None:
+def _report(out: Output, record: Mapping[str, Any], cells: "Sequence[Cell]") -> None:
     title = (
         f"{record['pair']} on {record['device']}: {record['measured_bandwidth'] / 1e9:.0f} GB/s, "
         f"{record['measured_flops'] / 1e12:.2f} TFLOP/s measured"
     )
-    regular = {(cell.batch, cell.context): cell for cell in cells if cell.draft_len == 0}
+    regular = {(one.batch, one.context): one for one in cells if one.draft_len == 0}
 
-    def row(cell: "Cell") -> dict[str, str]:
-        base = regular.get((cell.batch, cell.context), cell)
-        launches = f"{cell.num_launches}{'' if cell.is_one_graph else ' (split)'}"
+    def row(one: "Cell") -> dict[str, TableCell]:
+        base = regular.get((one.batch, one.context), one)
+        launches = "–" if one.num_launches is None else f"{one.num_launches}{'' if one.is_one_graph else ' (split)'}"
         return {
-            "batch": str(cell.batch),
-            "drafts": str(cell.draft_len),
-            "context": str(cell.context),
-            "step ms": f"{1e3 * cell.seconds:.2f}",
-            "roofline ms": f"{1e3 * cell.roofline_seconds:.2f}",
-            "bandwidth": f"{cell.bandwidth_share:.0%}",
-            "host gap ms": f"{1e3 * cell.host_gap_seconds:.2f}",
-            "launches": "-" if cell.num_launches is None else launches,
-            "compile s": f"{cell.compile_seconds:.1f} ({cell.num_compiled})",
-            "plan GB": f"{cell.planned_bytes / 1e9:.2f}",
-            "peak GB": "-" if cell.peak_bytes is None else f"{cell.peak_bytes / 1e9:.2f}",
-            "tokens/s": f"{cell.tokens_per_second:.1f}",
-            "speed-up": "-" if base is cell else f"{cell.tokens_per_second / base.tokens_per_second:.2f}x",
+            "batch": cell(one.batch),
+            "drafts": cell(one.draft_len),
+            "context": cell(one.context),
+            "step ms": cell(1e3 * one.seconds, ".2f"),
+            "roofline ms": cell(1e3 * one.roofline_seconds, ".2f"),
+            "bandwidth": cell(one.bandwidth_share, ".0%"),
+            "host gap ms": cell(1e3 * one.host_gap_seconds, ".2f"),
+            "launches": TableCell(one.num_launches, launches),
+            "compile s": TableCell(one.compile_seconds, f"{one.compile_seconds:.1f} ({one.num_compiled})"),
+            "plan GB": cell(one.planned_bytes / 1e9, ".2f"),
+            "peak GB": cell(None if one.peak_bytes is None else one.peak_bytes / 1e9, ".2f"),
+            "tokens/s": cell(one.tokens_per_second, ".1f"),
+            "speed-up": cell(None if base is one else one.tokens_per_second / base.tokens_per_second, ".2f", "x"),
         }
 
-    rows = [row(cell) for cell in cells]
-    out = args.output_console()
-    out.print(args.make_table(list(rows[0]), [list(one.values()) for one in rows], title, num_left=0))
+    rows = [row(one) for one in cells]
+    out.table(list(rows[0]), [list(one.values()) for one in rows], title, num_left=0)
     rates = ", ".join(f"{rate:.2f}" for rate in record["acceptance"])
     kind = "synthetic, from --acceptance" if record["is_acceptance_synthetic"] else "measured on the prompts"
-    out.print(f"Acceptance by position ({kind}): {rates}. It determines tokens/s and speed-up.")
+    out.note(f"Acceptance by position ({kind}): {rates}. It determines tokens/s and speed-up.")
     if record["are_weights_random"]:
-        out.print("The weights are random: only the speeds have a meaning.")
+        out.note("The weights are random: only the speeds have a meaning.")

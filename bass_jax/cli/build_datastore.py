@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from bass_jax.cli.arguments import SET, add_all, argument, output_console, read_overrides
+from bass_jax.cli.arguments import SET, add_all, argument, read_overrides
+from bass_jax.cli.output import Output
 
 EXAMPLES = """examples:
   bass-jax build-datastore configs/distill/smollm2_quickstart.yaml --output store.safetensors
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, out: Output) -> int:
     """Builds and writes the datastore, and prints how well it predicts the held-out answers, if there are any."""
     from bass_jax.training.build_datastore import distill_datastore
     from bass_jax.training.distill_config import load_distill_config
@@ -35,9 +36,10 @@ def run(options: argparse.Namespace) -> int:
         load_distill_config(options.config, read_overrides(options.set, "--set ")), options.output, **sizes
     )
     if built.agreements:
-        from bass_jax.cli.distill import agreement_table
+        from bass_jax.cli.distill import print_agreements
 
-        output_console().print(agreement_table(built.agreements))
+        print_agreements(out, built.agreements)
     size = options.output.stat().st_size / 1e6
-    print(f"{built.num_entries:,} contexts of {built.num_tokens:,} tokens, {size:.1f} MB: {options.output}")
+    out.value("output", str(options.output))
+    out.note(f"{built.num_entries:,} contexts of {built.num_tokens:,} tokens, {size:.1f} MB: {options.output}")
     return 0

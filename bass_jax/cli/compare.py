@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from bass_jax.cli.arguments import add_all, argument, make_table, output_console
+from bass_jax.cli.arguments import add_all, argument
+from bass_jax.cli.output import Cell, Output, cell
 
 EXAMPLES = """examples:
   bass-jax compare runs/quickstart runs/heuristic"""
@@ -18,22 +19,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, out: Output) -> int:
     """Prints the differences; returns the exit code."""
     from bass_jax.experiments.compare import compare_runs
 
     differences, variants = compare_runs(options.first, options.second)
-    out = output_console()
     if differences:
-        rows = [(name, str(here), str(there)) for name, (here, there) in differences.items()]
-        out.print(make_table(("key", str(options.first), str(options.second)), rows, "configurations", num_left=3))
+        rows = [(name, *(Cell(one, str(one)) for one in both)) for name, both in differences.items()]
+        out.table(("key", str(options.first), str(options.second)), rows, "configurations", num_left=3)
     else:
-        out.print("The configurations are the same.")
+        out.note("The configurations are the same.")
     rows = []
     for label, latency, throughput, num_identical, tests in variants:
-        p_values = ", ".join(f"{name} {test.p_value:.2g}" for name, test in tests.items()) or "–"
-        ratios = ("–" if latency is None else f"{latency:.2f}x", f"{throughput:.2f}x")
-        rows.append((label, *ratios, "{} of {}".format(*num_identical), p_values))
+        p_values = {name: test.p_value for name, test in tests.items()}
+        ratios = (cell(latency, ".2f", "x"), cell(throughput, ".2f", "x"))
+        tested = ", ".join(f"{name} {p_value:.2g}" for name, p_value in p_values.items())
+        identical = Cell(num_identical, "{} of {}".format(*num_identical))
+        rows.append((label, *ratios, identical, Cell(p_values, tested or "–")))
     columns = ("", "PTL all, speed-up", "tokens/s, ratio", "identical samples", "same distribution, p-value")
-    out.print(make_table(columns, rows, "the second run relative to the first"))
+    out.table(columns, rows, "the second run relative to the first")
     return 0

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from bass_jax.cli.arguments import QUIET, add_all, argument
+from bass_jax.cli.output import Output
 
 EXAMPLES = """examples:
   bass-jax convert ~/models/SmolLM2-135M-Instruct checkpoints/smollm2
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, out: Output) -> int:
     """Converts and prints the path of the checkpoint; returns the exit code."""
     import sys
 
@@ -39,5 +40,6 @@ def run(options: argparse.Namespace) -> int:
             quantize=options.quantize,
             progress=lambda num_done, total: bars.update("tensors", num_done, total),
         )
-    print(options.destination)
+    out.value("directory", str(options.destination))
+    out.note(str(options.destination))
     return 0

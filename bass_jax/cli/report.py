@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from bass_jax.cli.arguments import add_all, argument
+from bass_jax.cli.output import Output
 
 EXAMPLES = """examples:
   bass-jax report runs/quickstart
@@ -21,12 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, out: Output) -> int:
     """Writes the report and prints its paths; returns the exit code."""
     from bass_jax.experiments.render import write_report
     from bass_jax.experiments.report import make_report
 
     output = options.output or options.directories[0] / "report"
-    for path in write_report(make_report(options.directories, output, options.title), output):
-        print(path)
+    paths = write_report(make_report(options.directories, output, options.title), output)
+    out.value("paths", [str(path) for path in paths])
+    for path in paths:
+        out.note(str(path))
     return 0

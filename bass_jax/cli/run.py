@@ -5,14 +5,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bass_jax.cli.arguments import QUIET, add_all, argument, make_table, output_console, read_overrides
+from bass_jax.cli.arguments import QUIET, add_all, argument, read_overrides
+from bass_jax.cli.output import Output, cell
 
 if TYPE_CHECKING:
     from bass_jax.runtime.progress import ProgressBars
 
 EXAMPLES = """examples:
   bass-jax run configs/quickstart.yaml
-  bass-jax run configs/quickstart/humaneval.yaml task.data=data/HumanEval.jsonl.gz --allow-code-execution
+  bass-jax run configs/quickstart/humaneval.yaml --allow-code-execution
   bass-jax run configs/quickstart/humaneval.yaml task.limit=4 'methods.batched.policy=bass_heuristic(limit=8)' \\
       output_dir=runs/heuristic
   bass-jax run configs/bass/humaneval.yaml --distributed --quiet      # on every host of a job
@@ -47,7 +48,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, out: Output) -> int:
     """Runs, scores and prints the directory and a table; returns the exit code."""
     overrides = read_overrides(options.overrides)
     if options.distributed:
@@ -69,8 +70,9 @@ def run(options: argparse.Namespace) -> int:
             return 0
         score_samples(directory, options, bars)
     if not options.quiet:
-        _print_results(directory)
-    print(directory)
+        _print_results(out, directory)
+    out.value("directory", str(directory))
+    out.note(str(directory))
     return 0
 
 
@@ -111,7 +113,7 @@ def _is_first() -> bool:
     return jax.process_index() == 0
 
 
-def _print_results(directory: Path) -> None:
+def _print_results(out: Output, directory: Path) -> None:
     from bass_jax.experiments.results import LATENCY, THROUGHPUT, analyze
     from bass_jax.experiments.run_directory import read_run
 
@@ -121,10 +123,9 @@ def _print_results(directory: Path) -> None:
     for title, name, spec, scale in (*LATENCY, *THROUGHPUT):
         found = [one.measures.get(name) for one in variants]
         if any(found):
-            rows.append((title, *("–" if one is None else f"{scale * one.value:{spec}}" for one in found)))
+            rows.append((title, *(cell(None if one is None else scale * one.value, spec) for one in found)))
     for name in dict.fromkeys(name for one in variants for name in one.scores):
-        rows.append((name, *(f"{one.scores[name].value:.1%}" if name in one.scores else "–" for one in variants)))
-    out = output_console()
-    out.print(make_table(("", *result.variants), rows, result.run.config.title or str(directory)))
+        rows.append((name, *(cell(one.scores[name].value if name in one.scores else None, ".1%") for one in variants)))
+    out.table(("", *result.variants), rows, result.run.config.title or str(directory))
     for label, (num, total) in result.num_identical.items():
-        out.print(f"{label}: {num} of {total} greedy samples equal those of regular decoding.", highlight=False)
+        out.note(f"{label}: {num} of {total} greedy samples equal those of regular decoding.")

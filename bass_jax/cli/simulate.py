@@ -3,7 +3,9 @@
 import argparse
 from pathlib import Path
 
-from bass_jax.cli.arguments import add_all, argument, make_table, numbers, output_console
+from bass_jax.cli.arguments import add_all, argument, numbers
+from bass_jax.cli.output import Output, cell
+from bass_jax.runtime.names import expected_one_of
 
 EXAMPLES = """examples:
   bass-jax simulate trace.jsonl --profile profile.json
@@ -33,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, out: Output) -> int:
     """Replays and prints; returns the exit code."""
     import time
 
@@ -50,7 +52,6 @@ def run(options: argparse.Namespace) -> int:
     policies: dict[str, Policy] = {f"fixed {length}": fixed(length) for length in options.fixed}
     names_of_fixed = list(policies)
     policies |= {name: make_policy(name, cost, rates) for name in options.policy or DEFAULT_POLICIES}
-    out = output_console()
     start, num_batches = time.perf_counter(), 0
     for batch in options.batch:
         rows = compose(len(replay.num_tokens), batch, options.random, options.seed)
@@ -61,22 +62,21 @@ def run(options: argparse.Namespace) -> int:
         cells = [
             (
                 name,
-                f"{one.tokens_per_pass:.3f}",
-                f"{rate[name]:.1f}",
-                f"{rate[name] / rate['fixed 0']:.2f}x" if "fixed 0" in rate else "–",
-                f"{rate[name] / best:.2f}x",
-                f"{share:.1%}",
+                cell(one.tokens_per_pass, ".3f"),
+                cell(rate[name], ".1f"),
+                cell(rate[name] / rate["fixed 0"] if "fixed 0" in rate else None, ".2f", "x"),
+                cell(rate[name] / best, ".2f", "x"),
+                cell(share, ".1%"),
             )
             for name, (one, share) in found.items()
         ]
         columns = ("policy", "tokens per target pass", "tokens/s", "over no drafts", "over best fixed", "regret")
-        table = make_table(columns, cells, f"simulated: batch {batch}, {len(rows)} batches")
-        table.columns[0].no_wrap = True
-        out.print(table)
+        out.table(columns, cells, f"simulated: batch {batch}, {len(rows)} batches")
+    out.note("oracle: in hindsight, for each batch the fastest of all policies and of one that knows what is accepted.")
     seconds = time.perf_counter() - start
-    out.print(f"{num_batches} batches simulated in {seconds:.1f} s, compilation included.", highlight=False)
+    out.note(f"{num_batches} batches simulated in {seconds:.1f} s, compilation included.")
     if replay.share_unknown:
-        out.print(
+        out.note(
             f"At {replay.share_unknown:.1%} of the positions acceptance was not recorded and is sampled; --exhaustive "
             "records all."
         )
@@ -95,7 +95,7 @@ def _cost_and_rates(options: argparse.Namespace, replay):
         profile = read_profile(options.profile)
         return profile.table, profile.rates
     if options.device not in DEVICES:
-        raise ValueError(f"--device {options.device}: expected one of {sorted(DEVICES)}")
+        raise ValueError(f"--device {options.device}: {expected_one_of(options.device, sorted(DEVICES))}")
     pair = load_pair(options.pair)
     draft = draft_pass_shape(pair.drafter) or PassShape()
     cost = roofline(pass_shape(pair.target.config), draft, DEVICES[options.device])

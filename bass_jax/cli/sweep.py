@@ -3,6 +3,7 @@
 import argparse
 
 from bass_jax.cli.arguments import add_all, argument, read_overrides
+from bass_jax.cli.output import Output
 from bass_jax.cli.run import add_run_arguments, check_code_execution, command_of, score_samples
 
 EXAMPLES = """examples:
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, out: Output) -> int:
     """Runs all points, scores them and prints their directories; returns the exit code."""
     overrides = read_overrides(options.overrides)
     grid = dict(_read_grid(text) for text in options.grid)
@@ -54,8 +55,9 @@ def run(options: argparse.Namespace) -> int:
             )
         for directory in directories:
             score_samples(directory, options, bars)
+    out.value("directories", [str(directory) for directory in directories])
     for directory in directories:
-        print(directory)
+        out.note(str(directory))
     return 0
 
 

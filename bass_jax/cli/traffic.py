@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bass_jax.cli.arguments import QUIET, add_all, argument, output_console
+from bass_jax.cli.arguments import QUIET, add_all, argument
+from bass_jax.cli.output import Output
 from bass_jax.cli.prompt_arguments import collect_prompts
 
 if TYPE_CHECKING:
@@ -39,17 +40,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, out: Output) -> int:
     """Runs an experiment or a check; returns the exit code."""
     from rich.console import Console
 
-    from bass_jax.cli.traffic_display import EngineView, print_gains, results_tables
+    from bass_jax.cli.traffic_display import EngineView, print_gains, print_results
     from bass_jax.experiments.traffic.backends import SimulatedBackend
     from bass_jax.experiments.traffic.traffic_config import load_traffic_config
     from bass_jax.experiments.traffic.traffic_experiment import RESULTS, run_traffic
 
     config = load_traffic_config(options.config)
-    notes, out = Console(stderr=True), output_console()
+    notes = Console(stderr=True)
     if options.agreement or options.overhead is not None or options.soak is not None:
         from bass_jax.cli.traffic_checks import run_check
 
@@ -63,20 +64,21 @@ def run(options: argparse.Namespace) -> int:
         )
     clock = "simulated time" if config.real is None else "real time"
     for pattern in config.traffic:
-        out.print(*results_tables(results, pattern.name), sep="\n")
+        print_results(out, results, pattern.name)
     print_gains(out, results)
     unit = f"; one unit of time is {backend.unit_seconds:.3f} s" if config.unit == "service" else ""
-    out.print(f"{config.name}, in {clock}{unit}.", highlight=False)
+    out.note(f"{config.name}, in {clock}{unit}.")
     written = Path(config.output_dir) / RESULTS
-    out.print(f"written: {written}", highlight=False, soft_wrap=True)
+    out.note(f"written: {written}")
     num_kept = sum(result.is_kept for result in results)
     if num_kept and config.real is not None:
         note = f"{num_kept} of {len(results)} runs were measured earlier; without {written} all are measured again."
-        out.print(note, highlight=False, soft_wrap=True)
+        out.note(note)
     if not options.no_plot:
         from bass_jax.cli.plots import plot_traffic
 
-        plot_traffic(results, f"{config.name}, {clock}", options.plot or Path(config.output_dir) / "plot.png")
+        plot = options.plot or Path(config.output_dir) / "plot.png"
+        out.note(plot_traffic(results, f"{config.name}, {clock}", plot))
     return 0
 
 

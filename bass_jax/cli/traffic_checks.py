@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from bass_jax.cli.arguments import make_table
+from bass_jax.cli.output import Output, cell
 from bass_jax.cli.traffic_display import EngineView
 from bass_jax.config import SpecConfig, batch_bucket
 from bass_jax.engine import Engine, RequestHandle
@@ -24,7 +24,7 @@ MAX_GROWTH = 0.02  # relative growth of the process's memory in the second half 
 
 
 def run_check(
-    options: argparse.Namespace, config: TrafficConfig, backend: RealBackend, notes: Console, out: Console
+    options: argparse.Namespace, config: TrafficConfig, backend: RealBackend, notes: Console, out: Output
 ) -> int:
     """Runs the selected check; returns 0 if it holds, else 1."""
     with EngineView(notes, is_shown=notes.is_terminal and not options.quiet) as view:
@@ -35,7 +35,7 @@ def run_check(
         return _soak(config, backend, options.soak, view, out)
 
 
-def _check_agreement(config: TrafficConfig, backend: RealBackend, view: EngineView, out: Console) -> int:
+def _check_agreement(config: TrafficConfig, backend: RealBackend, view: EngineView, out: Output) -> int:
     """Serves the first pattern in real time, and the same requests in simulated time with measured costs."""
     workload = backend.workload(config.traffic[0])
     prompts = backend.prompts(len(workload.times))
@@ -54,22 +54,22 @@ def _check_agreement(config: TrafficConfig, backend: RealBackend, view: EngineVi
             simulated = simulate_traffic(known, engine, backend.policy(policy), costs)
             means = [summarize_traffic(one.handles, one.counts).latency.mean for one in (real, simulated)]
             differences.append(means[1] / means[0] - 1)
-            rows.append((batching, policy, *(f"{mean:.2f} s" for mean in means), f"{differences[-1]:+.1%}"))
+            rows.append((batching, policy, *(cell(mean, ".2f", " s") for mean in means), cell(differences[-1], "+.1%")))
     title = f"{config.name}, {config.traffic[0].name}: {len(workload.times)} requests, mean latency"
-    out.print(make_table(("batching", "policy", "real", "simulated", "difference"), rows, title, num_left=2))
+    out.table(("batching", "policy", "real", "simulated", "difference"), rows, title, num_left=2)
     largest = max(map(abs, differences))
     holds = largest <= MAX_DIFFERENCE
-    out.print(f"largest difference {largest:.1%}: {'within' if holds else 'NOT within'} {MAX_DIFFERENCE:.0%}")
+    out.note(f"largest difference {largest:.1%}: {'within' if holds else 'NOT within'} {MAX_DIFFERENCE:.0%}")
     return 0 if holds else 1
 
 
-def _check_overhead(config: TrafficConfig, backend: RealBackend, num_rows: int, out: Console) -> int:
+def _check_overhead(config: TrafficConfig, backend: RealBackend, num_rows: int, out: Output) -> int:
     """Times steps of a full batch in which no request joins or ends."""
     changes = {"buckets": (batch_bucket(num_rows),), "chunks_per_step": num_rows, "token_budget": None}
     engine_config = dataclasses.replace(config.engine, num_slots=num_rows, **changes)
     found = measure_overhead(Engine(backend.pair, SpecConfig(4, "greedy"), config=engine_config), num_rows, 24)
     holds = found.share < MAX_OVERHEAD
-    out.print(
+    out.note(
         f"{num_rows} rows, draft length 4: a step takes {1e3 * found.step_seconds:.1f} ms, and the scheduler "
         f"{1e6 * found.host_seconds:.0f} us of it, {found.share:.2%}: {'below' if holds else 'NOT below'} "
         f"{MAX_OVERHEAD:.0%}"
@@ -77,7 +77,7 @@ def _check_overhead(config: TrafficConfig, backend: RealBackend, num_rows: int, 
     return 0 if holds else 1
 
 
-def _soak(config: TrafficConfig, backend: RealBackend, minutes: float, view: EngineView, out: Console) -> int:
+def _soak(config: TrafficConfig, backend: RealBackend, minutes: float, view: EngineView, out: Output) -> int:
     """Keeps the queue full, cancels some requests, and checks memory, compilations and slots."""
     compiled: list[str] = []
 
@@ -110,7 +110,7 @@ def _soak(config: TrafficConfig, backend: RealBackend, minutes: float, view: Eng
     growth = half[-1] / half[0] - 1
     scheduler, counts = engine.loop.scheduler, engine.counts
     is_clean = scheduler.is_idle and scheduler.num_reserved == 0 and counts.num_finished == num
-    out.print(
+    out.note(
         f"{minutes:g} minutes: {counts.num_finished} of {num} requests ended, {counts.num_emitted} tokens in "
         f"{counts.num_steps} steps, {len(compiled)} compilations, {half[-1] / 2**20:.0f} MiB resident, "
         f"{growth:+.2%} in the second half, {'no slot' if is_clean else 'SLOTS'} leaked"

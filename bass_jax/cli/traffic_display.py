@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from bass_jax.cli.arguments import make_table
+from bass_jax.cli.output import Output, cell
 from bass_jax.engine import Counts, Loop
 from bass_jax.experiments.traffic.traffic_experiment import TrafficResult, gain_over_fixed, gain_over_static
 from bass_jax.runtime.progress import LiveView
@@ -65,42 +65,35 @@ class EngineView(LiveView):
         return Panel(Group(slots, Text(queue), Text(memory), Text(f"{speed}, {time}")), title=self._title)
 
 
-def results_tables(results: Sequence[TrafficResult], pattern: str) -> tuple[Table, Table]:
-    """Makes the tables of one pattern, of times and of rates, with a row per kind of batching and policy."""
+def print_results(out: Output, results: Sequence[TrafficResult], pattern: str) -> None:
+    """Prints the tables of one pattern, of times and of rates, with a row per kind of batching and policy."""
     times, rates = [], []
     for _, batching, policy, metrics, _ in (one for one in results if one.pattern == pattern):
-        latency, goodput, acceptance = metrics.latency, metrics.goodput, metrics.acceptance_rate
+        latency = metrics.latency
         seconds = (latency.mean, latency.p50, latency.p90, latency.p99, metrics.queueing.mean, metrics.first_token.mean)
-        times.append((batching, policy, *(f"{x:.2f}" for x in seconds), f"{1e3 * metrics.per_token.mean:.1f}"))
-        numbers = (f"{metrics.tokens_per_second:.0f}", "–" if goodput is None else f"{goodput:.2f}")
-        means = (f"{metrics.mean_rows:.1f}", f"{metrics.mean_draft_len:.1f}")
-        rates.append((batching, policy, *numbers, *means, "–" if acceptance is None else f"{acceptance:.0%}"))
+        times.append((batching, policy, *(cell(x, ".2f") for x in seconds), cell(1e3 * metrics.per_token.mean, ".1f")))
+        numbers = (cell(metrics.tokens_per_second, ".0f"), cell(metrics.goodput, ".2f"))
+        means = (cell(metrics.mean_rows, ".1f"), cell(metrics.mean_draft_len, ".1f"))
+        rates.append((batching, policy, *numbers, *means, cell(metrics.acceptance_rate, ".0%")))
     names = ("mean", "p50", "p90", "p99", "queue", "first token", "PTL ms")
     rate_names = ("tokens/s", "goodput", "rows", "drafts", "accepted")
-    tables = (
-        make_table(("batching", "policy", *names), times, f"{pattern}: seconds of a request", num_left=2),
-        make_table(("batching", "policy", *rate_names), rates, f"{pattern}: steps and rates", num_left=2),
-    )
-    for table in tables:
-        table.columns[0].no_wrap, table.columns[1].overflow = True, "fold"
-        for column in table.columns[2:]:
-            column.min_width = 5
-    return tables
+    out.table(("batching", "policy", *names), times, f"{pattern}: seconds of a request", num_left=2)
+    out.table(("batching", "policy", *rate_names), rates, f"{pattern}: steps and rates", num_left=2)
 
 
-def print_gains(out: Console, results: Sequence[TrafficResult]) -> None:
+def print_gains(out: Output, results: Sequence[TrafficResult]) -> None:
     """Prints the gains of continuous over static batching, and of adaptive over fixed draft lengths."""
     patterns = list(dict.fromkeys(one.pattern for one in results))
     if ratios := gain_over_static(results):
         policies = dict.fromkeys(policy for _, policy in ratios)
-        rows = [(one, *(f"{ratios[pattern, one]:.2f}x" for pattern in patterns)) for one in policies]
-        out.print(make_table(("policy", *patterns), rows, "mean latency, static over continuous batching"))
+        rows = [(one, *(cell(ratios[pattern, one], ".2f", "x") for pattern in patterns)) for one in policies]
+        out.table(("policy", *patterns), rows, "mean latency, static over continuous batching")
     for batching in dict.fromkeys(one.batching for one in results):
         gains = gain_over_fixed(results, batching)
         rows = [
-            (policy, better, f"{mean:.3f}x", *(f"{by_pattern[pattern]:.2f}x" for pattern in patterns))
+            (policy, better, cell(mean, ".3f", "x"), *(cell(by_pattern[one], ".2f", "x") for one in patterns))
             for policy, (better, mean, by_pattern) in gains.items()
         ]
         if rows:
             title = f"mean latency, better fixed length over adaptive, {batching} batching"
-            out.print(make_table(("policy", "better fixed", "mean", *patterns), rows, title, num_left=3))
+            out.table(("policy", "better fixed", "mean", *patterns), rows, title, num_left=3)

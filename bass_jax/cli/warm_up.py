@@ -4,6 +4,7 @@ import argparse
 import time
 
 from bass_jax.cli import arguments as args
+from bass_jax.cli.output import Output
 
 EXAMPLES = """examples:
   bass-jax warm-up
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     args.add_model_arguments(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, out: Output) -> int:
     """Compiles and prints the times; returns the exit code."""
     from bass_jax.config import SpecConfig
     from bass_jax.engine.warm_up import warm_up
@@ -37,12 +38,12 @@ def run(options: argparse.Namespace) -> int:
     directory = use_compilation_cache()
     start = time.perf_counter()
     pair = args.load_models(options)
-    print(f"loaded in {time.perf_counter() - start:.1f} s")
+    out.note(f"loaded in {time.perf_counter() - start:.1f} s")
     spec, sampling = SpecConfig(options.draft_len, options.acceptance), SamplingParams(options.temperature)
     for done in warm_up(pair, spec, batches=options.batches, capacities=options.capacities, sampling=sampling):
-        print(
+        out.note(
             f"batch {done.batch}, capacity {done.capacity}: {done.num_compiled} executables in {done.seconds:.1f} s, "
             f"{done.compile_seconds:.1f} s of it compiling"
         )
-    print("no cache: JAX is configured without one" if directory is None else f"cache: {directory}")
+    out.note("no cache: JAX is configured without one" if directory is None else f"cache: {directory}")
     return 0

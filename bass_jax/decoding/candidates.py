@@ -22,6 +22,8 @@ def check_candidates(pair: Pair, spec: SpecConfig, rule: AcceptanceRule) -> None
     Raises:
         ValueError: if one of them does not.
     """
+    if spec.num_candidates == 1:
+        return
     found, drafter = f"num_candidates={spec.num_candidates}", type(pair.drafter).__name__
     if rule.accept_candidates is None:
         able = sorted(name for name, other in registered_rules().items() if other.accept_candidates is not None)

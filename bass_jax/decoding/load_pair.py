@@ -13,8 +13,10 @@ from bass_jax.drafters import Drafter, NgramDrafter, RetrievalDrafter, network_d
 from bass_jax.drafters.ensemble import ensemble_drafter
 from bass_jax.models import Model, preset, random_model
 from bass_jax.models.model_config import ModelConfig
+from bass_jax.runtime.bundled import find_bundled
 from bass_jax.runtime.checks import check_choice, check_kind
 from bass_jax.runtime.imports import import_attribute
+from bass_jax.runtime.names import expected_one_of
 from bass_jax.sampling.keys import check_key
 from bass_jax.typing import Array, Key
 
@@ -69,7 +71,7 @@ def load_pair(
 
     Args:
         path: a pair directory, whose ``manifest.json`` names target and draft, or a checkpoint of a target; see
-            `bass_jax.checkpoint.load_model`.
+            `bass_jax.checkpoint.load_model`. The pair ``"checkpoints/quickstart"`` comes with the package.
         drafter: a name, a path, ``"module:name"`` of a `Drafter`, or a `Drafter`. Names: ``"draft_model"`` (the pair's
             draft model), ``"eagle"`` (the pair's draft that reads the target's hidden states), ``"ngram"`` (prompt
             lookup), ``"retrieval"`` (the pair's datastore), ``"ensemble"`` (prompt lookup, datastore and draft model)
@@ -86,11 +88,12 @@ def load_pair(
     check_kind("path", path, str | Path)
     check_kind("drafter", drafter, str | Path | Drafter | None, "the name or path of a drafter, a Drafter, or None")
     options = dataclasses.replace(options or ModelOptions(), **changes)
+    path = find_bundled(path)
     if isinstance(drafter, str):
         drafter = _resolve(drafter)
     target_options = {name: getattr(options, name) for name in ("dtype", "quantize", "cache_dtype", "mesh", "rules")}
     draft, datastore = None, None
-    if _is_pair(Path(path)):
+    if checkpoint.is_pair(path):
         datastore = checkpoint.datastore_of(path)
         target, draft, tokenizer = checkpoint.load_target_and_draft(
             path,
@@ -120,7 +123,7 @@ def _resolve(name: str) -> str | Drafter:
     if name in DRAFTERS or is_path:
         return name
     if ":" not in name:
-        raise ValueError(f"drafter={name!r}: expected one of {list(DRAFTERS)}, a path, or 'module:name'")
+        raise ValueError(f"drafter={name!r}: {expected_one_of(name, DRAFTERS, "a path or 'module:name'")}")
     found = import_attribute(name, "drafter")
     check_kind(f"drafter={name!r}", found, Drafter, "an object with init, propose and commit")
     return found
@@ -202,11 +205,3 @@ def random_pair(
         return Pair(made, NgramDrafter())
     small = make(draft, keys[1], options.of_draft["rules"], quantize=options.quantize_draft)
     return Pair(made, network_drafter(small, made.config.vocab_size))
-
-
-def _is_pair(path: Path) -> bool:
-    """Returns whether `path` is a pair directory: its manifest names a target, and a checkpoint's does not."""
-    from bass_jax.checkpoint.manifest import NAME
-    from bass_jax.runtime.files import read_json
-
-    return (path / NAME).is_file() and "target" in read_json(path / NAME)

@@ -16,6 +16,8 @@ class DecodeOptions:
 
     Attributes:
         sampling: for all rows or per row; default greedy.
+        raw: continue prompts that are texts as they are. By default such a prompt is the user's message in the chat
+            template of the tokenizer, if it has one, as on the command line. It has no effect on token ids.
         max_new_tokens: for all rows or per row.
         num_samples: rows per prompt.
         key: row i samples with ``fold_in(key, i)``; default ``jax.random.key(0)``.
@@ -37,6 +39,7 @@ class DecodeOptions:
     """
 
     sampling: SamplingParams | None = None
+    raw: bool = False
     max_new_tokens: int | Sequence[int] = 128
     num_samples: int = 1
     key: Key[Array, ""] | None = None
@@ -53,6 +56,7 @@ class DecodeOptions:
     def __post_init__(self):
         check_kind("sampling", self.sampling, SamplingParams | None)
         check_integer("num_samples", self.num_samples, 1, MAX_SAMPLES)
+        check_flag("raw", self.raw)
         check_flag("warm_up", self.warm_up)
         check_integer("max_batch", self.max_batch, 1)
         check_flag("fixed_batch", self.fixed_batch)

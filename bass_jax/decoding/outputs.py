@@ -1,6 +1,7 @@
 """The results of `bass_jax.generate` and `bass_jax.stream`."""
 
 import dataclasses
+import reprlib
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ class Timings:
     warm_up: dict[int, float] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Generation:
     """The result of `bass_jax.generate`. Row ``i`` is an answer to prompt ``i // num_samples``.
 
@@ -60,6 +61,16 @@ class Generation:
     infos: list[StepInfo]
     requests: list[np.ndarray]
     is_lossless: bool
+
+    def __repr__(self) -> str:
+        """Returns a summary, because the arrays of all steps fill pages."""
+        counts = ", ".join(f"{self.finish_reasons.count(name)} {name}" for name in dict.fromkeys(self.finish_reasons))
+        parts = [f"{len(self.tokens)} rows ({counts})", f"{self.metrics.num_emitted} tokens"]
+        parts.append(f"{self.metrics.tokens_per_pass:.2f} tokens per target pass")
+        parts.append(f"{self.tokens_per_second:.1f} tokens/s")
+        if self.texts is not None:
+            parts.append(f"texts={reprlib.repr(self.texts)}")
+        return f"Generation({', '.join(parts)})"
 
     @property
     def mean_logprobs(self) -> np.ndarray:

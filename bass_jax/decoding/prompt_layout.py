@@ -31,6 +31,20 @@ class PromptLayout(NamedTuple):
         return jax.tree.map(lambda leaf: leaf[index : index + 1], self.rows)
 
 
+def encode_texts(pair: Pair, texts: Sequence[str], *, raw: bool) -> list[np.ndarray]:
+    """Returns the token ids of texts, each ``[n]`` int32; see `DecodeOptions.raw`.
+
+    Raises:
+        ValueError: if the pair has no tokenizer.
+    """
+    tokenizer = pair.tokenizer
+    if tokenizer is None:
+        raise ValueError("prompts are texts: expected token ids, because the pair has no tokenizer")
+    if raw or not getattr(tokenizer, "has_chat_template", False):
+        return tokenizer.encode_batch(texts)
+    return [tokenizer.encode_chat(text) for text in texts]
+
+
 def lay_out_prompts(
     pair: Pair, prompts: Sequence[Sequence[int] | np.ndarray], spec: SpecConfig, options: DecodeOptions
 ) -> PromptLayout:

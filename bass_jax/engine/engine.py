@@ -11,9 +11,10 @@ import numpy as np
 
 from bass_jax.acceptance import find_rule
 from bass_jax.config import SpecConfig
+from bass_jax.decoding.candidates import check_candidates
 from bass_jax.decoding.compiled_steps import CompiledSteps
 from bass_jax.decoding.pair import Pair
-from bass_jax.decoding.prompt_layout import check_prompts
+from bass_jax.decoding.prompt_layout import check_prompts, encode_texts
 from bass_jax.decoding.state import SpecState
 from bass_jax.decoding.stop_strings import StopStrings
 from bass_jax.engine.device_executor import DeviceExecutor
@@ -103,6 +104,7 @@ class Engine:
         if policy is None and spec.draft_len is not None:
             policy = fixed(spec.draft_len)
         steps = CompiledSteps("speculate", spec, False, policy)
+        check_candidates(pair, steps.spec, find_rule(steps.spec.acceptance))
         self.executor = DeviceExecutor(pair, steps, self.config, self._lay_out, warm_up=False)
         if warm_up:
             self.executor.warm_up()
@@ -129,6 +131,7 @@ class Engine:
         self,
         prompt: str | Sequence[int] | np.ndarray,
         *,
+        raw: bool = False,
         max_new_tokens: int = 128,
         sampling: SamplingParams | None = None,
         seed: int = 0,
@@ -140,7 +143,8 @@ class Engine:
         """Adds a request to the queue.
 
         Args:
-            prompt: text, which is encoded without a chat template, or token ids.
+            prompt: text, or token ids.
+            raw: continue a text as it is, without the chat template; see `bass_jax.DecodeOptions`.
             max_new_tokens: limit of the output.
             sampling: for one row; default greedy.
             seed: the row's random key.
@@ -158,11 +162,10 @@ class Engine:
                 a token is outside the vocabulary, or the engine was not made for its sampling parameters.
             QueueFull: if the queue is full.
         """
+        check_flag("raw", raw)
         ids: Any = prompt
         if isinstance(prompt, str):
-            if self.pair.tokenizer is None:
-                raise ValueError("prompt is a text: expected token ids, because the pair has no tokenizer")
-            ids = self.pair.tokenizer.encode_batch([prompt])[0]
+            (ids,) = encode_texts(self.pair, [prompt], raw=raw)
         (row,) = check_prompts(self.pair, [ids])
         target = self.pair.target.config
         check_kind("sampling", sampling, SamplingParams | None)

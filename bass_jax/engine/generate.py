@@ -10,13 +10,14 @@ import numpy as np
 
 from bass_jax.acceptance import find_rule
 from bass_jax.config import SpecConfig, batch_bucket
+from bass_jax.decoding.candidates import check_candidates
 from bass_jax.decoding.compiled_steps import CompiledSteps
 from bass_jax.decoding.metrics import per_token_latency, summarize
 from bass_jax.decoding.options import DecodeOptions
 from bass_jax.decoding.outputs import Generation, StreamEvent, Timings
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.prefill import read_prompts
-from bass_jax.decoding.prompt_layout import lay_out_prompts
+from bass_jax.decoding.prompt_layout import encode_texts, lay_out_prompts
 from bass_jax.decoding.state import SpecState, StepInfo
 from bass_jax.decoding.stop_strings import StopStrings
 from bass_jax.decoding.traces import TraceWriter
@@ -50,7 +51,8 @@ def generate(
 
     Args:
         pair: target and drafter.
-        prompts: texts, which are encoded without a chat template, or token ids.
+        prompts: texts, or token ids. A text is asked in the tokenizer's chat template if it has one; with ``raw=True``
+            it is continued as it is.
         spec: default ``SpecConfig()``. If all rows are greedy, the token and the multi-draft rule run as the greedy
             rule, which gives the same tokens without random numbers.
         options: default ``DecodeOptions()``.
@@ -143,13 +145,15 @@ class GenerateLoop:
         spec, sampling = spec or SpecConfig(), options.sampling or SamplingParams()
         self.is_greedy = sampling.is_greedy
         steps = CompiledSteps(options.step, spec, self.is_greedy, options.policy)
+        if options.step == "speculate":  # The policy may choose no drafts, and the step then checks nothing.
+            check_candidates(pair, steps.spec, find_rule(steps.spec.acceptance))
         self.spec, self._tokenizer = steps.spec, pair.tokenizer
         # This checks the stop strings before anything is compiled.
         StopStrings(pair.tokenizer, options.stop_strings, 0)
         compile_seconds, self._num_compiled = JIT_CACHE.compile_seconds, JIT_CACHE.num_compiled
         self._compile_seconds = compile_seconds
         start = time.perf_counter()
-        layout = lay_out_prompts(pair, _token_ids(pair, prompts), spec, options)
+        layout = lay_out_prompts(pair, encode_prompts(pair, prompts, raw=options.raw), spec, options)
         self.num_rows = layout.num_rows
         self.prompt_lengths = np.asarray(layout.rows.prompt_lengths)[: self.num_rows]
         self.limits = np.asarray(layout.rows.limits)[: self.num_rows] - self.prompt_lengths
@@ -257,11 +261,14 @@ class GenerateLoop:
         )
 
 
-def _token_ids(pair: Pair, prompts: Prompts) -> Any:
+def encode_prompts(pair: Pair, prompts: Any, *, raw: bool = False) -> Any:
+    """Returns the token ids of texts; token ids are returned as they are.
+
+    Raises:
+        ValueError: if `prompts` is no sequence, mixes texts and token ids, or if there is no tokenizer for texts.
+    """
     check_sequence("prompts", prompts, "a sequence of texts or of token ids, such as [prompt]")
     if not any(isinstance(prompt, str) for prompt in prompts):
         return prompts
     check_texts("prompts", prompts)
-    if pair.tokenizer is None:
-        raise ValueError("prompts are texts: expected token ids, because the pair has no tokenizer")
-    return pair.tokenizer.encode_batch(prompts)
+    return encode_texts(pair, prompts, raw=raw)

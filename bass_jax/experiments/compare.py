@@ -3,12 +3,9 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flax.traverse_util import flatten_dict
-
 from bass_jax.experiments.permutation_test import TwoSampleTest
 from bass_jax.experiments.results import RunResult, analyze, compare_distributions, count_identical
-from bass_jax.experiments.run_directory import RunRecords, read_run
-from bass_jax.runtime.yaml_config import as_plain
+from bass_jax.experiments.run_directory import config_differences, read_run
 
 
 class VariantComparison(NamedTuple):
@@ -36,7 +33,9 @@ def compare_runs(first: str | Path, second: str | Path) -> tuple[dict[str, tuple
         raise ValueError(f"{first} ran the task {tasks[0]!r} and {second} {tasks[1]!r}: expected the same")
     shared = [(label, label) for label in one.variants if label in other.variants]
     pairs = shared or [(label, another) for label in one.variants for another in other.variants]
-    return _differences(one.run, other.run), [_compare(one, other, *labels) for labels in pairs]
+    differences = config_differences(one.run.config, other.run.config)
+    differences.pop("title", None)
+    return differences, [_compare(one, other, *labels) for labels in pairs]
 
 
 def _compare(one: RunResult, other: RunResult, first: str, second: str) -> VariantComparison:
@@ -49,12 +48,3 @@ def _compare(one: RunResult, other: RunResult, first: str, second: str) -> Varia
         num_identical=count_identical(one.run.samples, first, other.run.samples, second),
         tests=compare_distributions(one.run, first, other.run, second) if one.run.config.sampling.temperature else {},
     )
-
-
-def _differences(one: RunRecords, other: RunRecords) -> dict[str, tuple[Any, Any]]:
-    here, there = (flatten_dict(as_plain(run.config), sep=".") for run in (one, other))
-    return {
-        name: (here.get(name), there.get(name))
-        for name in {**here, **there}
-        if here.get(name) != there.get(name) and name not in ("output_dir", "title")
-    }

@@ -2,13 +2,13 @@
 
 import csv
 import gzip
-import importlib.util
 import io
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bass_jax.experiments.tasks.base import Row
+from bass_jax.runtime.bundled import find_bundled, find_in_package
 from bass_jax.runtime.files import one_line, read_jsonl
 
 
@@ -29,7 +29,7 @@ def read_data(source: str) -> list[Row]:
         return _from_datasets(source, rest)
     if separator and kind == "random":
         return _random(source, rest)
-    path = _in_package(source, rest) if separator and kind == "package" else Path(source)
+    path = find_in_package(source) if separator and kind == "package" else find_bundled(source)
     rows = list(_from_file(path))
     if not rows:
         raise ValueError(f"{source}: holds no rows")
@@ -44,18 +44,6 @@ def _random(source: str, rest: str) -> list[Row]:
     if min(num_rows, num_tokens) < 1:
         raise ValueError(f"{source}: expected positive numbers")
     return [{"id": str(index), "num_tokens": num_tokens} for index in range(num_rows)]
-
-
-def _in_package(source: str, rest: str) -> Path:
-    module, _, inside = rest.partition("/")
-    found = importlib.util.find_spec(module)
-    if found is None:
-        raise ValueError(f"{source}: the package {module!r} is not installed")
-    for folder in map(Path, found.submodule_search_locations or ()):
-        for root in (folder, folder.parent):  # Some packages install their data next to the module.
-            if (root / inside).is_file():
-                return root / inside
-    raise ValueError(f"{source}: {module!r} holds no file {inside!r}")
 
 
 def _from_file(path: Path) -> Iterable[Row]:

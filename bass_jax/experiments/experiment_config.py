@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 from bass_jax.acceptance import find_rule
 from bass_jax.acceptance.base import check_greedy
 from bass_jax.policies import find_policy
+from bass_jax.runtime.names import expected_one_of
 from bass_jax.runtime.yaml_config import forbid_extra, parse_yaml, read_yaml
 from bass_jax.sampling import SamplingParams
 
@@ -197,7 +198,7 @@ class ExperimentConfig:
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds={self.seeds}: expected distinct numbers of at least 0")
         if self.baseline is not None and self.baseline not in self.methods:
-            raise ValueError(f"baseline={self.baseline!r}: expected one of {list(self.methods)}")
+            raise ValueError(f"baseline={self.baseline!r}: {expected_one_of(self.baseline, self.methods)}")
         for name, method in self.methods.items():
             try:
                 check_greedy(find_rule(method.acceptance), self.sampling.params())

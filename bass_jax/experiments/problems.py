@@ -10,6 +10,7 @@ from bass_jax.decoding.pair import Pair
 from bass_jax.experiments.data_sources import read_data
 from bass_jax.experiments.experiment_config import TaskConfig
 from bass_jax.experiments.tasks import Problem, Task, find_task, read_problem
+from bass_jax.runtime.names import expected_one_of
 
 
 def load_problems(config: TaskConfig) -> tuple[Task, list[Problem]]:
@@ -27,7 +28,7 @@ def load_problems(config: TaskConfig) -> tuple[Task, list[Problem]]:
     if config.categories is not None:
         known = {problem.category for problem in problems}
         if unknown := [name for name in config.categories if name not in known]:
-            raise ValueError(f"task.categories: {unknown[0]!r}: expected some of {sorted(known)}")
+            raise ValueError(f"task.categories: {unknown[0]!r}: {expected_one_of(unknown[0], sorted(known))}")
         problems = [problem for problem in problems if problem.category in config.categories]
     if config.per_category is not None:
         num_before = Counter()

@@ -30,11 +30,12 @@ pre { background: #f5f5f5; padding: 0.5rem 0.7rem; font-size: 0.78rem; white-spa
 <h1>{{ report.title }}</h1>
 {% for sections in report.runs %}{% for section in sections %}
 {% if loop.first %}<h2>{{ section.title }}</h2>{% else %}<h3>{{ section.title }}</h3>{% endif %}
+{% if section.warning %}<p><strong>{{ section.warning }}</strong></p>{% endif %}
 {% if section.text %}<p>{{ section.text }}</p>{% endif %}
 {% if section.figure %}
 <figure role="img" aria-label="{{ section.title }}">{{ section.figure | with_unique_ids | safe }}</figure>
 {% endif %}
-{% if section.rows %}<div class="wide"><table{% if loop.first %} class="facts"{% endif %}>
+{% if section.rows %}<div class="wide"><table{% if not section.header | select | list %} class="facts"{% endif %}>
 {% if section.header | select | list %}
 <thead><tr>{% for cell in section.header %}<th>{{ cell }}</th>{% endfor %}</tr></thead>
 {% endif %}<tbody>
@@ -87,6 +88,8 @@ def _to_markdown(report: Report, output: Path) -> str:
     for number, sections in enumerate(report.runs):
         for index, section in enumerate(sections):
             lines += [f"{'##' if index == 0 else '###'} {section.title}", ""]
+            if section.warning:
+                lines += [f"**{section.warning}**", ""]
             if section.text:
                 lines += [section.text, ""]
             if section.figure:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bass_jax.acceptance import find_rule
 from bass_jax.experiments import figures
 from bass_jax.experiments.pass_at_k import pass_all, pass_first, share_ended
 from bass_jax.experiments.results import LATENCY, THROUGHPUT, UTILIZATION, Column, RunResult, analyze
@@ -24,6 +25,7 @@ class Section(NamedTuple):
     figure: str = ""  # SVG
     name: str = ""  # of the figure's file
     command: str = ""
+    warning: str = ""  # precedes the text
 
 
 class Report(NamedTuple):
@@ -47,20 +49,15 @@ def make_report(directories: Sequence[str | Path], output: str | Path, title: st
         if not result.variants:
             raise ValueError(f"{run.path}: no batch has run a step within the time budget")
         command = f"{_run_command(run)}\n{report_command}"
-        title_of_run = "Conditions" if len(runs) == 1 else run.config.title or run.path.name
+        title_of_run = "Summary" if len(runs) == 1 else run.config.title or run.path.name
         parts = [part._replace(command=command) for part in _result_sections(result)]
-        sections.append((_conditions(run)._replace(title=title_of_run), *parts))
+        sections.append((_summary(result)._replace(title=title_of_run), _conditions(run), *parts))
     return Report(title or runs[0].config.title or runs[0].path.name, tuple(sections))
 
 
 def _result_sections(result: RunResult) -> list[Section]:
     run, variants = result.run, list(result.variants.values())
-    rounds = max(one.num_rounds for one in variants)
-    spread = (
-        f"Medians over {rounds} rounds (seeds and repeats), with the smallest and the largest value in brackets."
-        if rounds > 1
-        else "One round; the 95 % bootstrap interval over problems is in brackets."
-    )
+    spread = _spread_text(result)
     sections = [_latency(result, spread)]
     if any(len(method.batches) > 1 for method in run.config.methods.values()):
         figure = figures.draw_against_batch(result)
@@ -87,6 +84,13 @@ def _result_sections(result: RunResult) -> list[Section]:
     return sections
 
 
+def _spread_text(result: RunResult) -> str:
+    rounds = max(one.num_rounds for one in result.variants.values())
+    if rounds == 1:
+        return "One round; the 95 % bootstrap interval over problems is in brackets."
+    return f"Medians over {rounds} rounds (seeds and repeats), with the smallest and the largest value in brackets."
+
+
 def _measures(result: RunResult, columns: Sequence[Column]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Returns header and rows of a table of measures, one row per variant."""
     rows = tuple(
@@ -102,6 +106,59 @@ def _measures(result: RunResult, columns: Sequence[Column]) -> tuple[tuple[str, 
 
 def _cell(spread: Spread | None, spec: str, scale: float = 1.0) -> str:
     return "–" if spread is None else f"{spread.scaled(scale):{spec}}"
+
+
+def _summary(result: RunResult) -> Section:
+    """Returns what a reader wants to know first: what ran, whether all of it did, how fast, and whether it is exact."""
+    run, config = result.run, result.run.config
+    progress = run.progress()
+    num_done, num_planned = (sum(counts) for counts in zip(*progress.values(), strict=True))
+    missing = [f"{label} ({done} of {planned})" for label, (done, planned) in progress.items() if done < planned]
+    warning = f"INCOMPLETE: {num_done} of {num_planned} batches. Missing: {', '.join(missing)}." if missing else ""
+    session = run.sessions[-1] if run.sessions else {}
+    num = len({sample["problem"] for sample in run.samples})
+    text = (
+        f"{config.pair.path or config.pair.target} on {config.task.name}: {num} problem{'s' * (num > 1)}, "
+        f"temperature {config.sampling.temperature:g}, at most {config.max_new_tokens} new tokens, "
+        f"{session.get('num_devices', '?')} x {session.get('device', '?')}. The speed-up is the ratio of the mean "
+        f"per-token latencies. {_spread_text(result)}"
+    )
+    header = ("", "batch", "speed-up", "tokens/s", "acceptance, %", "tokens per target pass", "output")
+    rows = []
+    for label, (done, _) in progress.items():
+        one = result.variants.get(label)
+        if one is None:
+            rows.append((label, *("–",) * 5, "nothing decoded" if done == 0 else "no step within the budget"))
+            continue
+        measures = one.measures
+        cells = (
+            _cell(measures.get("speed_up"), ".2f"),
+            _value(measures.get("tokens_per_second"), ".0f"),
+            _value(measures.get("acceptance"), ".1f", 100.0),
+            _value(measures.get("tokens_per_pass"), ".2f"),
+        )
+        rows.append((label, str(one.variant.batch), *cells, _output_of(result, label)))
+    return Section("Summary", text, header, tuple(rows), warning=warning)
+
+
+def _value(spread: Spread | None, spec: str, scale: float = 1.0) -> str:
+    return "–" if spread is None else f"{scale * spread.value:{spec}}"
+
+
+def _output_of(result: RunResult, label: str) -> str:
+    """Returns whether the output of a variant is that of regular decoding."""
+    method = result.variants[label].variant.method
+    if method.step == "decode" and method.quantize is None:
+        return "regular decoding"
+    if not find_rule(method.acceptance).lossless or method.quantize is not None:
+        return "not exact, by design"
+    if label in result.num_identical:
+        num, total = result.num_identical[label]
+        return f"identical in all {total}" if num == total else f"identical in {num} of {total}"
+    if label in result.same_distribution:
+        lowest = min(test.p_value for test in result.same_distribution[label].values())
+        return f"same distribution, p ≥ {lowest:.2g}" if lowest >= 0.05 else f"lowest p-value {lowest:.2g}"
+    return "not compared"
 
 
 def _conditions(run: RunRecords) -> Section:
@@ -127,7 +184,7 @@ def _conditions(run: RunRecords) -> Section:
     if any(method.acceptance.startswith("synthetic") for method in config.methods.values()):
         facts["acceptance"] = "synthetic: acceptance is forced, so speeds are real and texts have no meaning"
     text = f"The configuration is in {run.path / CONFIG}. No time includes compilation; time budgets include prefill."
-    return Section("", text, ("", ""), tuple(facts.items()))
+    return Section("Conditions", text, ("", ""), tuple(facts.items()))
 
 
 def _latency(result: RunResult, spread: str) -> Section:

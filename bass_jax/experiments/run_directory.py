@@ -3,11 +3,13 @@
 import fcntl
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import yaml
+from flax.traverse_util import flatten_dict
 
 from bass_jax.experiments.experiment_config import ExperimentConfig, parse_experiment
 from bass_jax.runtime.files import write_atomically
@@ -18,6 +20,7 @@ type Record = dict[str, Any]
 
 CONFIG, SAMPLES, BATCHES, SCORES = "config.yaml", "samples", "batches", "scores.jsonl"
 VERSION = 1
+_MAX_SHOWN = 6  # differences of configurations in an error message
 
 
 class RunRecords(NamedTuple):
@@ -29,6 +32,12 @@ class RunRecords(NamedTuple):
     batches: list[Record]  # one per decoded batch
     samples: list[Record]  # one per answer, in no particular order
     scores: dict[tuple, Record]  # one per scored answer, by `sample_key`
+
+    def progress(self) -> dict[str, tuple[int, int]]:
+        """Returns the number of decoded and of planned batches by variant; the second is 0 in old runs."""
+        planned = self.sessions[-1].get("num_batches", {}) if self.sessions else {}
+        num_done = Counter(batch["variant"] for batch in self.batches)
+        return {one.label: (num_done[one.label], planned.get(one.label, 0)) for one in self.config.variants()}
 
 
 def batch_key(record: Mapping[str, Any]) -> tuple[str, int, int, int, int]:
@@ -91,15 +100,24 @@ class RunDirectory:
         file = self.path / CONFIG
         if not file.exists():
             if is_writer:
-                write_atomically(file, yaml.safe_dump(as_plain(config), sort_keys=False, allow_unicode=True, width=110))
+                self._write_config(file, config)
             return
-        there = as_plain(read_run_config(self.path))
-        for name, ours in as_plain(config).items():
-            if name != "output_dir" and ours != there[name]:
-                raise ValueError(
-                    f"{self.path} holds a run with another configuration: {name} is {there[name]} there and {ours} "
-                    "here; expected another output_dir"
-                )
+        differences = config_differences(read_run_config(self.path), config)
+        if not differences:
+            return
+        if any(_read_records(self.path, BATCHES)):
+            listed = ", ".join(
+                f"{name} is {there} there and {here} here" for name, (there, here) in differences.items()
+            )
+            raise ValueError(
+                f"{self.path} holds results of another configuration: {listed}; expected another output_dir"
+            )
+        if is_writer:  # A run that failed before its first batch does not keep the directory.
+            (self.path / f"run{self._suffix}.json").unlink(missing_ok=True)
+            self._write_config(file, config)
+
+    def _write_config(self, file: Path, config: ExperimentConfig) -> None:
+        write_atomically(file, yaml.safe_dump(as_plain(config), sort_keys=False, allow_unicode=True, width=110))
 
     def _add(self, batch: Record) -> None:
         key = batch_key(batch)
@@ -128,6 +146,16 @@ class RunDirectory:
     def __exit__(self, *exception) -> None:
         for file in (self._batches, self._samples, self._lock):
             file.close()
+
+
+def config_differences(one: ExperimentConfig, other: ExperimentConfig) -> dict[str, tuple[Any, Any]]:
+    """Returns the keys in which two configurations differ: dotted key → both values, without the output directory."""
+    here, there = (flatten_dict(as_plain(config), sep=".") for config in (one, other))
+    return {
+        name: (here.get(name), there.get(name))
+        for name in {**here, **there}
+        if here.get(name) != there.get(name) and name != "output_dir"
+    }
 
 
 def read_run_config(path: Path) -> ExperimentConfig:

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -39,7 +40,8 @@ def run_experiment(
     """
     process, num_processes = jax.process_index(), jax.process_count()
     task, problems = load_problems(config.task)
-    plan = share_of(make_plan(config, len(problems)), process, num_processes)
+    whole = make_plan(config, len(problems))
+    plan = share_of(whole, process, num_processes)
     with RunDirectory(config.output_dir, config, process=process, num_processes=num_processes) as directory:
         if all(batch.key in directory.done for batch in plan):
             return directory.path
@@ -49,6 +51,7 @@ def run_experiment(
         session = {
             "command": list(sys.argv if command is None else command),
             **describe_environment(),
+            "num_batches": Counter(batch.variant.label for batch in whole),
             "peak_flops": device.peak_flops,
             "peak_is": "data sheet" if device in DEVICES.values() else "measured",
         }

@@ -20,6 +20,7 @@ from bass_jax.models.flax_model import Model, abstract_params, default_output_id
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.models.sharding import param_shardings, placed_config
 from bass_jax.models.weights import UNIFORM_DEVIATION, draw_int8
+from bass_jax.runtime.names import expected_one_of
 from bass_jax.typing import Array, Key
 
 _LLAMA = {"model_type": "llama", "vocab_size": 32000, "rms_norm_eps": 1e-5}
@@ -111,7 +112,7 @@ def preset(name: str, *, dtype: str = "bfloat16") -> ModelConfig:
         ValueError: if there is no preset of that name.
     """
     if name not in _SOURCES:
-        raise ValueError(f"name={name!r}: expected one of {list(PRESETS)}")
+        raise ValueError(f"name={name!r}: {expected_one_of(name, PRESETS)}")
     source = _SOURCES[name]
     return dataclasses.replace(FAMILIES[source["model_type"]].read_config(source), dtype=dtype)
 

@@ -9,6 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bass_jax.models.flax_model import Model, abstract_params
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.models.parameters import LOGICAL_AXES
+from bass_jax.runtime.names import expected_one_of
 from bass_jax.typing import Params
 
 TENSOR_PARALLEL = {"kv_heads": "tp", "mlp": "tp", "vocab": "tp"}
@@ -29,7 +30,7 @@ def param_shardings(config: ModelConfig, mesh: Mesh, rules: dict[str, str] | Non
     rules = TENSOR_PARALLEL if rules is None else rules
     for logical, axis in rules.items():
         if logical not in LOGICAL_AXES:
-            raise ValueError(f"rules: unknown logical axis {logical!r}; expected one of {LOGICAL_AXES}")
+            raise ValueError(f"rules: unknown logical axis {logical!r}; {expected_one_of(logical, LOGICAL_AXES)}")
         if axis not in mesh.axis_names:
             raise ValueError(f"rules: mesh has no axis {axis!r}; it has {mesh.axis_names}")
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from bass_jax.config import DRAFT_LEN_BUCKETS, draft_len_bucket
 from bass_jax.runtime.checks import check_integer, check_kind
 from bass_jax.runtime.imports import import_attribute
+from bass_jax.runtime.names import expected_one_of
 from bass_jax.typing import Array, check_array
 
 
@@ -105,7 +106,7 @@ def find_policy(policy: str | Policy, **arguments: Any) -> Policy:
     elif ":" in policy:
         make = import_attribute(policy, "policy")
     else:
-        raise ValueError(f"policy={policy!r}: expected one of {sorted(_REGISTRY)} or 'module:name'")
+        raise ValueError(f"policy={policy!r}: {expected_one_of(policy, sorted(_REGISTRY), "'module:name'")}")
     if isinstance(make, Policy) and not isinstance(make, type):
         return _checked(make, repr(text))
     try:

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from bass_jax.runtime.names import expected_one_of
+
 
 def check_integer(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
     """Returns `value` as an int.
@@ -56,8 +58,7 @@ def check_flag(name: str, value: Any) -> bool:
 def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
     """Raises a `ValueError` if `value` is none of `choices`."""
     if not isinstance(value, str | None) or value not in choices:
-        listed = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{name}={shown(value)}: expected one of {listed}")
+        raise ValueError(f"{name}={shown(value)}: {expected_one_of(value, choices)}")
 
 
 def check_kind(name: str, value: Any, kind: Any, expected: str = "") -> None:

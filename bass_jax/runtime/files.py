@@ -79,6 +79,11 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def user_cache() -> Path:
+    """Returns the directory ``bass_jax`` in the user's cache directory; it may not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bass_jax"
+
+
 def one_line(error: BaseException) -> str:
     """Returns the first line of an error's message, or its kind if it has none."""
     text = str(error).strip()

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -51,6 +51,7 @@ class JitCache:
 
     def __init__(self):
         self._compiled: dict[Any, CompiledFunction] = {}
+        self._on_compile: Callable[[Callable, tuple], None] | None = None
         self.num_compiled = 0
         self.compile_seconds = 0.0
         self.run_seconds = 0.0
@@ -66,6 +67,8 @@ class JitCache:
         """
         key, placements = _key(function, args, donate_argnums)
         if key not in self._compiled:
+            if self._on_compile is not None:
+                self._on_compile(function, args)
             start = time.perf_counter()
             mesh: Any = next((placement.mesh for placement in placements if placement is not None), None)
             # Code that spreads over a mesh asks which one is set.
@@ -80,6 +83,15 @@ class JitCache:
             self.num_compiled += 1
             self.run_seconds = 0.0
         return self._compiled[key]
+
+    @contextlib.contextmanager
+    def reporting_to(self, on_compile: Callable[[Callable, tuple], None]) -> Iterator[None]:
+        """Calls `on_compile` with a function and its arguments before each compilation, to tell a user who waits."""
+        before, self._on_compile = self._on_compile, on_compile
+        try:
+            yield
+        finally:
+            self._on_compile = before
 
     def find(self, function: Callable, *args: Any, donate_argnums: tuple[int, ...] = ()) -> CompiledFunction | None:
         """Returns what `get` would return if it is compiled already."""

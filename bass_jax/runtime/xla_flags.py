@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 
+from bass_jax.runtime.files import user_cache
 from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS
 
 GPU_FLAGS: Mapping[str, str | int] = ONE_GRAPH_OPTIONS
@@ -62,17 +63,13 @@ def use_compilation_cache(directory: str | os.PathLike[str] | None = None) -> Pa
     present = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     if directory is None and present:
         return Path(present)
-    root = Path(directory) if directory is not None else _user_cache() / "bass_jax"
+    root = Path(directory) if directory is not None else user_cache()
     path = root / f"xla-{_processor()}"
     jax.config.update("jax_compilation_cache_dir", str(path))
     # Everything is kept: what is small is many.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return path
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def _processor() -> str:

@@ -2,12 +2,15 @@
 
 import dataclasses
 import typing
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from bass_jax.runtime.bundled import find_bundled
+from bass_jax.runtime.names import expected_one_of, nearest
 
 
 def forbid_extra(*kinds: type) -> None:
@@ -24,13 +27,13 @@ def read_yaml[T](kind: type[T], path: str | Path, overrides: Mapping[str, Any] |
 
     Args:
         kind: dataclass of the file's content.
-        path: of the YAML file.
+        path: of the YAML file; see `bass_jax.runtime.bundled.find_bundled`.
         overrides: dotted path to value, such as ``{"training.num_steps": 10}``.
 
     Raises:
         ValueError: one line naming the file and the dotted path of what is wrong.
     """
-    content = _read(Path(path), ())
+    content = _read(find_bundled(path), ())
     for dotted, value in (overrides or {}).items():
         _override(kind, content, dotted, value)
     return parse_yaml(kind, content, str(path))
@@ -43,7 +46,7 @@ def _override(kind: Any, content: dict[str, Any], dotted: str, value: Any) -> No
     for parent in parents:
         entry = _entry_of(kind)
         if entry is not None and parent not in place:
-            raise ValueError(f"{dotted}: no {parent!r}: expected one of {sorted(place)}")
+            raise ValueError(f"{dotted}: no {parent!r}: {expected_one_of(parent, sorted(place))}")
         kind = _field_of(kind, parent) if entry is None else entry
         place = place.setdefault(parent, {})
         if not isinstance(place, dict):
@@ -112,7 +115,16 @@ def parse_yaml[T](kind: type[T], content: Mapping[str, Any], name: str) -> T:
         first = error.errors()[0]
         dotted = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "unexpected_keyword_argument":
+            message = f"unknown key{nearest(first['loc'][-1], _keys_of(kind, first['loc'][:-1]))}"
         raise ValueError(f"{name}: {dotted}: {message}" if dotted else f"{name}: {message}") from None
+
+
+def _keys_of(kind: Any, path: Sequence[Any]) -> list[str]:
+    """Returns the keys of the section at `path`."""
+    for name in path:
+        kind = _entry_of(kind) or _field_of(kind, str(name))
+    return [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
 
 
 def as_plain(settings: Any) -> Any:

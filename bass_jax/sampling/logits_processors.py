@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from bass_jax.runtime.files import one_line
 from bass_jax.runtime.imports import import_attribute
 from bass_jax.sampling.params import Penalties, ProcessorArrays
 from bass_jax.typing import Array, Float, Int
@@ -74,7 +75,7 @@ class LogitsProcessors:
         def process(logits, tokens, position):
             so_far = jnp.where(slots < position, tokens, -1)
             for processor in self.processors:
-                processed = processor(logits, so_far, position)
+                processed = _call(processor, logits, so_far, position)
                 if processed.shape != logits.shape:
                     raise ValueError(
                         f"logits_processors: {processor!r} returned shape {processed.shape}: expected {logits.shape}"
@@ -84,6 +85,18 @@ class LogitsProcessors:
 
         over_window = jax.vmap(process, in_axes=(0, None, 0))
         return jax.vmap(over_window)(logits, tokens, positions)
+
+
+def _call(processor: LogitsProcessor, logits: Array, tokens: Array, position: Array) -> Array:
+    """Calls a user's function during tracing, where any mistake in it is an exception of some type."""
+    try:
+        return jnp.asarray(processor(logits, tokens, position))
+    except Exception as error:
+        name = getattr(processor, "__name__", repr(processor))
+        raise ValueError(
+            f"logits_processors: {name}: expected a function (logits, tokens, position) -> logits that jax can trace: "
+            f"{one_line(error)}"
+        ) from error
 
 
 def find_processors(processors: Sequence[LogitsProcessor | str]) -> tuple[LogitsProcessor, ...]:

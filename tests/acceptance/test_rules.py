@@ -241,7 +241,7 @@ def test_a_rule_is_found_by_name_or_module():
 @pytest.mark.parametrize(
     "name, reason",
     [
-        ("tokens", r"expected one of \[.*'greedy'.*'token'.*\] or 'module:attribute'"),
+        ("tokens", r"expected one of .*'greedy'.*'token'.* or 'module:attribute'; did you mean 'token'"),
         ("no_such_module:RULE", "No module named"),
         ("bass_jax.acceptance.template:RULE", "no attribute 'RULE'"),
         ("bass_jax.acceptance.template:accept", "expected an AcceptanceRule, not function"),

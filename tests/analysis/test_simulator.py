@@ -127,6 +127,18 @@ def test_tokens_per_pass_equals_the_closed_form(rate, draft_len):
     assert replay_acceptance(replay) == pytest.approx([rate] * 8, abs=0.05)
 
 
+def test_the_oracle_is_the_fastest_for_each_batch_in_hindsight():
+    """Here the policy that plans each step may not draft, so fixed lengths are faster than it."""
+    replay, named = synthetic_replay(0.7, num_rows=8, num=40), {f"fixed {n}": policies.fixed(n) for n in (1, 2)}
+    found = regret(replay, named, PROFILE.table, compose(8, 4), (0,))
+    seconds = np.stack([found[name][0].seconds for name in named])
+    stepwise = simulate(replay, policies.oracle(PROFILE.table, (0,)), PROFILE.table, compose(8, 4))
+    assert (seconds.min(axis=0) < stepwise.seconds).all()
+    np.testing.assert_array_equal(found["oracle"][0].seconds, seconds.min(axis=0))
+    assert found["oracle"][0].num_emitted == stepwise.num_emitted == 8 * 40
+    assert min(share for _, share in found.values()) == 0.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 4])
 def test_no_policy_is_faster_than_the_oracle(replay, num_rows):

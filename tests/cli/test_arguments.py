@@ -1,9 +1,9 @@
-"""The declaration of arguments, and tables in files and pipes."""
+"""The declaration of arguments."""
 
 import argparse
 from pathlib import Path
 
-from bass_jax.cli.arguments import FILE_WIDTH, add_all, argument, make_table, numbers, output_console
+from bass_jax.cli.arguments import add_all, argument, numbers
 
 
 def test_the_type_of_an_argument_follows_from_its_default():
@@ -27,18 +27,3 @@ def test_the_type_of_an_argument_follows_from_its_default():
         "sizes": [1, 2],
     }
     assert "(default: 0.5)" in parser.format_help()
-
-
-def test_tables_align_their_first_columns_left():
-    columns = make_table(("name", "value"), [("a", "1")]).columns
-    assert [column.justify for column in columns] == ["left", "right"]
-
-
-def test_a_file_or_a_pipe_has_a_fixed_width(monkeypatch, capsys):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    console = output_console()
-    assert console.width == FILE_WIDTH
-    console.print("x" * FILE_WIDTH)
-    assert capsys.readouterr().out == "x" * FILE_WIDTH + "\n"
-    monkeypatch.setenv("COLUMNS", "70")
-    assert output_console().width == 70

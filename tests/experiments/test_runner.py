@@ -76,9 +76,23 @@ def test_samples_do_not_depend_on_batch_or_number_of_problems(content):
 
 
 def test_another_configuration_is_refused(content):
-    run(content, methods={"regular": {"step": "decode"}}, num_samples=1)
-    with pytest.raises(ValueError, match="max_new_tokens is 10 there and 11 here"):
-        run(content, methods={"regular": {"step": "decode"}}, num_samples=1, max_new_tokens=11)
+    """The error shows the keys that differ and no others."""
+    methods = {"regular": {"step": "decode", "batch": 4}}
+    run(content, methods=methods, num_samples=1)
+    with pytest.raises(ValueError) as error:
+        run(content, methods={"regular": {"step": "decode", "batch": 2}}, num_samples=1, max_new_tokens=11)
+    shown = "methods.regular.batch is 4 there and 2 here, max_new_tokens is 10 there and 11 here"
+    assert f"holds results of another configuration: {shown}; expected another output_dir" in str(error.value)
+
+
+def test_a_run_without_results_does_not_keep_its_directory(content):
+    """It failed before its first batch, and its configuration was corrected."""
+    methods = {"regular": {"step": "decode", "batch": 4}}
+    with pytest.raises(ValueError, match="no/such/draft"):
+        run(content, methods={"batched": {"draft": "no/such/draft"}}, num_samples=1)
+    path = run(content, methods=methods, num_samples=1)
+    assert list(read_run(path).config.methods) == ["regular"]
+    assert len(read_run(path).sessions) == 1
 
 
 def test_a_directory_has_one_writer(content):

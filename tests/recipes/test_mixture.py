@@ -123,7 +123,7 @@ def test_methods_lose_their_first_argument(tmp_path, monkeypatch):
     [
         ([], r"prompts\.options: sources: expected at least one"),
         ([{"kind": "xml", "name": "a"}], r"prompts\.options: sources\.0: .*kind"),
-        ([jsonl("a", shares=2)], r"prompts\.options: sources\.0\.jsonl\.shares: Unexpected"),
+        ([jsonl("a", shares=2)], r"prompts\.options: sources\.0\.jsonl\.shares: unknown key"),
         ([jsonl("a", share=0)], r"share=0: expected a positive weight"),
         ([jsonl("a"), jsonl("a")], r"names \['a', 'a'\] are not distinct"),
     ],

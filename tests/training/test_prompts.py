@@ -124,13 +124,13 @@ def content(**changes):
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (content(trainig={}), r"trainig: Unexpected"),
-        (content(training={"num_step": 3}), r"training\.num_step: Unexpected"),
+        (content(trainig={}), r"trainig: unknown key; did you mean 'training'"),
+        (content(training={"num_step": 3}), r"training\.num_step: unknown key"),
         (content(training={"num_steps": 0}), r"training: num_steps=0: expected a positive"),
         (content(optimizer={"kind": "sgd"}), r"optimizer\.kind: Input should be 'adamw' or 'muon'"),
         (content(prompts={}), r"prompts: files=\(\), source=None: expected one of them"),
         (content(prompts={"files": ["a"], "source": "b:c"}), r"prompts: files=\('a',\), source='b:c': expected one"),
-        (content(prompts={"files": ["a"], "data_dir": "b"}), r"prompts\.data_dir: Unexpected"),
+        (content(prompts={"files": ["a"], "data_dir": "b"}), r"prompts\.data_dir: unknown key"),
         ({"target": "t"}, r"prompts: .*(missing|required)"),
     ],
 )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bass_jax.runtime.imports import import_attribute
+from bass_jax.runtime.names import expected_one_of
 
 type Row = Mapping[str, Any]
 """One row of a data set."""
@@ -99,7 +100,7 @@ def find_task(name: str) -> Task:
     if name in _REGISTRY:
         return _REGISTRY[name]
     if ":" not in name:
-        raise ValueError(f"task={name!r}: expected one of {sorted(_REGISTRY)} or 'module:name'")
+        raise ValueError(f"task={name!r}: {expected_one_of(name, sorted(_REGISTRY), "'module:name'")}")
     task = import_attribute(name, "task")
     if not isinstance(task, Task):
         raise ValueError(f"task={name!r}: expected a bass_jax.experiments.Task")

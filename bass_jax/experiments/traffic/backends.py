@@ -31,6 +31,7 @@ from bass_jax.experiments.traffic.traffic_config import TrafficConfig, TrafficPa
 from bass_jax.experiments.traffic.workload import MAX_DRAFTS, Workload, sample_acceptable, sample_lengths
 from bass_jax.models import preset
 from bass_jax.policies import Policy, find_policy
+from bass_jax.runtime.names import expected_one_of
 
 type OnStep = Callable[[Loop], None]
 
@@ -83,7 +84,7 @@ class SimulatedBackend:
         simulated = config.simulated
         assert simulated is not None, "a simulated experiment"
         if simulated.device not in DEVICES:
-            raise ValueError(f"device={simulated.device!r}: expected one of {sorted(DEVICES)}")
+            raise ValueError(f"device={simulated.device!r}: {expected_one_of(simulated.device, sorted(DEVICES))}")
         self._config, self._device = config, DEVICES[simulated.device]
         self._host_seconds = simulated.host_seconds
         target, draft = (pass_shape(preset(name)) for name in (simulated.target, simulated.draft))

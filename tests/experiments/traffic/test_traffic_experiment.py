@@ -1,17 +1,16 @@
 """A traffic experiment from its configuration to its tables, and the gains that it must show."""
 
 import dataclasses
-import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from bass_jax.cli import main as cli
-from bass_jax.cli.traffic_display import results_tables
+from bass_jax.cli.output import Output
+from bass_jax.cli.traffic_display import print_results
 from bass_jax.engine import EngineConfig, RequestHandle
 from bass_jax.engine.loop import Counts
 from bass_jax.experiments.traffic import backends
@@ -82,10 +81,10 @@ def test_every_run_serves_every_request(results):
 
 
 @pytest.mark.slow
-def test_tables_fit_a_narrow_terminal(results):
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(*results_tables(results[1], "heavy"), sep="\n")
-    text = console.export_text()
+def test_tables_fit_a_narrow_terminal(results, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    print_results(Output("traffic"), results[1], "heavy")
+    text = capsys.readouterr().out
     assert "…" not in text
     for one in results[1]:
         if one.pattern == "heavy":
