@@ -4,13 +4,15 @@ import gc
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 import jaxtyping
 import pytest
 
-MAX_MAPS = 50_000
+MAX_MAPS = 45_000
 """Memory maps at which compiled code is dropped. A step takes about 600 of the 65,530 that Linux allows a process."""
+maps_counted = 0.0
 
 # These variables are set before anything imports jax. Processes that a test starts inherit them.
 if "--gpu" not in sys.argv:
@@ -46,11 +48,11 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Marks the code blocks of slow pages, and skips tests that need a GPU."""
-    from tests.snippets import SLOW_PAGES
+    """Marks the Python of slow pages, and skips tests that need a GPU."""
+    from tests.snippets import is_slow
 
     for item in items:
-        if item.nodeid.startswith(SLOW_PAGES):
+        if is_slow(item):
             item.add_marker("slow")
     if not config.getoption("--gpu"):
         skip = pytest.mark.skip(reason="needs an NVIDIA GPU: run pytest --gpu where there is one")
@@ -85,13 +87,17 @@ def compiler_threads_first():
 
 @pytest.fixture(autouse=True)
 def bound_memory_maps():
-    """Drops compiled functions if the process holds many memory maps.
+    """Drops compiled functions if the process holds many memory maps, at most once per second: counting takes 20 ms.
 
     XLA's compiler crashes in a process that reaches Linux's limit.
     """
+    global maps_counted
     yield
-    maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > MAX_MAPS:
+    maps, now = Path("/proc/self/maps"), time.monotonic()
+    if now < maps_counted + 1 or not maps.exists():
+        return
+    maps_counted = now
+    if maps.read_bytes().count(b"\n") > MAX_MAPS:
         import jax
 
         from bass_jax.runtime.jit_cache import JIT_CACHE

@@ -32,8 +32,8 @@ ROOT = Path(__file__).parents[1]
 USER_FILES = ("HumanEval.jsonl.gz", "gsm8k_test.jsonl", "my_draft.yaml", "prompts.txt", "spec_bench_question.jsonl")
 """Files that commands name and that the pages tell the reader to write or to get."""
 FILE_NAME = re.compile(r"[\w./-]+\.(txt|jsonl|jsonl\.gz|yaml|json|safetensors|gguf)")
-SLOW_PAGES = ("docs/how_to/draft_training.md",)
-"""Pages whose blocks are left out by ``make test``."""
+SLOW_PAGES = ("docs/concepts/", "docs/how_to/")
+"""Pages whose blocks of Python are left out by ``make test``."""
 INPUT_DIRECTORIES = ("benchmarks", "bass_jax", "configs", "docs", "kernels_pallas", "notebooks", "recipes", "tests")
 
 
@@ -162,6 +162,12 @@ PARSERS = (
 )
 
 _PAGES = Sybil(PARSERS, path=str(ROOT), pattern="*.md", setup=enter_directory, teardown=leave_directory)
+
+
+def is_slow(item: pytest.Item) -> bool:
+    """Returns whether an item is a block of Python on a slow page."""
+    example = getattr(item, "example", None)
+    return example is not None and item.nodeid.startswith(SLOW_PAGES) and example.region.evaluator is run_python
 
 
 def collect(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:

@@ -33,6 +33,7 @@ def measured():
     return pair, profile, cells
 
 
+@pytest.mark.slow
 def test_every_cell_is_measured(measured):
     _, profile, cells = measured
     table = profile.table

@@ -249,6 +249,7 @@ def test_inspect_describes_presets(capsys):
     assert "356,712,448 in bfloat16" in printed and "306,294,784" in printed and "They can be a pair." in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number, code", [(signal.SIGKILL, -signal.SIGKILL), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 )

@@ -112,6 +112,7 @@ def test_all_combinations_keep_the_targets_distribution(rule, num_candidates, dr
     assert report.p_value > THRESHOLD
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule, num_candidates", mostly_slow([("token", 1), ("multi_draft", 2)], lambda case: case[1] == 1)
 )

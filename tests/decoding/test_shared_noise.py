@@ -8,11 +8,15 @@ import bass_jax as bass
 from bass_jax.drafters import NgramDrafter
 from bass_jax.engine.generate import GenerateLoop
 from tests import tiny
+from tests.marks import mostly_slow
 
 NUM_NEW = 16
 SAMPLING = bass.SamplingParams(temperature=np.tile([0.2, 0.8, 1.0, 1.3], 16), top_p=np.repeat([1.0, 0.9], 32))
 PROMPTS = [[1 + i % 9, *range(i % 5)] for i in range(64)]
 SEEDS = range(100, 164)
+
+
+DRAFTERS = ("perfect", "often accepted", "reduced vocabulary", "ngram", "table")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +32,7 @@ def regular(target):
     return bass.generate(pair, PROMPTS, step="decode", **options).tokens
 
 
-@pytest.mark.parametrize("drafter", ["perfect", "often accepted", "reduced vocabulary", "ngram", "table"])
+@pytest.mark.parametrize("drafter", mostly_slow(DRAFTERS, lambda name: name in ("perfect", "often accepted", "ngram")))
 def test_tokens_equal_those_of_regular_sampling(target, regular, drafter):
     drafter = {
         "perfect": tiny.model_drafter(target),

@@ -63,6 +63,7 @@ KINDS = mostly_slow(
 )
 
 
+@pytest.mark.slow
 @needs_gpu_compiler
 @pytest.mark.parametrize(("step", "drafter"), KINDS)
 def test_donated_caches_are_updated_in_place(step, drafter):

@@ -65,7 +65,7 @@ ENGINES = {
 }
 
 
-@pytest.fixture(scope="module", params=mostly_slow(ENGINES, lambda name: name in ("token", "paged shared_noise")))
+@pytest.fixture(scope="module", params=mostly_slow(ENGINES, lambda name: name == "paged shared_noise"))
 def engine(request, pair):
     spec, policy, config = ENGINES[request.param]
     return bass.Engine(pair, spec, policy=policy, config=config, num_stop_tokens=4)
@@ -418,6 +418,7 @@ def test_threads_share_an_engine(pair):
     assert [outputs[index] for index in range(len(prompts))] == [row.tolist() for row in expected]
 
 
+@pytest.mark.slow
 def test_event_loops_share_an_engine(pair):
     engine = bass.Engine(pair, SPEC, config=CONFIG, num_stop_tokens=4)
     expected = bass.generate(pair, [[1, 2], [3]], step="decode", max_new_tokens=20).tokens

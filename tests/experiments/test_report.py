@@ -41,6 +41,7 @@ def planted(path: Path, data: str) -> dict[str, int]:
     return {problem: int(problem.split("/")[1]) + 1 for problem in right}
 
 
+@pytest.mark.slow
 def test_code_is_not_run_without_permission(coded, monkeypatch, tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(coded))

@@ -63,6 +63,7 @@ def test_blocks_of_a_vocabulary_merge(name):
     assert_same(out, expect(arguments))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "draft_len, vocab_size", mostly_slow([(0, 2), (0, 41), (3, 2), (3, 41)], lambda case: case == (3, 41))
 )
@@ -296,6 +297,7 @@ def test_rows_do_not_depend_on_other_rows(implementation):
     assert_same(backwards, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", mostly_slow(IMPLEMENTATIONS, lambda name: name == "xla"))
 def test_runs_in_a_while_loop(implementation):
     arguments = make_arguments(SMALL)

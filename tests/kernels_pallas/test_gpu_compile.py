@@ -154,9 +154,7 @@ def test_default_is_the_best_kernel_of_the_target(device, kernel):
 
 
 @needs_gpu_compiler
-@pytest.mark.parametrize(
-    "name, device", on_each_card(ACCEPTANCE_BY_NAME, ("smollm2_135m", "H200"), ("qwen3_8b_ngram", "A100"))
-)
+@pytest.mark.parametrize("name, device", on_each_card(ACCEPTANCE_BY_NAME, ("qwen3_8b_ngram", "A100")))
 def test_triton_acceptance_compiles_within_a_megabyte(name, device):
     """Nothing of the vocabulary's size is written: with V = 152k, B = 16 and G = 8 it would have 88 MB."""
     function = functools.partial(acceptance, implementation="triton")
@@ -220,6 +218,7 @@ def test_acceptance_is_one_graph_of_few_kernels(implementation):
     assert len(thunks) <= 14, thunks
 
 
+@pytest.mark.slow
 @needs_gpu_compiler
 def test_spill_is_an_error():
     """The negative control of all tests above: a kernel that needs too many registers does not compile."""

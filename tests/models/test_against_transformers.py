@@ -99,5 +99,6 @@ def test_generate_gives_the_twenty_answers_of_transformers(smollm2, smollm2_refe
     assert len(set(run.texts)) == 20
 
 
+@pytest.mark.slow
 def test_smollm2_has_135_million_parameters(smollm2):
     assert sum(leaf.size for leaf in jax.tree.leaves(smollm2.params)) == 134_515_008

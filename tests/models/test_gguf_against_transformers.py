@@ -41,6 +41,7 @@ def files(tmp_path_factory):
     return run_reference(directory, cases)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(CHANGES, lambda name: name in ("qwen2", "gemma2")))
 def test_gguf_models_have_the_logits_of_transformers(name, files):
     expected = load_arrays(files / f"{name}.npz")

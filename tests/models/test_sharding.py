@@ -26,7 +26,7 @@ def mesh() -> Mesh:
     [
         ({"num_kv_heads": 2}, None),
         (BIASES, {"kv_heads": "tp", "mlp": "data", "vocab": "tp"}),
-        (BIASES, {"embed": "tp"}),
+        pytest.param(BIASES, {"embed": "tp"}, marks=pytest.mark.slow),
         ({"is_tied": False, "embedding_width": 24, "output_vocab_size": 40}, None),
     ],
 )

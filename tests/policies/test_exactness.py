@@ -73,6 +73,7 @@ def test_tokens_equal_those_of_regular_decoding(pair, name, temperature):
         assert 0 in lengths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "drafter, name",
     mostly_slow(

@@ -79,6 +79,7 @@ def distribution(logits, tokens, sampling_arrays):
     return token_distribution(processors(logits[:, None], tokens, jnp.full(rows, LENGTH)), sampling_arrays).probs[:, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(SETTINGS)), ids=[",".join(setting) for setting in SETTINGS])
 def test_the_same_distribution(cases, expected, index):
     """Compares 500 random logits per setting, 10,000 in all.

@@ -58,6 +58,7 @@ def test_a_report_describes_an_exact_decoder():
     assert str(report).startswith("token (lossless): keeps the target's distribution: p = ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", mostly_slow(["typical", "threshold"], lambda rule: rule == "typical"))
 def test_a_report_describes_a_lossy_rule(rule):
     report = verify_lossless(tiny.table_drafter(5), rule, num_samples=20_000)

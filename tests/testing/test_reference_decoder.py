@@ -6,6 +6,9 @@ import pytest
 import bass_jax as bass
 from bass_jax.testing import logits_function, reference_decode
 from tests import tiny
+from tests.marks import mostly_slow
+
+CASES = [(draft_len, temperature) for draft_len in (0, 3) for temperature in (0.0, 1.0)]
 
 
 @pytest.fixture(scope="module")
@@ -15,8 +18,7 @@ def models() -> tuple[bass.models.Model, bass.models.Model]:
 
 
 @pytest.mark.parametrize("stop_tokens", [(), (3, 5)])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("draft_len", [0, 3])
+@pytest.mark.parametrize("draft_len, temperature", mostly_slow(CASES, lambda case: case != (3, 0.0)))
 def test_the_tokens_are_those_of_the_reference_decoder(models, draft_len, temperature, stop_tokens):
     target, draft = models
     options = {"max_new_tokens": 20, "key": jax.random.key(7), "stop_tokens": stop_tokens}

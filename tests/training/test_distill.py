@@ -130,6 +130,7 @@ def test_a_datastore_is_built_from_the_corpus(finished, root, tmp_path):
     assert len(arrays["keys"]) == built.num_entries > 20
 
 
+@pytest.mark.slow
 def test_a_draft_learns_from_the_corpus_of_another_run(finished, root, run, tmp_path):
     """Its own directory is new, and no corpus stage makes it."""
     there = {"output_dir": str(tmp_path / "on"), "corpus_dir": str(root / "run")}
@@ -156,6 +157,7 @@ def continue_from(root, run, tmp_path):
     return run_on
 
 
+@pytest.mark.slow
 def test_a_draft_continues_from_another(finished, continue_from, tmp_path):
     continued = continue_from(finished.directory, "on")
     assert not (tmp_path / "on" / "corpus").exists()

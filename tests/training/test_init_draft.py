@@ -9,6 +9,7 @@ import pytest
 
 from bass_jax.training.distill_config import DraftConfig
 from bass_jax.training.init_draft import add_hidden_input, add_layers, change_output_ids, init_draft
+from tests.marks import mostly_slow
 from tests.training.conftest import VOCAB
 
 IDS = np.arange(3, 43, dtype=np.int32)
@@ -37,6 +38,7 @@ def tokens():
     return jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (ROWS, LENGTH)), jnp.int32)
 
 
+@pytest.mark.slow
 def test_all_layers_of_the_target_are_the_target(target, tokens):
     shape = DraftConfig(target_layers=(0, 1), output_vocab_size=len(IDS))
     draft = init_draft(shape, target, IDS, jax.random.key(0))
@@ -72,7 +74,7 @@ def test_hidden_states_as_a_new_input_change_nothing_at_first(make_config, make_
     assert np.abs(gradient(reader, tokens, hidden)["hidden_projection"]).max() > 0
 
 
-@pytest.mark.parametrize("num_layers", [2, 3, 5])
+@pytest.mark.parametrize("num_layers", mostly_slow([2, 3, 5], lambda num: num == 3))
 def test_new_layers_change_nothing_at_first(make_config, make_draft, tokens, num_layers):
     """And each of them learns from the first step on."""
     draft = make_draft(make_config(draft={"num_layers": 2}))

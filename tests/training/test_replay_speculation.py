@@ -35,6 +35,7 @@ def generate(target, drafter, prompts):
     return bass.generate(bass.Pair(target, drafter), prompts, spec, max_new_tokens=LIMIT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", mostly_slow(["eagle", "ensemble", "ensemble_eagle"], lambda kind: kind == "eagle"))
 def test_counts_equal_speculation_with_the_target(target, rollouts, kind):
     """Passes, drafts, accepted drafts and tokens; the hidden states of a rollout are stored in 16 bits."""

@@ -106,6 +106,7 @@ def train_with_a_kill(train, config, rows, step):
     return train(config, rows), config
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_bit_for_bit(full_config, make_rows, train):
     # Breaking it: dropping `skip=position.batch`, or the optimizer's state from the checkpoint.
     config, rows = full_config(), make_rows(synthetic_rollouts(100))
@@ -341,6 +342,7 @@ def test_a_draft_that_reads_hidden_states_learns_from_them(full_config, make_row
         trainer.rows_with_hidden(synthetic_rollouts(3))
 
 
+@pytest.mark.slow
 def test_a_batch_of_the_drafts_answers_is_scored_by_the_target(make_config, make_draft, target):
     """The tokens are the draft's, the labels the target's; the same arguments give the same batch."""
     config = make_config(training={"on_policy_share": 1.0})

@@ -26,6 +26,7 @@ def engine():
     return bass.Engine(pair, bass.SpecConfig(4, "greedy"), config=CONFIG)
 
 
+@pytest.mark.slow
 def test_a_simulation_has_the_counts_of_the_engine(engine, tmp_path):
     """The same requests have the same tokens, drafts and acceptance in real and in simulated time.
 

@@ -19,6 +19,7 @@ from bass_jax.experiments.traffic.simulated_executor import constant_plan
 from bass_jax.experiments.traffic.workload import Workload, sample_acceptable
 from tests import tiny
 from tests.cost_model.profiles import made_up
+from tests.marks import mostly_slow
 
 TABLE = made_up(0.12).table
 CONFIG = EngineConfig(num_slots=4, capacity=64, chunk=16, buckets=(4,))
@@ -80,7 +81,7 @@ POLICIES = (
 )
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", mostly_slow(POLICIES, lambda name: name == POLICIES[0]))
 def test_requests_that_arrive_together_have_the_counts_of_a_replay(name, tmp_path):
     """`bass_jax.analysis.simulator.simulate` has the counts of the decoder."""
     target = tiny.model(1, num_layers=1)
