@@ -60,6 +60,13 @@ def wait_for(path):
         time.sleep(0.01)
 
 
+def wait_until_unchanged(directory):
+    """Waits until no file of `directory` changed for half a second: threads of a failed write can still be running."""
+    before = None
+    while before != (before := sorted((path, path.stat().st_mtime_ns) for path in directory.rglob("*"))):
+        time.sleep(0.5)
+
+
 def assert_same(first, second):
     for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -300,6 +307,7 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_training(full_config, mak
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert checkpoint_names(config) == ["step_00000020"]
+    wait_until_unchanged(Path(config.output_dir))
     train(config, rows)
     assert checkpoint_names(config) == ["step_00000040", "step_00000060"]
 
