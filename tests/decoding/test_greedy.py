@@ -94,8 +94,10 @@ QUICK = {
     ("ngram", 2),
     ("retrieval", 12),
     ("ensemble", 4),
+    ("ensemble with eagle", 3),
     ("table", 8),
     ("repeat", 16),
+    ("repeat", 24),
 }
 """Every drafter; with the quick draft lengths of the test above, every bucket."""
 
