@@ -10,6 +10,8 @@ PIP := $(RUN)/python -m pip --disable-pip-version-check
 PEERS_PYTHON ?= $(shell PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | grep '^3\.11\.' | tail -n 1) \
   pyenv which python3.11 2>/dev/null || command -v python3.11 || command -v python3)
 export JAX_PLATFORMS ?= cpu
+# The tests start many processes. Without stored bytecode each of them compiles the package's source.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help install demo notebooks docs test test-all check lint types peers peers-ctranslate2 peers-llama-cpp gpu-check clean
 
