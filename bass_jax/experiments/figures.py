@@ -1,12 +1,11 @@
-"""The figures of reports and notebooks, as SVG. They need matplotlib."""
+"""The figures of reports, as SVG. They need matplotlib."""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from bass_jax.experiments.draft_outcomes import DraftOutcomes
 from bass_jax.experiments.pass_at_k import budget_grid, pass_all, pass_first, share_ended
 from bass_jax.experiments.results import Column, RunResult, VariantResult
 from bass_jax.runtime.statistics import Spread
@@ -86,43 +85,6 @@ def draw_acceptance(result: RunResult) -> str:
                 axes.plot(np.arange(len(rates)) + 1, rates, f"{_line(index)}o", color=f"C{index % 10}", label=label)
         axes.set(xlabel="position of the draft in its step", ylabel="accepted, given those before it, %", ylim=(0, 102))
         axes.xaxis.get_major_locator().set_params(integer=True)
-        _add_legend(figure)
-
-    return _svg(draw, (7.0, 4.0))
-
-
-def draw_outcomes(outcomes: DraftOutcomes) -> str:
-    """Draws acceptance by position, by the target's probability of the draft, and by the drafter's confidence."""
-    panels = {"probability of the draft under the target": outcomes.target_probs}
-    if outcomes.confidence is not None:
-        panels["the drafter's confidence"] = outcomes.confidence
-
-    def rates(groups: np.ndarray) -> tuple[np.ndarray, list[float]]:
-        found = np.unique(groups)
-        return found, [100 * outcomes.is_accepted[groups == group].mean() for group in found]
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots(1, 1 + len(panels), sharey=True)
-        positions, accepted = rates(outcomes.position)
-        axes[0].bar(positions + 1, accepted)
-        axes[0].set(xlabel="position of the draft in its step", ylabel="accepted, given those before it, %")
-        for place, (label, values) in zip(axes[1:], panels.items(), strict=True):
-            bins, accepted = rates(np.clip((10 * values).astype(int), 0, 9))
-            place.bar((bins + 0.5) / 10, accepted, width=0.09, color="C1")
-            place.set(xlabel=label, xlim=(0, 1), ylim=(0, 102))
-
-    return _svg(draw, (4.0 * (1 + len(panels)), 3.6))
-
-
-def draw_latency_model(curves: Mapping[str, tuple[Sequence[float | int], Sequence[float | int]]], title: str) -> str:
-    """Draws the latencies of a cost model: name → batch sizes and seconds, a line per name."""
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        for index, (label, (batches, seconds)) in enumerate(curves.items()):
-            axes.plot(batches, 1e3 * np.asarray(seconds), f"{_line(index)}o", markersize=4, label=label)
-        axes.set(ylabel="per-token latency, ms", title=title)
-        _set_batch_axis(axes, {batch for batches, _ in curves.values() for batch in batches})
         _add_legend(figure)
 
     return _svg(draw, (7.0, 4.0))

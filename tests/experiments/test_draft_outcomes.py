@@ -5,7 +5,6 @@ import pytest
 
 from bass_jax.decoding.state import DraftRecord, StepInfo
 from bass_jax.experiments.draft_outcomes import accepted_spans, draft_outcomes, spans_to_html
-from bass_jax.experiments.figures import draw_latency_model, draw_outcomes
 from tests.letters import Letters
 
 LOG = np.log(np.float32([[0.9, 0.5, 0.1], [0.8, 0.7, 0.6]]))
@@ -55,10 +54,3 @@ def test_outcomes_are_of_evaluated_drafts():
     np.testing.assert_allclose(found.confidence, [0.2, 0.3, 0.4, 0.2, 0.2, 0.3, 0.4], rtol=1e-6)
     with pytest.raises(ValueError, match="record_drafts=True"):
         draft_outcomes([INFOS[0]._replace(draft_record=None)])
-
-
-def test_figures_are_the_same_file_every_time():
-    found = draft_outcomes(INFOS)
-    assert draw_outcomes(found) == draw_outcomes(found)
-    assert draw_outcomes(found).startswith("<svg")
-    assert draw_latency_model({"a": ((1, 2), (0.1, 0.2))}, "title").startswith("<svg")
