@@ -26,6 +26,7 @@ LAYERS = (
     "bass_jax",
     "bass_jax.training",
     "bass_jax.experiments",
+    "bass_jax.serving",
     "bass_jax.cli",
     "bass_jax.__main__",
 )

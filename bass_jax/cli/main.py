@@ -20,6 +20,7 @@ GROUPS = {
     "decode": {
         "demo": "compare speculative with regular decoding, by batch size",
         "generate": "decode prompts with speculation",
+        "serve": "answer requests over HTTP, with OpenAI's API",
     },
     "prepare models": {
         "inspect": "describe a checkpoint, and check whether two can be a pair",

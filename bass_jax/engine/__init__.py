@@ -7,12 +7,13 @@ decides which requests run, then `device_executor.py`, which runs them.
 from bass_jax.engine.engine import Engine
 from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.loop import Counts, Loop, QueueFull
-from bass_jax.engine.request import Request, RequestEvent, RequestHandle, RequestOutput, Times
+from bass_jax.engine.request import EngineClosed, Request, RequestEvent, RequestHandle, RequestOutput, Times
 from bass_jax.engine.scheduler import Scheduler
 
 __all__ = [
     "Counts",
     "Engine",
+    "EngineClosed",
     "EngineConfig",
     "Loop",
     "QueueFull",

@@ -33,13 +33,18 @@ class Engine:
     """Continuous batching with speculation on this device.
 
     `advance` runs one step of all running rows. Waiting for a handle calls it. Under asyncio, handles can be awaited;
-    the steps then run in the engine's thread, one at a time.
+    the steps then run in the engine's thread. All methods can be called from any thread and any event loop. One step
+    runs at a time: a lock is held while it runs, and callers that wait for their requests take turns.
 
     .. code-block:: python
 
-        engine = bass.Engine(pair, policy="bass_heuristic", config=bass.EngineConfig(num_slots=16, capacity=2048))
-        async for event in engine.submit("def fibonacci(n):", max_new_tokens=64):
-            print(event.text, end="")
+        with bass.Engine(pair, config=bass.EngineConfig(num_slots=16, capacity=2048)) as engine:
+            async for event in engine.submit("def fibonacci(n):", max_new_tokens=64):
+                print(event.text, end="")
+
+    Leaving the ``with`` block completes all requests; after an exception it cancels them. If a step raises an
+    exception, all requests end with the reason ``"error"`` and waiting for them raises `EngineClosed`. The engine then
+    takes no further requests.
 
     The output of a request does not depend on the other requests in the batch. Greedy tokens equal those of regular
     decoding, the tokens of the shared-noise rule equal those of regular sampling, and other sampled tokens follow the
@@ -111,7 +116,31 @@ class Engine:
         self.loop = Loop(Scheduler(self.config), self.executor, clock, on_step)
         self._thread: Any = None
         self._start_lock = threading.Lock()
+        self._is_closed = False
         self._pending: dict[asyncio.AbstractEventLoop, asyncio.Future] = {}
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: Any) -> None:
+        self.close(drain=error_type is None)
+
+    def close(self, *, drain: bool = False) -> None:
+        """Refuses further requests and waits until the others have ended. A second call has no effect.
+
+        Args:
+            drain: complete the other requests. Otherwise they are cancelled and keep their tokens.
+        """
+        self.loop.close(drain=drain)
+        with self._start_lock:
+            self._is_closed = True
+            if self._thread is not None:
+                self._thread.shutdown(wait=False)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the engine takes no further requests: after `close`, or after a step that failed."""
+        return self.loop.is_closed
 
     @property
     def counts(self) -> Counts:
@@ -161,6 +190,7 @@ class Engine:
             ValueError: if the request can never run: it is too long for the context, the capacity or the token budget,
                 a token is outside the vocabulary, or the engine was not made for its sampling parameters.
             QueueFull: if the queue is full.
+            EngineClosed: after `close`, or after a step that failed.
         """
         check_flag("raw", raw)
         ids: Any = prompt
@@ -197,11 +227,13 @@ class Engine:
         loop = asyncio.get_running_loop()
         if loop not in self._pending:
             with self._start_lock:
+                if self._is_closed:
+                    return  # All requests have ended.
                 if self._thread is None:
                     from concurrent.futures import ThreadPoolExecutor
 
                     self._thread = ThreadPoolExecutor(1, thread_name_prefix="bass-jax-engine")
-            self._pending[loop] = loop.run_in_executor(self._thread, self.loop.advance)
+                self._pending[loop] = loop.run_in_executor(self._thread, self.loop.advance)
             self._pending[loop].add_done_callback(lambda pending: self._is_done(loop, pending))
         await asyncio.shield(self._pending[loop])
 

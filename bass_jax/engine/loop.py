@@ -10,7 +10,7 @@ import numpy as np
 
 from bass_jax.decoding.state import FinishReason, TokenLogprobs
 from bass_jax.engine.executor import Executor, StepResult
-from bass_jax.engine.request import CANCELLED, FAILED, RequestEvent, RequestHandle
+from bass_jax.engine.request import CANCELLED, FAILED, EngineClosed, RequestEvent, RequestHandle
 from bass_jax.engine.scheduler import Scheduler
 
 
@@ -86,6 +86,18 @@ class Loop:
         # Reentrant, because a callback can advance the loop.
         self._stepping = threading.RLock()
         self._num_arrived = 0
+        self._undelivered: deque[tuple[RequestHandle, RequestEvent]] = deque()
+        self._closed: EngineClosed | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the loop takes no further requests."""
+        return self._closed is not None
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of requests in the queue."""
+        return len(self._arrived) + self.scheduler.num_waiting
 
     @property
     def is_idle(self) -> bool:
@@ -97,10 +109,13 @@ class Loop:
 
         Raises:
             QueueFull: if the queue is full.
+            EngineClosed: after `close`, or after a step that failed.
         """
         most = self.scheduler.config.max_waiting
         with self._lock:
-            if len(self._arrived) + self.scheduler.num_waiting >= most:
+            if self._closed is not None:
+                raise EngineClosed(str(self._closed)) from self._closed.__cause__
+            if self.num_waiting >= most:
                 raise QueueFull(f"{most} requests are waiting: expected fewer than max_waiting={most}")
             handle.order = self._num_arrived
             self._num_arrived += 1
@@ -120,9 +135,45 @@ class Loop:
         self._cancelled.append(handle)
 
     def advance(self) -> bool:
-        """Runs one step; returns False if there was nothing to do. Any thread can call it; one runs at a time."""
+        """Runs one step; returns False if there was nothing to do. Any thread can call it; one runs at a time.
+
+        If the step raises an exception, all requests end with the reason ``"error"``, and the loop takes no others.
+        """
         with self._stepping:
-            return not self.is_idle and self._advance()
+            try:
+                return not self.is_idle and self._advance()
+            except Exception as error:
+                self._fail(error)
+                raise
+
+    def close(self, *, drain: bool = False) -> None:
+        """Refuses further requests, and waits until the others have ended. Can be called from any thread.
+
+        Args:
+            drain: complete the other requests. Otherwise they are cancelled and keep their tokens.
+        """
+        with self._lock:
+            self._closed = self._closed or EngineClosed("the engine is closed")
+        with self._stepping:
+            if not drain:
+                self._cancelled.extend([*self._arrived, *self.scheduler.unfinished()])
+            self.run()
+
+    def _fail(self, error: Exception) -> None:
+        closed = EngineClosed(f"a step of the engine failed: {type(error).__name__}: {error}")
+        closed.__cause__ = error
+        with self._lock:
+            self._closed = closed
+            unfinished = [*self._arrived, *self.scheduler.unfinished()]
+            self._arrived.clear()
+            self._cancelled.clear()
+            self.scheduler, self._is_in_flight = Scheduler(self.scheduler.config), False
+        for handle in unfinished:
+            handle.error = closed
+            self._undelivered.append((handle, handle.end(FAILED, self.clock())))
+        while self._undelivered:
+            handle, event = self._undelivered.popleft()
+            handle.deliver(event)
 
     def _advance(self) -> bool:
         self.events = events = []
@@ -139,8 +190,11 @@ class Loop:
             self._collect()
             self._take_results(events)
             has_stepped = True
-        for index, (handle, event) in enumerate(events):
-            events[index] = handle, handle.deliver(event)
+        self._undelivered.extend(events)
+        events.clear()
+        while self._undelivered:
+            handle, event = self._undelivered.popleft()
+            events.append((handle, handle.deliver(event)))
             if handle.error is not None and handle.finish_reason is None:
                 self._cancelled.append(handle)
         if has_stepped and self._on_step is not None:
@@ -174,9 +228,13 @@ class Loop:
         counts = self.counts
         rows, num_finished = np.flatnonzero(is_active).tolist(), counts.num_finished
         self.requests = np.full(len(is_active), -1, np.int32)
+        num_drafted, num_accepted = (np.asarray(x) for x in (info.num_drafted, info.num_accepted))
         for row, num, reason in zip(rows, num_emitted[rows].tolist(), finish[rows].tolist(), strict=True):
             handle = self.scheduler.rows[row]
             assert handle is not None, "a row without a request took part in a step"
+            handle.num_steps += 1
+            handle.num_drafted += int(num_drafted[row])
+            handle.num_accepted += int(num_accepted[row])
             self.requests[row] = handle.order
             token_logprobs = (
                 None
@@ -197,8 +255,8 @@ class Loop:
             num_steps=counts.num_steps + 1,
             num_row_steps=counts.num_row_steps + len(rows),
             num_batch_rows=counts.num_batch_rows + len(is_active),
-            num_drafted=counts.num_drafted + int(np.asarray(info.num_drafted).sum()),
-            num_accepted=counts.num_accepted + int(np.asarray(info.num_accepted).sum()),
+            num_drafted=counts.num_drafted + int(num_drafted.sum()),
+            num_accepted=counts.num_accepted + int(num_accepted.sum()),
             num_emitted=counts.num_emitted + int(num_emitted.sum()),
             num_finished=num_finished,
         )

@@ -17,6 +17,10 @@ CANCELLED, FAILED = "cancelled", "error"
 """Finish reasons of a request, in addition to the names of `FinishReason`."""
 
 
+class EngineClosed(RuntimeError):  # noqa: N818, as `concurrent.futures.BrokenExecutor`
+    """The engine takes no requests: it was closed, or a step raised the exception in ``__cause__``."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
     """A request.
@@ -107,9 +111,12 @@ class RequestHandle:
         order: its arrival number.
         times: of the request.
         num_tokens: tokens emitted so far.
+        num_steps: steps of the engine that the request took part in.
+        num_drafted: drafts of these steps.
+        num_accepted: accepted drafts of these steps, whether or not they were emitted before a stop string.
         finish_reason: None while the request runs; then ``"stop"``, ``"length"``, ``"not_finite"``, ``"no_token"``,
-            ``"cancelled"``, or ``"error"`` if its callback raised an exception.
-        error: the exception of the callback.
+            ``"cancelled"``, or ``"error"`` if its callback or a step of the engine raised an exception.
+        error: the exception of the callback; `EngineClosed` if a step failed, which waiting for the request raises.
     """
 
     def __init__(
@@ -125,7 +132,7 @@ class RequestHandle:
         """Makes a handle without tokens; `text` is None without a tokenizer."""
         self.request, self.order = request, order
         self.times = Times()
-        self.num_tokens = 0
+        self.num_tokens = self.num_steps = self.num_drafted = self.num_accepted = 0
         self.finish_reason: str | None = None
         self.error: Exception | None = None
         self._driver, self._text, self._on_event, self._on_cancel = driver, text, on_event, on_cancel
@@ -178,6 +185,7 @@ class RequestHandle:
             while self._unread:
                 yield self._unread.popleft()
             if is_finished or self._driver is None:
+                self._raise_failure()
                 return
             self._driver.advance()
 
@@ -188,11 +196,16 @@ class RequestHandle:
                 while self._unread:
                     yield self._unread.popleft()
                 if is_finished or self._driver is None:
+                    self._raise_failure()
                     return
                 await self._driver.advance_async()
         except (GeneratorExit, asyncio.CancelledError):
             self.cancel()
             raise
+
+    def _raise_failure(self) -> None:
+        if isinstance(self.error, EngineClosed):
+            raise EngineClosed(str(self.error)) from self.error.__cause__
 
     def __await__(self) -> Generator[Any, None, RequestOutput]:
         return self._wait().__await__()

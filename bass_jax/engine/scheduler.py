@@ -62,6 +62,11 @@ class Scheduler:
         self._row_of = {handle: row for row, handle in enumerate(handles)}
         self.num_reserved = sum(self.config.reservation(handle.request.limit) for handle in handles)
 
+    def unfinished(self) -> list[RequestHandle]:
+        """Returns the requests that wait, are read or run."""
+        waiting = [handle for _, _, handle in sorted(self._queue, key=lambda entry: entry[:2])]
+        return [one for one in (*self._row_of, *self.reading, *waiting) if one.finish_reason is None]
+
     def submit(self, handle: RequestHandle) -> None:
         """Adds a request to the queue."""
         heapq.heappush(self._queue, (-handle.request.priority, handle.order, handle))

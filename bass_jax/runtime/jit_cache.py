@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import gc
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +17,13 @@ from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS
 
 COMPILER_OPTIONS = ONE_GRAPH_OPTIONS | CPU_COMPILER_OPTIONS
 """Compiler options of every step."""
+
+MAX_COMPILED = 512
+"""Functions that are kept."""
+
+MAX_MEMORY_MAPS = 40_000
+"""Memory maps of the process at which functions are dropped. A step that is compiled for a CPU takes about 600 of the
+65,530 that Linux allows; XLA's compiler crashes at the limit."""
 
 
 @dataclasses.dataclass
@@ -43,6 +52,9 @@ class CompiledFunction:
 class JitCache:
     """Compiles a function once per structure and shapes of its arguments.
 
+    The functions that were used least recently are dropped at `MAX_COMPILED` and at `MAX_MEMORY_MAPS`. An engine keeps
+    those that it uses.
+
     Attributes:
         num_compiled: functions compiled so far.
         compile_seconds: time that this took, tracing included.
@@ -66,7 +78,8 @@ class JitCache:
         This counts as compilation, so that the calls of a step take equally long.
         """
         key, placements = _key(function, args, donate_argnums)
-        if key not in self._compiled:
+        found = self._compiled.pop(key, None)
+        if found is None:
             if self._on_compile is not None:
                 self._on_compile(function, args)
             start = time.perf_counter()
@@ -78,11 +91,23 @@ class JitCache:
                 if prepare and jax.default_backend() == "cpu":
                     copied = (jax.tree.map(jnp.copy, arg) if i in donate_argnums else arg for i, arg in enumerate(args))
                     jax.block_until_ready(compiled(*copied))
-            self._compiled[key] = CompiledFunction(compiled, time.perf_counter() - start)
-            self.compile_seconds += self._compiled[key].compile_seconds
+            found = CompiledFunction(compiled, time.perf_counter() - start)
+            self.compile_seconds += found.compile_seconds
             self.num_compiled += 1
             self.run_seconds = 0.0
-        return self._compiled[key]
+            self._make_room()
+        self._compiled[key] = found  # The last one is the one that was used last.
+        return found
+
+    def _make_room(self) -> None:
+        """Drops the functions that were used least recently."""
+        num_kept = MAX_COMPILED - 1
+        if jax.default_backend() == "cpu" and num_memory_maps() > MAX_MEMORY_MAPS:
+            num_kept = len(self._compiled) // 2
+        if len(self._compiled) > num_kept:
+            for key in list(self._compiled)[: len(self._compiled) - num_kept]:
+                del self._compiled[key]
+            gc.collect()  # Compiled functions are parts of reference cycles.
 
     @contextlib.contextmanager
     def reporting_to(self, on_compile: Callable[[Callable, tuple], None]) -> Iterator[None]:
@@ -113,6 +138,12 @@ def _placement(leaf: Any) -> NamedSharding | None:
     """How an array lies on several devices; None on one."""
     sharding = getattr(leaf, "sharding", None)
     return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
+
+
+def num_memory_maps() -> int:
+    """Returns the number of memory maps of this process; 0 where the system does not tell."""
+    maps = Path("/proc/self/maps")
+    return maps.read_bytes().count(b"\n") if maps.exists() else 0
 
 
 JIT_CACHE = JitCache()

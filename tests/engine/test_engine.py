@@ -15,7 +15,7 @@ import pytest
 
 import bass_jax as bass
 from bass_jax.drafters import NgramDrafter
-from bass_jax.engine import QueueFull
+from bass_jax.engine import EngineClosed, QueueFull
 from bass_jax.policies import Plan
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from tests import tiny
@@ -416,6 +416,110 @@ def test_threads_share_an_engine(pair):
         for done in [threads.submit(serve, worker) for worker in range(8)]:
             done.result(timeout=120)
     assert [outputs[index] for index in range(len(prompts))] == [row.tolist() for row in expected]
+
+
+def test_a_with_block_completes_the_requests(pair):
+    with bass.Engine(pair, SPEC, config=CONFIG, num_stop_tokens=4) as engine:
+        handles = [engine.submit([1, 2, index], max_new_tokens=9, stop_tokens=()) for index in range(9)]
+    assert [(len(handle.output().tokens), handle.finish_reason) for handle in handles] == [(9, "length")] * 9
+    with pytest.raises(EngineClosed, match="the engine is closed"):
+        engine.submit([1], max_new_tokens=2)
+    engine.close()
+    assert engine.is_closed and not engine.advance()
+    check_empty(engine)
+
+
+def test_an_exception_in_a_with_block_cancels_the_requests(pair):
+    handles = []
+
+    def serve():
+        with bass.Engine(pair, SPEC, config=CONFIG, num_stop_tokens=4) as engine:
+            handles.extend(engine.submit([1, 2, index], max_new_tokens=40, stop_tokens=()) for index in range(9))
+            for _ in range(5):
+                engine.advance()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        serve()
+    assert {handle.finish_reason for handle in handles} == {"cancelled"}
+    assert 0 < len(handles[0].result().tokens) < 40 and len(handles[8].result().tokens) == 0
+
+
+def test_a_step_that_fails_ends_all_requests(pair, monkeypatch):
+    """Threads and event loops that wait get the error; nobody hangs. Running, waiting and late requests are covered."""
+    engine = bass.Engine(pair, SPEC, config=CONFIG, num_stop_tokens=4)
+    collect, num_steps = engine.executor.collect, 0
+
+    def fail():
+        nonlocal num_steps
+        num_steps += 1
+        return collect() if num_steps < 4 else 1 / 0
+
+    monkeypatch.setattr(engine.executor, "collect", fail)
+    handles = [engine.submit([1, 2, index], max_new_tokens=40, stop_tokens=()) for index in range(12)]
+
+    def wait(handle):
+        with pytest.raises((EngineClosed, ZeroDivisionError)):
+            handle.result()
+
+    async def wait_async(handle):
+        with pytest.raises((EngineClosed, ZeroDivisionError)):
+            await handle
+
+    with concurrent.futures.ThreadPoolExecutor(12) as threads:
+        waiting = [threads.submit(wait, handle) for handle in handles[:8]]
+        waiting += [threads.submit(asyncio.run, wait_async(handle)) for handle in handles[8:]]
+        for one in waiting:
+            one.result(timeout=60)
+    assert {handle.finish_reason for handle in handles} == {"error"}
+    assert len(handles[0].output().tokens) > 0
+    for call in (handles[0].result, lambda: engine.submit([1], max_new_tokens=2)):
+        with pytest.raises(EngineClosed, match="a step of the engine failed: ZeroDivisionError") as found:
+            call()
+        assert isinstance(found.value.__cause__, ZeroDivisionError)
+    engine.close()
+
+
+@pytest.mark.slow
+def test_sixteen_threads_and_two_event_loops(pair):
+    """2,000 requests are submitted, read and cancelled: none is lost, doubled or hangs."""
+    engine = bass.Engine(pair, SPEC, config=dataclasses.replace(CONFIG, max_waiting=2000), num_stop_tokens=4)
+    prompts = [[1 + index % 7, 2, 3, index % 5] for index in range(35)]
+    expected = [row.tolist() for row in bass.generate(pair, prompts, step="decode", max_new_tokens=12).tokens]
+
+    def check(index: int, tokens: list[int], reason: str | None) -> None:
+        whole = expected[index % 35]
+        assert tokens == (whole[: len(tokens)] if reason == "cancelled" else whole)
+
+    def serve(worker: int) -> int:
+        for index in range(worker * 100, worker * 100 + 100):
+            handle = engine.submit(prompts[index % 35], max_new_tokens=12)
+            if index % 4 == 0:
+                handle.cancel()
+            output = handle.result()
+            check(index, output.tokens.tolist(), output.finish_reason)
+        return 100
+
+    def serve_async(worker: int) -> int:
+        async def one(index: int) -> None:
+            handle = engine.submit(prompts[index % 35], max_new_tokens=12)
+            if index % 4 == 0:
+                handle.cancel()
+            output = await handle
+            check(index, output.tokens.tolist(), output.finish_reason)
+
+        async def gather() -> int:
+            await asyncio.gather(*(one(index) for index in range(worker * 200, worker * 200 + 200)))
+            return 200
+
+        return asyncio.run(gather())
+
+    with concurrent.futures.ThreadPoolExecutor(18) as threads:
+        found = [threads.submit(serve, worker) for worker in range(16)]
+        found += [threads.submit(serve_async, worker) for worker in range(2)]
+        assert sum(one.result(timeout=600) for one in found) == 2000
+    assert engine.counts.num_finished == 2000
+    check_empty(engine)
 
 
 @pytest.mark.slow

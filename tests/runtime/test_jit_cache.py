@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bass_jax.models import tensor_parallel_mesh
+from bass_jax.runtime import jit_cache
 from bass_jax.runtime.jit_cache import JitCache
 
 
@@ -83,6 +84,23 @@ def test_a_cleared_cache_compiles_again():
     cache.clear()
     cache.get(double, x)
     assert cache.num_compiled == 2
+
+
+def test_the_functions_used_least_recently_are_dropped(monkeypatch):
+    monkeypatch.setattr(jit_cache, "MAX_COMPILED", 3)
+    cache, (a, b, c, d) = JitCache(), (jnp.zeros(num) for num in (1, 2, 3, 4))
+    for x in (a, b, c, a, d):
+        cache.get(double, x)
+    assert [cache.find(double, x) is not None for x in (a, b, c, d)] == [True, False, True, True]
+
+
+def test_functions_are_dropped_when_memory_maps_run_out(monkeypatch):
+    cache = JitCache()
+    for num in range(1, 9):
+        cache.get(double, jnp.zeros(num))
+    monkeypatch.setattr(jit_cache, "MAX_MEMORY_MAPS", 1)
+    cache.get(double, jnp.zeros(9))
+    assert [cache.find(double, jnp.zeros(num)) is not None for num in range(1, 10)] == [False] * 4 + [True] * 5
 
 
 def test_a_failed_compilation_raises_and_is_tried_again(monkeypatch):

@@ -1,0 +1,198 @@
+"""The bodies of requests, checked, and translated to the arguments of `bass_jax.engine.Engine.submit`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bass_jax.checkpoint.tokenizer import Tokenizer
+from bass_jax.sampling import SamplingParams
+
+MAX_CHOICES = 64
+"""The largest number of outputs of one request: prompts times ``n``."""
+
+_Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+_Stop = Annotated[str, Field(min_length=1, max_length=256)]
+_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class RequestError(ValueError):
+    """A mistake of the client.
+
+    Attributes:
+        param: the field of the body; None if the mistake concerns the whole body.
+        status: of the HTTP response.
+    """
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400):
+        super().__init__(message)
+        self.param, self.status = param, status
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class StreamOptions(_Body):
+    """``stream_options``."""
+
+    include_usage: bool = False
+
+
+class ResponseFormat(_Body):
+    """``response_format``: only text, because outputs are not constrained yet."""
+
+    type: Literal["text"] = "text"
+
+
+class _Options(_Body):
+    """The fields that completions and chats share. The last group are ours; the one before is accepted and ignored."""
+
+    model: str
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=4)] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]] | None = None
+
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+
+    top_k: Annotated[int, Field(ge=0)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 1.0
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+
+    def sampling(self, vocab_size: int) -> SamplingParams:
+        """Returns the sampling parameters of one row; the temperature is 1 unless it is given, as in OpenAI's API."""
+        bias = {}
+        for key, value in (self.logit_bias or {}).items():
+            if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < vocab_size):
+                raise RequestError(f"logit_bias: {key[:20]!r} is not a token id below {vocab_size}", "logit_bias")
+            bias[int(key)] = value
+        return SamplingParams(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty,
+            min_new_tokens=self.min_tokens,
+            logit_bias=bias or None,
+        )
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class CompletionBody(_Options):
+    """The body of ``/v1/completions``."""
+
+    prompt: (
+        str
+        | Annotated[list[_TokenId], Field(min_length=1)]
+        | Annotated[list[str] | list[list[_TokenId]], Field(min_length=1, max_length=MAX_CHOICES)]
+    )
+    max_tokens: Annotated[int, Field(ge=1)] = 16
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Literal[1] | None = None
+    echo: Literal[False] = False
+    suffix: None = None
+
+    def prompts(self, tokenizer: Tokenizer) -> list[Any]:
+        """Returns the token ids of every prompt."""
+        prompt: Any = self.prompt
+        if isinstance(prompt, str) or isinstance(prompt[0], int):
+            prompt = [prompt]
+        return [tokenizer.encode(one) if isinstance(one, str) else one for one in prompt]
+
+    def limit(self, room: int) -> int:
+        """Returns the largest number of new tokens."""
+        return self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives are wanted at each token; None for no log-probabilities."""
+        return self.logprobs
+
+
+class TextPart(_Body):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Body):
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+class ChatBody(_Options):
+    """The body of ``/v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=1000)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+
+    def prompts(self, tokenizer: Tokenizer) -> list[Any]:
+        """Returns the token ids of the conversation."""
+        messages = []
+        for message in self.messages:
+            content = message.content
+            text = content if isinstance(content, str) else "".join(part.text for part in content)
+            messages.append({"role": "system" if message.role == "developer" else message.role, "content": text})
+        try:
+            return [tokenizer.encode_chat(messages)]
+        except ValueError as error:
+            raise RequestError(str(error), "messages") from None
+
+    def limit(self, room: int) -> int:
+        """Returns the largest number of new tokens: `room` unless the body limits it."""
+        return self.max_completion_tokens or self.max_tokens or room
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives are wanted at each token; None for no log-probabilities."""
+        if not self.logprobs:
+            if self.top_logprobs is not None:
+                raise RequestError("top_logprobs: expected logprobs=true with it", "top_logprobs")
+            return None
+        return self.top_logprobs or 0
+
+
+def parse[Body: _Options](kind: type[Body], body: bytes) -> Body:
+    """Reads the JSON of a body.
+
+    Raises:
+        RequestError: naming the first field that is wrong.
+    """
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        # Pydantic adds the tried types of a union to the location; they are not part of the path in the body.
+        path = [str(part) for part in first["loc"] if isinstance(part, int) or part in _NAMES]
+        param = ".".join(path) or ".".join(str(part)[:40] for part in first["loc"][:1]) or None
+        raise RequestError(f"{param or 'body'}: {first['msg']}", param) from None
+
+
+_NAMES = {
+    name
+    for kind in (CompletionBody, ChatBody, Message, TextPart, StreamOptions, ResponseFormat)
+    for name in kind.model_fields
+}
