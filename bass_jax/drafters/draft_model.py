@@ -65,8 +65,8 @@ class ModelDrafter:
     def read(self, state: ModelDrafterState, tokens: Array, positions: Array) -> ModelDrafterState:
         """Reads a chunk of the prompts in one pass."""
         cache = self.model.hidden_states(tokens, positions, state.cache).cache
-        num_read = (positions < cache.capacity).sum(axis=1, dtype=jnp.int32)
-        return ModelDrafterState(cache, state.num_cached + num_read)
+        num_read = jnp.where(positions < cache.capacity, positions + 1, 0).max(axis=1).astype(jnp.int32)
+        return ModelDrafterState(cache, jnp.maximum(state.num_cached, num_read))
 
     def propose(
         self, state: ModelDrafterState, context: DraftContext, draft_len: int, *, is_sampled: bool

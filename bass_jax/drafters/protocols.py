@@ -138,7 +138,8 @@ class ChunkedDrafter(Drafter, Protocol):
         Args:
             state: from `start` or the last `read`.
             tokens: ``[B, T]`` int32.
-            positions: ``[B, T]`` int32; entries at or past the capacity C are padding.
+            positions: ``[B, T]`` int32; entries at or past the capacity C are padding. With pages, the first ones can
+                lie behind 0: the cache then contains the tokens before them, which were read for another request.
         """
         ...
 

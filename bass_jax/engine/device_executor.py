@@ -117,11 +117,15 @@ class DeviceExecutor:
         self._handles[: len(handles)] = handles
         self._finish[: len(handles)] = FinishReason.RUNNING
 
+    def num_shared(self, handle: RequestHandle) -> int:
+        """Returns how many tokens at the beginning of a prompt are in pages of other requests."""
+        return 0 if self.pool is None else self.pool.num_shared(handle)
+
     def read(self, handle: RequestHandle, start: int, num: int) -> None:
         """Dispatches a pass over a chunk of a prompt."""
         self._is_timed = False
         prompt = handle.request.prompt
-        if start == 0:
+        if self._new is None or self._new[0] is not handle:
             if self._new is not None:  # The request ended while its prompt was being read.
                 self._release(self._new[0])
             self._new = handle, self._lay_out(handle)
@@ -152,8 +156,10 @@ class DeviceExecutor:
         self.state, self._policy_state = self._run(name, insert_row, *arguments, donate=(1,))
         self._finish[row], self._handles[row] = FinishReason.RUNNING, handle
         self._room_of_new = max(self._room_of_new, handle.request.max_new_tokens - 1)
-        # Dense caches are copied, so the next sample of this prompt can use them. Pages belong to one request.
+        # Dense caches are copied, so the next sample of this prompt can use them.
         self._prompt = handle.request.prompt if self.pool is None else None
+        if self.pool is not None:
+            self.pool.publish(handle)
         self._new = None
 
     def regroup(self, sources: Sequence[int]) -> None:

@@ -113,7 +113,7 @@ class Engine:
         self.executor = DeviceExecutor(pair, steps, self.config, self._lay_out, warm_up=False)
         if warm_up:
             self.executor.warm_up()
-        self.loop = Loop(Scheduler(self.config), self.executor, clock, on_step)
+        self.loop = Loop(Scheduler(self.config, self.executor.num_shared), self.executor, clock, on_step)
         self._thread: Any = None
         self._start_lock = threading.Lock()
         self._is_closed = False
@@ -167,6 +167,7 @@ class Engine:
         stop_tokens: Sequence[int] | None = None,
         stop_strings: Sequence[str] = (),
         priority: int = 0,
+        prefix_group: str = "",
         on_event: Callable[[RequestEvent], None] | None = None,
     ) -> RequestHandle:
         """Adds a request to the queue.
@@ -180,6 +181,8 @@ class Engine:
             stop_tokens: default the tokenizer's.
             stop_strings: the output ends with the token that completes one of these; needs a tokenizer.
             priority: requests with a higher priority are admitted first.
+            prefix_group: with pages, requests whose prompts begin equally share the pages of this beginning. Requests
+                of different groups do not, so that the time of one says nothing about the prompts of another.
             on_event: called with every event, in the thread that runs the step. If it raises an exception, only this
                 request ends, with the reason ``"error"``.
 
@@ -205,10 +208,11 @@ class Engine:
         seed = check_integer("seed", seed, 0, 2**32 - 1)
         priority = check_integer("priority", priority)
         check_callable("on_event", on_event)
+        check_kind("prefix_group", prefix_group, str)
         stops = self._stops if stop_tokens is None else tuple(check_tokens("stop_tokens", stop_tokens).tolist())
         if len(stops) > self._num_stop_tokens:
             raise ValueError(f"stop_tokens has {len(stops)} values: expected at most {self._num_stop_tokens}")
-        request = Request(row.astype(np.int32), max_new_tokens, sampling, seed, stops, priority)
+        request = Request(row.astype(np.int32), max_new_tokens, sampling, seed, stops, priority, prefix_group)
         text = None if self.pair.tokenizer is None else StopStrings(self.pair.tokenizer, stop_strings, 1)
         handle = RequestHandle(request, driver=self, text=text, on_event=on_event, on_cancel=self.loop.cancel)
         self.loop.submit(handle)

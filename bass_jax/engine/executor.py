@@ -24,7 +24,7 @@ class Executor(Protocol):
     """
 
     def read(self, handle: RequestHandle, start: int, num: int) -> None:
-        """Reads the next `num` tokens of a prompt, at most `EngineConfig.chunk`. `start` is 0 for a new prompt.
+        """Reads the next `num` tokens of a prompt, from position `start` on, at most `EngineConfig.chunk`.
 
         All tokens of a prompt except the last are read, so `num` is 0 for a prompt of one token.
         """

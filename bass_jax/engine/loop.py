@@ -28,6 +28,7 @@ class Counts(NamedTuple):
     num_accepted: int = 0
     num_emitted: int = 0
     num_chunks: int = 0  # prefill chunks
+    num_read: int = 0  # prompt tokens in them
     num_regroups: int = 0
     num_finished: int = 0  # requests that have ended, for any reason
 
@@ -288,7 +289,7 @@ class Loop:
     def _schedule(self) -> None:
         """Admits requests, reads prompts, resizes the batch, and dispatches a step."""
         scheduler, executor = self.scheduler, self.executor
-        num_chunks, num_regroups = 0, 0
+        num_chunks, num_read, num_regroups = 0, 0, 0
         for handle in scheduler.admit():
             handle.times.admitted = self.clock()
         while (sources := scheduler.shrink()) is not None:
@@ -297,6 +298,7 @@ class Loop:
         for chunk in scheduler.chunks():
             self._call(executor.read, chunk.handle, chunk.start, chunk.num)
             num_chunks += chunk.num > 0
+            num_read += chunk.num
             if chunk.is_last:
                 while (sources := scheduler.grow()) is not None:
                     self._call(executor.regroup, sources)
@@ -305,7 +307,9 @@ class Loop:
                 chunk.handle.times.begun = self.clock()
         counts = self.counts
         self.counts = counts._replace(
-            num_chunks=counts.num_chunks + num_chunks, num_regroups=counts.num_regroups + num_regroups
+            num_chunks=counts.num_chunks + num_chunks,
+            num_read=counts.num_read + num_read,
+            num_regroups=counts.num_regroups + num_regroups,
         )
         if scheduler.num_running:
             self._call(executor.dispatch)

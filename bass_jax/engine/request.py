@@ -32,6 +32,7 @@ class Request:
         seed: the row's random key.
         stop_tokens: the output ends with the first of these.
         priority: requests with a higher priority are admitted first; equal ones by arrival.
+        prefix_group: pages of a prompt's beginning are shared only with requests of the same group.
     """
 
     prompt: np.ndarray
@@ -40,6 +41,7 @@ class Request:
     seed: int = 0
     stop_tokens: tuple[int, ...] = ()
     priority: int = 0
+    prefix_group: str = ""
 
     @property
     def limit(self) -> int:
@@ -187,7 +189,11 @@ class RequestHandle:
             if is_finished or self._driver is None:
                 self._raise_failure()
                 return
-            self._driver.advance()
+            try:
+                self._driver.advance()
+            except Exception:
+                if not self.is_finished:
+                    raise
 
     async def __aiter__(self) -> AsyncIterator[RequestEvent]:
         try:
@@ -198,7 +204,11 @@ class RequestHandle:
                 if is_finished or self._driver is None:
                     self._raise_failure()
                     return
-                await self._driver.advance_async()
+                try:
+                    await self._driver.advance_async()
+                except Exception:
+                    if not self.is_finished:
+                        raise
         except (GeneratorExit, asyncio.CancelledError):
             self.cancel()
             raise

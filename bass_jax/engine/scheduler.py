@@ -2,7 +2,7 @@
 
 import heapq
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from bass_jax.engine.engine_config import EngineConfig
@@ -35,15 +35,21 @@ class Scheduler:
         num_reserved: tokens reserved by the admitted requests.
     """
 
-    def __init__(self, config: EngineConfig):
-        self.config = config
+    def __init__(self, config: EngineConfig, num_shared: Callable[[RequestHandle], int] = lambda handle: 0):
+        """Makes an idle scheduler.
+
+        Args:
+            config: sizes and limits.
+            num_shared: returns how many tokens at the beginning of a prompt need not be read.
+        """
+        self.config, self._num_shared = config, num_shared
         self.rows: list[RequestHandle | None] = [None] * config.sizes[0]
         self.reading: deque[RequestHandle] = deque()
         self.num_waiting = 0
         self.num_reserved = 0
         self._queue: list[tuple[int, int, RequestHandle]] = []
         self._row_of: dict[RequestHandle, int] = {}
-        self._num_read = 0
+        self._num_read: int | None = None  # of the first prompt of `reading`; None before its first chunk
         self._num_small_steps = 0
 
     @property
@@ -79,7 +85,7 @@ class Scheduler:
             self.rows[row] = None
         elif handle in self.reading:
             if self.reading[0] is handle:
-                self._num_read = 0
+                self._num_read = None
             self.reading.remove(handle)
         else:
             # The heap keeps the request until `admit` reaches and skips it.
@@ -118,7 +124,8 @@ class Scheduler:
         is_static = self.config.batching == "static"
         num_left = self.config.chunks_per_step if self._row_of and not is_static else None
         while self.reading:
-            handle, start = self.reading[0], self._num_read
+            handle = self.reading[0]
+            start = self._num_shared(handle) if self._num_read is None else self._num_read
             num_tokens = len(handle.request.prompt) - 1
             num = min(self.config.chunk, num_tokens - start)
             if num_left == 0 and num > 0:
@@ -141,7 +148,7 @@ class Scheduler:
     def place(self, handle: RequestHandle) -> int:
         """Moves the first request of `reading`, whose prompt was read, into a free row; returns the row."""
         self.reading.popleft()
-        self._num_read = 0
+        self._num_read = None
         row = self.rows.index(None)
         self.rows[row], self._row_of[handle] = handle, row
         return row

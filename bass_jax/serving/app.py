@@ -40,6 +40,7 @@ class Server:
     ):
         self.engine, self.metrics, self.model = engine, metrics, model
         self.api_key, self.max_seconds = api_key, max_seconds
+        self._tasks: set[asyncio.Future] = set()
 
     def app(self) -> Starlette:
         """Returns the ASGI application. When it shuts down, the engine is closed."""
@@ -131,7 +132,7 @@ class Server:
         finally:
             leaving.cancel()
             collecting.cancel()
-            _cancel(handles)
+            self._cancel(handles)
         choices = [answer.choice(i, handle, events[i]) for i, handle in enumerate(handles)]
         return JSONResponse(answer.envelope(choices, is_chunk=False) | {"usage": usage(handles, num_prompts)})
 
@@ -158,16 +159,27 @@ class Server:
                         sampling=sampling,
                         seed=(seed + len(handles)) % 2**32,
                         stop_strings=body.stop_strings,
+                        prefix_group=self.api_key or "",
                     )
                     handles.append(handle)
                 self.metrics.on_submit(len(prompt))
         except ValueError as error:
-            _cancel(handles)
+            self._cancel(handles)
             raise RequestError(str(error), "messages" if isinstance(body, ChatBody) else "prompt") from None
         except QueueFull:
-            _cancel(handles)
+            self._cancel(handles)
             raise
         return handles, len(prompts)
+
+    def _cancel(self, handles: list[RequestHandle]) -> None:
+        """Ends the requests that still run. Nobody waits for them, so this also runs the step that ends them."""
+        left = [handle for handle in handles if handle.finish_reason is None]
+        for handle in left:
+            handle.cancel()
+        if left:
+            task = asyncio.ensure_future(self.engine.advance_async())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _collect(self, handles: list[RequestHandle]) -> list[list[RequestEvent]]:
         async with asyncio.timeout(self.max_seconds):
@@ -221,7 +233,7 @@ class Server:
         finally:
             for task in tasks:
                 task.cancel()
-            _cancel(handles)
+            self._cancel(handles)
 
 
 async def _read(request: Request) -> bytes:
@@ -238,12 +250,6 @@ async def _disconnected(request: Request) -> None:
     """Returns when the client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _cancel(handles: list[RequestHandle]) -> None:
-    for handle in handles:
-        if handle.finish_reason is None:
-            handle.cancel()
 
 
 def _data(content: dict[str, Any]) -> str:

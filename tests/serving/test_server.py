@@ -9,12 +9,14 @@ import time
 import urllib.error
 import urllib.request
 
+import jax.numpy as jnp
 import numpy as np
 import openai
 import pytest
 import uvicorn
 
 import bass_jax as bass
+from bass_jax.drafters import ModelDrafter
 from bass_jax.serving.app import MAX_BODY, Server
 from bass_jax.serving.metrics import Metrics
 from tests import tiny
@@ -30,7 +32,7 @@ def pair():
     target = tiny.model(1, vocab_size=VOCAB)
     tokenizer = small_tokenizer()
     tokenizer._fast.chat_template = TEMPLATE
-    return bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.05)), tokenizer)
+    return bass.Pair(target, ModelDrafter(tiny.perturbed(target, 0.05), VOCAB), tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +155,9 @@ def test_log_probabilities_are_those_of_a_fresh_pass(client, pair):
     prompt = pair.tokenizer.encode("u:hi\na:")
     regular = expected(pair, prompt, max_new_tokens=8, sampling=bass.SamplingParams(0.7), seeds=[1])
     tokens = [*prompt.tolist(), *regular.tokens[0].tolist()]
-    positions = np.arange(len(tokens), dtype=np.int32)[None]
+    positions = jnp.arange(len(tokens), dtype=jnp.int32)[None]
     target = pair.target
-    logits = np.asarray(target.forward(np.array([tokens], np.int32), positions, target.init_cache(1, 64)).logits[0])
+    logits = np.asarray(target.forward(jnp.array([tokens], jnp.int32), positions, target.init_cache(1, 64)).logits[0])
     raw = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
     assert len(found.logprobs.content) == len(regular.tokens[0])
     for i, entry in enumerate(found.logprobs.content):
