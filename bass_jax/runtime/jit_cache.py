@@ -86,7 +86,7 @@ class JitCache:
             mesh: Any = next((placement.mesh for placement in placements if placement is not None), None)
             # Code that spreads over a mesh asks which one is set.
             with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
-                lowered = jax.jit(function, donate_argnums=donate_argnums).lower(*args)
+                lowered = jax.jit(_renewed(function), donate_argnums=donate_argnums).lower(*args)
                 compiled = lowered.compile(compiler_options=COMPILER_OPTIONS)
                 if prepare and jax.default_backend() == "cpu":
                     copied = (jax.tree.map(jnp.copy, arg) if i in donate_argnums else arg for i, arg in enumerate(args))
@@ -125,6 +125,16 @@ class JitCache:
     def clear(self) -> None:
         """Forgets all compiled functions; those that are asked for again are compiled again."""
         self._compiled.clear()
+
+
+def _renewed(function: Callable) -> Callable:
+    """Returns a new function that does the same. jax keeps compiled code as long as the function that it jitted."""
+
+    def renewed(*args):
+        return function(*args)
+
+    renewed.__name__ = getattr(function, "__name__", "function")
+    return renewed
 
 
 def _key(function: Callable, args: tuple, donate_argnums: tuple[int, ...]) -> tuple[Any, tuple]:

@@ -103,6 +103,21 @@ def test_functions_are_dropped_when_memory_maps_run_out(monkeypatch):
     assert [cache.find(double, jnp.zeros(num)) is not None for num in range(1, 10)] == [False] * 4 + [True] * 5
 
 
+@pytest.mark.slow
+def test_400_shapes_in_one_process(monkeypatch):
+    """Dropped functions free their memory maps, which jax's own caches would keep."""
+    start = jit_cache.num_memory_maps()
+    if start == 0:
+        pytest.skip("this system does not tell the number of memory maps")
+    monkeypatch.setattr(jit_cache, "MAX_MEMORY_MAPS", start + 200)
+    cache, most = JitCache(), 0
+    for num in range(1, 401):
+        x = np.ones(num, np.float32)
+        np.testing.assert_array_equal(cache.get(double, x)(x)["twice"], 2.0)
+        most = max(most, jit_cache.num_memory_maps())
+    assert cache.num_compiled == 400 and most < start + 400
+
+
 def test_a_failed_compilation_raises_and_is_tried_again(monkeypatch):
     cache, x = JitCache(), jnp.arange(3.0)
     with monkeypatch.context() as patch:
