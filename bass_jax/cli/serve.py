@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         args.argument("--name", "of the model in requests (default: the name of the pair's directory)"),
         args.argument("--api-key-file", "text file with the key that clients have to send", type=Path),
         args.argument("--timeout", "seconds after which a request is cancelled", 600.0),
+        args.argument("--live", "show the engine in the terminal", False),
     )
 
 
@@ -49,8 +50,11 @@ def run(options: argparse.Namespace, out: Output) -> int:
         from bass_jax.serving.metrics import Metrics
     except ImportError as error:
         raise ValueError(f"serve needs {error.name}: install bass-jax[serve]") from None
+    from rich.console import Console
+
+    from bass_jax.cli.traffic_display import EngineView
     from bass_jax.config import SpecConfig
-    from bass_jax.engine import Engine, EngineConfig
+    from bass_jax.engine import Engine, EngineConfig, Loop
     from bass_jax.runtime.xla_flags import use_compilation_cache
 
     api_key = None if options.api_key_file is None else options.api_key_file.read_text().strip()
@@ -60,7 +64,12 @@ def run(options: argparse.Namespace, out: Output) -> int:
     pair = args.load_models(options)
     if pair.tokenizer is None:
         raise ValueError(f"{options.pair}: random weights have no texts to serve")
-    metrics = Metrics()
+    metrics, view = Metrics(), EngineView(Console(stderr=True), is_shown=options.live)
+
+    def on_step(loop: Loop) -> None:
+        metrics.on_step(loop)
+        view(loop)
+
     engine = Engine(
         pair,
         SpecConfig(None, options.acceptance, num_logprobs=options.logprobs),
@@ -73,7 +82,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         ),
         is_processed=True,
         warm_up=False,
-        on_step=metrics.on_step,
+        on_step=on_step,
     )
     name = options.name or Path(options.pair).name
     server = Server(engine, metrics, name, api_key=api_key, max_seconds=options.timeout)
@@ -85,7 +94,10 @@ def run(options: argparse.Namespace, out: Output) -> int:
         timeout_graceful_shutdown=10,
     )
     sockets = [config.bind_socket()]
+    sockets[0].listen(config.backlog)  # Clients that connect from now on wait for the server.
     port = sockets[0].getsockname()[1]
     out.note(f"serving {name} at http://{options.host}:{port}/v1; figures at http://{options.host}:{port}/")
-    uvicorn.Server(config).run(sockets)
+    with view:
+        view.begin(name)
+        uvicorn.Server(config).run(sockets)
     return 0

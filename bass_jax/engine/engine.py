@@ -229,7 +229,9 @@ class Engine:
     async def advance_async(self) -> None:
         """Runs one step in the engine's thread. Callers in the same event loop wait for the same step."""
         loop = asyncio.get_running_loop()
-        if loop not in self._pending:
+        pending = self._pending.get(loop)
+        # A step that is done stays here until the event loop calls `_is_done`, which it cannot while a task runs.
+        if pending is None or pending.done():
             with self._start_lock:
                 if self._is_closed:
                     return  # All requests have ended.
@@ -237,11 +239,12 @@ class Engine:
                     from concurrent.futures import ThreadPoolExecutor
 
                     self._thread = ThreadPoolExecutor(1, thread_name_prefix="bass-jax-engine")
-                self._pending[loop] = loop.run_in_executor(self._thread, self.loop.advance)
-            self._pending[loop].add_done_callback(lambda pending: self._is_done(loop, pending))
-        await asyncio.shield(self._pending[loop])
+                pending = self._pending[loop] = loop.run_in_executor(self._thread, self.loop.advance)
+            pending.add_done_callback(lambda pending: self._is_done(loop, pending))
+        await asyncio.shield(pending)
 
     def _is_done(self, loop: asyncio.AbstractEventLoop, pending: asyncio.Future) -> None:
-        del self._pending[loop]
+        if self._pending.get(loop) is pending:
+            del self._pending[loop]
         if not pending.cancelled():
             pending.exception()  # The waiting callers receive it; this marks it as retrieved for asyncio.

@@ -1,6 +1,13 @@
 """The engine's figures in the format of Prometheus."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from bass_jax.engine import Engine
 from bass_jax.engine.loop import Loop
@@ -12,6 +19,7 @@ class Metrics:
     """Counters of one engine. `on_step` is called after every step; the gauges are read when they are asked for."""
 
     def __init__(self):
+        disable_created_metrics()
         self.registry = CollectorRegistry()
         settings = {"registry": self.registry, "namespace": "bass_jax"}
         self.requests = Counter("requests", "Requests by their end", ["end"], **settings)

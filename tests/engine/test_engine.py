@@ -7,6 +7,7 @@ import asyncio
 import concurrent.futures
 import dataclasses
 import gc
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -551,6 +552,28 @@ def test_sixteen_threads_and_two_event_loops(pair):
         assert sum(one.result(timeout=600) for one in found) == 2000
     assert engine.counts.num_finished == 2000
     check_empty(engine)
+
+
+def test_a_task_that_starts_when_a_step_is_done_does_not_block_the_event_loop(token_engine):
+    """The event loop has not told the engine yet that the step is done; the task must not wait for this step."""
+    engine, num_seen = token_engine, 0
+
+    async def start_late():
+        nonlocal num_seen
+        loop = asyncio.get_running_loop()
+        while num_seen < 3:
+            await asyncio.sleep(0)
+            if loop in engine._pending and engine._pending[loop].done():
+                num_seen += 1
+                await engine.submit([1, 2], max_new_tokens=2, stop_tokens=())
+
+    async def serve():
+        await asyncio.gather(start_late(), engine.submit([1, 2, 3], max_new_tokens=40, stop_tokens=()))
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    thread.join(timeout=60)
+    assert not thread.is_alive() and num_seen == 3
 
 
 @pytest.mark.slow
