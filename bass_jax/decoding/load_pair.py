@@ -138,7 +138,7 @@ def _named(
     if draft is None and name in ("draft_model", "eagle", "ensemble_eagle"):
         kind = "draft" if name == "draft_model" else "EAGLE draft"
         raise ValueError(f"drafter={name!r}: {path} has no {kind}; expected 'ngram' or the path of a draft")
-    network = None if draft is None else network_drafter(draft, target.config.vocab_size)
+    network = None if draft is None else network_drafter(draft, target.vocab_size)
     if name in ("draft_model", "eagle"):
         assert network is not None
         return network
@@ -157,14 +157,14 @@ def _load_drafter(path: str, target: Model, tokenizer: Any, options: ModelOption
     if path.endswith(".safetensors"):
         return load_datastore(path, target, tokenizer)
     draft = checkpoint.load_draft(path, target, tokenizer, **options.of_draft)
-    return network_drafter(draft, target.config.vocab_size)
+    return network_drafter(draft, target.vocab_size)
 
 
 def load_datastore(path: str | Path, target: Model, tokenizer: Any = None) -> RetrievalDrafter:
     """Loads a retrieval datastore for a target; see `bass_jax.checkpoint.read_datastore` for errors."""
     from bass_jax.checkpoint import read_datastore
 
-    arrays, about = read_datastore(path, vocab_size=target.config.vocab_size, tokenizer=tokenizer)
+    arrays, about = read_datastore(path, vocab_size=target.vocab_size, tokenizer=tokenizer)
     device_arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
     return RetrievalDrafter(**device_arrays, max_ngram=about["max_ngram"], min_ngram=about["min_ngram"])
 

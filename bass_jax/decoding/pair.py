@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from bass_jax.drafters import Drafter
-from bass_jax.models import Model
+from bass_jax.models.protocol import TargetModel
 
 
 @jax.tree_util.register_dataclass
@@ -17,13 +17,13 @@ class Pair:
     It is a pytree, so that it can be an argument of a jitted function.
 
     Attributes:
-        target: the model whose distribution the tokens follow.
+        target: the model whose distribution the tokens follow: any `bass_jax.models.TargetModel`.
         drafter: any `bass_jax.drafters.Drafter`.
         tokenizer: a `bass_jax.checkpoint.Tokenizer`, or None if prompts are token ids. It is hashed by its content, so
             that equal tokenizers share compiled functions.
     """
 
-    target: Model
+    target: TargetModel
     drafter: Drafter
     tokenizer: Any = dataclasses.field(default=None, metadata={"static": True})
 

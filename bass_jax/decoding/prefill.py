@@ -14,9 +14,9 @@ from bass_jax.decoding.prompt_layout import PromptLayout, lay_out_prompts
 from bass_jax.decoding.state import FinishReason, SpecState
 from bass_jax.drafters.protocols import ChunkedDrafter, reads_hidden_states
 from bass_jax.models import kv_cache as kv
-from bass_jax.models.kv_cache import KVCache, PagedCache
 from bass_jax.models.mesh import mesh_of, place_whole, replicate_on_mesh
 from bass_jax.models.prefill_cache import read_in_chunks
+from bass_jax.models.protocol import Cache, SeparateHead, TargetModel, check_cache, forward, read_tokens, require_hidden
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import SamplingParams
 from bass_jax.typing import Array, Float, Int, Key
@@ -99,7 +99,7 @@ def read_prompts(pair: Pair, layout: PromptLayout, num_rows: int) -> SpecState:
 class PromptState(NamedTuple):
     """The caches of prompts that are being read."""
 
-    target_cache: KVCache | PagedCache
+    target_cache: Cache
     drafter_state: Any  # None until the prompts are read, for a drafter that does not read chunks
     hidden: Float[Array, "B C D"] | None  # of the target at the tokens read so far, for a drafter that reads them
 
@@ -112,11 +112,13 @@ def reads_in_chunks(pair: Pair) -> bool:
 def start_prompts(pair: Pair, num_rows: int, capacity: int) -> PromptState:
     """Returns empty caches. They are zeroed, because a NaN in an unread slot would spoil the attention output."""
     drafter: Any = pair.drafter
-    config, hidden = pair.target.config, None
+    cache, hidden = check_cache(pair.target, pair.target.init_cache(num_rows, capacity), num_rows), None
     if reads_hidden_states(pair.drafter):
-        hidden = jnp.zeros((num_rows, capacity, config.width), config.dtype)
+        token = jnp.zeros((num_rows, 1), jnp.int32)
+        shape = jax.eval_shape(lambda cache: _hidden_states(pair.target, token, token, cache), cache)[0]
+        hidden = jnp.zeros((num_rows, capacity, shape.shape[-1]), shape.dtype)
     state = drafter.start(num_rows, capacity) if reads_in_chunks(pair) else None
-    return PromptState(pair.target.init_cache(num_rows, capacity), state, hidden)
+    return PromptState(cache, state, hidden)
 
 
 def read_chunk(
@@ -131,13 +133,22 @@ def read_chunk(
         positions: ``[B, T]`` int32; entries at or past the capacity C are padding.
     """
     drafter: Any = pair.drafter
-    output = pair.target.hidden_states(tokens, positions, prompts.target_cache)
     state = drafter.read(prompts.drafter_state, tokens, positions) if reads_in_chunks(pair) else None
-    hidden = prompts.hidden
-    if hidden is not None:
-        rows = jnp.arange(tokens.shape[0])[:, None]
-        hidden = hidden.at[rows, positions].set(output.hidden, mode="drop")
-    return PromptState(output.cache, state, hidden)
+    if prompts.hidden is None:
+        _, cache = read_tokens(pair.target, tokens, positions, prompts.target_cache)
+        return PromptState(cache, state, None)
+    new, cache = _hidden_states(pair.target, tokens, positions, prompts.target_cache)
+    rows = jnp.arange(tokens.shape[0])[:, None]
+    return PromptState(cache, state, prompts.hidden.at[rows, positions].set(new, mode="drop"))
+
+
+def _hidden_states(target: TargetModel, tokens: Array, positions: Array, cache: Cache) -> tuple[Array, Cache]:
+    """Runs a pass without logits; returns the hidden states that a drafter reads, and the cache."""
+    if isinstance(target, SeparateHead):
+        output = target.hidden_states(tokens, positions, cache)
+    else:
+        output = forward(target, tokens, positions, cache)
+    return require_hidden(target, output), output.cache
 
 
 def finish_prompts(
@@ -151,13 +162,13 @@ def finish_prompts(
     return prompts._replace(drafter_state=drafter.init(tokens, lengths, *hidden), hidden=None)
 
 
-def _fill_caches(pair: Pair, tokens: Int[Array, "B C"], lengths: Int[Array, "B"]) -> tuple[KVCache | PagedCache, Any]:
+def _fill_caches(pair: Pair, tokens: Int[Array, "B C"], lengths: Int[Array, "B"]) -> tuple[Cache, Any]:
     """Returns both caches with all but the last token of each prompt."""
     prompts = start_prompts(pair, *tokens.shape)
 
     def read(prompts, tokens, positions):
         return read_chunk(pair, prompts, tokens, positions)
 
-    prompts = read_in_chunks(read, prompts, tokens, lengths - 1, prompts.target_cache.capacity)
+    prompts = read_in_chunks(read, prompts, tokens, lengths - 1, tokens.shape[1])
     prompts = finish_prompts(pair, prompts, tokens, lengths)
     return replicate_on_mesh((prompts.target_cache, prompts.drafter_state))

@@ -134,7 +134,8 @@ class DeviceExecutor:
             return
         tokens = np.zeros((1, self._config.chunk), np.int32)
         tokens[0, :num] = prompt[start : start + num]
-        arguments = self._pair, pages_of(self.state), self._reading, tokens, np.int32(start), np.int32(num)
+        numbers = np.int32(start), np.int32(num), np.int32(self._config.capacity)
+        arguments = self._pair, pages_of(self.state), self._reading, tokens, *numbers
         pages, self._reading = self._run("read_prompt_chunk", read_prompt_chunk, *arguments, donate=(1, 2))
         if pages:
             self.state = with_pages(self.state, pages)
@@ -340,11 +341,13 @@ def _check_pages(pair: Pair, spec: SpecConfig) -> None:
     """Checks that paged caches are supported.
 
     Raises:
-        ValueError: with several candidates, with a drafter that reads hidden states, or with one that has a cache and
-            does not read prompts in chunks.
+        ValueError: with several candidates, with a target that has a cache of its own layout, with a drafter that reads
+            hidden states, or with one that has a cache and does not read prompts in chunks.
     """
     if reads_hidden_states(pair.drafter):
         raise ValueError("page_size: expected None, because the drafter reads the target's hidden states")
+    if not isinstance(jax.eval_shape(lambda: pair.target.init_cache(1, 64)), KVCache):
+        raise ValueError(f"page_size: expected None, because {type(pair.target).__name__} has its own cache layout")
     if spec.num_candidates > 1:
         raise ValueError(f"num_candidates={spec.num_candidates}: expected 1 with page_size")
     one = jax.ShapeDtypeStruct((1, 64), np.int32), jax.ShapeDtypeStruct((1,), np.int32)

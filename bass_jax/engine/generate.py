@@ -105,7 +105,7 @@ def begin_trace(trace: TraceWriter, loop: "GenerateLoop", **about: Any) -> None:
         is_greedy=loop.is_greedy,
         prompt_lengths=loop.prompt_lengths,
         limits=loop.limits,
-        capacity=loop.state.target_cache.capacity,
+        capacity=loop.state.tokens.shape[1],
         device=jax.devices()[0].device_kind,
         **about,
     )

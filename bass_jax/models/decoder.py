@@ -33,7 +33,7 @@ class ForwardOutput(NamedTuple):
 
     logits: Any  # [B, T, O] float32, of the token after each position; None after a pass without the head
     cache: Any  # KVCache or PagedCache, with the tokens of this pass
-    hidden: Array  # [B, T, D], the hidden states that the head reads
+    hidden: Any = None  # [B, T, D], the hidden states that the head reads
     candidates: Any = None  # KVCache of [B, M, T, K, H] per layer, after a pass over M candidate drafts
 
 

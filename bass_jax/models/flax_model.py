@@ -34,6 +34,16 @@ class Model:
     config: ModelConfig = dataclasses.field(metadata={"static": True})
     output_ids: Any = None  # an array or None; `Any` because JAX rebuilds the tree with other objects
 
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of tokens."""
+        return self.config.vocab_size
+
+    @property
+    def context(self) -> int:
+        """The largest number of tokens of a row."""
+        return self.config.context
+
     def init_cache(self, batch: int, capacity: int) -> KVCache:
         """Returns an empty cache of `capacity` slots for `batch` rows."""
         config = self.config

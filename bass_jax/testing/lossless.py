@@ -17,7 +17,7 @@ from bass_jax.decoding.policy_runner import advance_policy, no_step
 from bass_jax.decoding.prefill import prefill
 from bass_jax.decoding.step import speculate_step
 from bass_jax.drafters import Drafter
-from bass_jax.models import Model
+from bass_jax.models.protocol import TargetModel
 from bass_jax.policies import Policy
 from bass_jax.runtime.checks import check_integer, check_kind, check_number
 from bass_jax.sampling import SamplingParams, find_processors
@@ -92,7 +92,7 @@ def verify_lossless(
     drafter: Drafter,
     rule: str = "token",
     *,
-    target: Model | None = None,
+    target: TargetModel | None = None,
     draft_len: int = 3,
     num_candidates: int = 1,
     settings: Sequence[Mapping[str, Any]] = SETTINGS,
@@ -130,11 +130,11 @@ def verify_lossless(
         ValueError: if the vocabulary is too large to enumerate, or an argument is invalid.
     """
     check_kind("drafter", drafter, Drafter, "an object with init, propose and commit")
-    check_kind("target", target, Model | None)
+    check_kind("target", target, TargetModel | None)
     check_kind("settings", settings, list | tuple, "a sequence of fields of SamplingParams")
     check_kind("prompts", prompts, list | tuple, "a sequence of prompts")
     target = tiny_target() if target is None else target
-    vocab_size = target.config.vocab_size
+    vocab_size = target.vocab_size
     if vocab_size**NUM_TOKENS > MAX_CELLS:
         raise ValueError(f"target has {vocab_size} tokens: expected at most {int(MAX_CELLS ** (1 / NUM_TOKENS))}")
     if not 0 < check_number("significance", significance) < 1:
@@ -206,7 +206,7 @@ def _sample_continuations(
     num_rows = len(state.lengths)
     lengths = np.random.default_rng(seed).integers(0, spec.num_drafts + 1, (NUM_TOKENS, num_rows)).astype(np.int32)
     lengths[:, ::2] = spec.num_drafts
-    counts = np.zeros((len(groups), pair.target.config.vocab_size**NUM_TOKENS), np.int64)
+    counts = np.zeros((len(groups), pair.target.vocab_size**NUM_TOKENS), np.int64)
     of_row = np.repeat(np.arange(len(groups)), per_group)
     num_emitted, num_batches = 0, -(-num_samples // len(rows))
     for index in range(num_batches):
@@ -237,5 +237,5 @@ def _run_steps(pair: Pair, state, draft_lens: Array, spec: SpecConfig, step, pol
     columns = state.prompt_lengths[:, None] + jnp.arange(NUM_TOKENS)
     tokens = jnp.take_along_axis(state.tokens, columns, axis=1)
     tokens = jnp.where(columns < state.lengths[:, None], tokens, 0)
-    codes = tokens @ (pair.target.config.vocab_size ** jnp.arange(NUM_TOKENS - 1, -1, -1))
+    codes = tokens @ (pair.target.vocab_size ** jnp.arange(NUM_TOKENS - 1, -1, -1))
     return codes, (state.lengths - start).sum()
