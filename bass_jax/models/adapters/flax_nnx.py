@@ -9,7 +9,7 @@ from bass_jax.models.adapters.function import FunctionModel
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """The graph definition of an NNX module. It is hashed by the module's class, because its values may have no hash."""
+    """The graph definition of an NNX module, hashed by the module's class, because its values may have no hash."""
 
     module_class: type
     graphdef: Any = dataclasses.field(hash=False)
