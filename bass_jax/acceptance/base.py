@@ -4,13 +4,14 @@ A rule is one pure function and its declared properties (`AcceptanceRule`).
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 
 from bass_jax.runtime.checks import check_kind, shown
-from bass_jax.runtime.imports import import_attribute
+from bass_jax.runtime.imports import import_part
 from bass_jax.runtime.names import expected_one_of
 from bass_jax.sampling.distribution import TokenDistribution
 from bass_jax.sampling.params import SamplingParams
@@ -191,25 +192,37 @@ def registered_rules() -> dict[str, AcceptanceRule]:
     return dict(_REGISTRY)
 
 
-def find_rule(name: str) -> AcceptanceRule:
-    """Returns the rule that `name` names: a registered one, ``"module:attribute"``, or ``"family(0.3)"``.
+def find_rule(rule: str | AcceptanceRule) -> AcceptanceRule:
+    """Returns the rule that `rule` is or names.
+
+    Args:
+        rule: a rule, a registered name, ``"family(0.3)"`` of a registered factory, or ``"module:name"`` of a rule or of
+            a function that makes one, with arguments or without.
 
     Raises:
         ValueError: if there is no such rule.
     """
-    check_kind("acceptance", name, str, "the name of a rule")
-    if name in _REGISTRY:
-        return _REGISTRY[name]
-    family, bracket, numbers = name.partition("(")
+    if isinstance(rule, AcceptanceRule):
+        return rule
+    check_kind("acceptance", rule, str, "an AcceptanceRule or the name of a rule")
+    if rule in _REGISTRY:
+        return _REGISTRY[rule]
+    family, bracket, numbers = rule.partition("(")
     if bracket and family in _FACTORIES:
         try:
             arguments = [float(number) for number in numbers.removesuffix(")").split(",")]
         except ValueError:
-            raise ValueError(f"acceptance={name!r}: expected numbers, as in '{family}(0.5, 0.4)'") from None
+            raise ValueError(f"acceptance={rule!r}: expected numbers, as in '{family}(0.5, 0.4)'") from None
         return _FACTORIES[family](*arguments)
-    if ":" not in name:
-        raise ValueError(f"acceptance={name!r}: {expected_one_of(family, sorted(_REGISTRY), "'module:attribute'")}")
-    rule = import_attribute(name, "acceptance")
+    if ":" not in family:
+        raise ValueError(f"acceptance={rule!r}: {expected_one_of(family, sorted(_REGISTRY), "'module:attribute'")}")
+    return _import_rule(rule)
+
+
+@functools.cache
+def _import_rule(name: str) -> AcceptanceRule:
+    """Imports a rule once, so that a rule that a function makes is one object, and a step of it compiles once."""
+    rule = import_part(name, "acceptance", AcceptanceRule)
     if not isinstance(rule, AcceptanceRule):
         raise ValueError(f"acceptance={name!r}: expected an AcceptanceRule, not {type(rule).__name__}")
     return rule

@@ -6,7 +6,9 @@ from typing import Any
 import jax
 
 from bass_jax.drafters import Drafter
-from bass_jax.models.protocol import TargetModel
+from bass_jax.drafters.protocols import check_drafter_object
+from bass_jax.models.protocol import TargetModel, check_model
+from bass_jax.runtime.checks import check_kind
 
 
 @jax.tree_util.register_dataclass
@@ -30,3 +32,14 @@ class Pair:
     def with_drafter(self, drafter: Drafter) -> "Pair":
         """Returns a pair with the same target and another drafter."""
         return dataclasses.replace(self, drafter=drafter)
+
+
+def check_pair(pair: Any) -> None:
+    """Checks the parts of a pair, before anything is compiled.
+
+    Raises:
+        ValueError: if it is no pair, a part lacks a method, or JAX cannot take a part apart into arrays.
+    """
+    check_kind("pair", pair, Pair)
+    check_model("pair.target", pair.target)
+    check_drafter_object("pair.drafter", pair.drafter)

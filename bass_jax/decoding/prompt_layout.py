@@ -10,7 +10,7 @@ from bass_jax.acceptance import find_rule
 from bass_jax.acceptance.base import check_greedy
 from bass_jax.config import SpecConfig, batch_bucket, capacity_bucket
 from bass_jax.decoding.options import DecodeOptions
-from bass_jax.decoding.pair import Pair
+from bass_jax.decoding.pair import Pair, check_pair
 from bass_jax.decoding.state import FinishReason, SpecState
 from bass_jax.models.protocol import context_of
 from bass_jax.runtime.checks import check_integer, check_kind, check_per_row, check_sequence, check_tokens
@@ -54,7 +54,7 @@ def lay_out_prompts(
     Raises:
         ValueError: as `bass_jax.prefill`.
     """
-    check_kind("pair", pair, Pair)
+    check_pair(pair)
     check_kind("spec", spec, SpecConfig)
     sampling, num_samples = options.sampling or SamplingParams(), options.num_samples
     check_greedy(find_rule(spec.acceptance), sampling)

@@ -17,6 +17,7 @@ from bass_jax.drafters.protocols import (
     Proposal,
     reads_hidden_states,
 )
+from bass_jax.drafters.registry import find_drafter, register_drafter, registered_drafters
 from bass_jax.drafters.retrieval import RetrievalDrafter
 
 __all__ = [
@@ -31,6 +32,9 @@ __all__ = [
     "NgramDrafter",
     "Proposal",
     "RetrievalDrafter",
+    "find_drafter",
     "network_drafter",
     "reads_hidden_states",
+    "register_drafter",
+    "registered_drafters",
 ]

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import jax.numpy as jnp
 
+from bass_jax.runtime.checks import check_pytree
 from bass_jax.sampling.logits_processors import LogitsProcessors
 from bass_jax.sampling.params import SamplingArrays
 from bass_jax.typing import Array, check_array
@@ -141,6 +142,21 @@ class ChunkedDrafter(Drafter, Protocol):
             positions: ``[B, T]`` int32; entries at or past the capacity C are padding.
         """
         ...
+
+
+def check_drafter_object(name: str, drafter: Any) -> None:
+    """Checks that a user's object is a drafter and a pytree.
+
+    Raises:
+        ValueError: naming `name`, the missing method, or how to register a pytree.
+    """
+    methods = ("init", "propose", "commit")
+    if isinstance(drafter, type) or not isinstance(drafter, Drafter):
+        missing = [method for method in methods if not hasattr(drafter, method)]
+        kind = f"the class {drafter.__name__}" if isinstance(drafter, type) else type(drafter).__name__
+        found = f"{kind} without {' and '.join(missing)}" if missing else kind
+        raise ValueError(f"{name} is {found}: expected an object with init, propose and commit")
+    check_pytree(name, drafter)
 
 
 def check_proposal(drafter: Drafter, proposal: Any, shape: Sequence[int], vocab_size: int) -> None:

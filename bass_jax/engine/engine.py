@@ -13,7 +13,7 @@ from bass_jax.acceptance import find_rule
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.candidates import check_candidates
 from bass_jax.decoding.compiled_steps import CompiledSteps
-from bass_jax.decoding.pair import Pair
+from bass_jax.decoding.pair import Pair, check_pair
 from bass_jax.decoding.prompt_layout import check_prompts, encode_texts
 from bass_jax.decoding.state import SpecState
 from bass_jax.decoding.stop_strings import StopStrings
@@ -84,7 +84,7 @@ class Engine:
             ValueError: if `spec` records drafts, the tokenizer has too many stop tokens, or pages are not supported
                 with the number of candidates, the cache dtype or the drafter.
         """
-        check_kind("pair", pair, Pair)
+        check_pair(pair)
         check_kind("spec", spec, SpecConfig | None)
         check_kind("config", config, EngineConfig | None)
         check_flag("is_processed", is_processed)

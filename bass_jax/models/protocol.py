@@ -4,12 +4,13 @@ The Flax decoder (`flax_model.Model`) is one implementation. `bass_jax.models.ad
 Linen, Tunix or plain JAX.
 """
 
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 
 from bass_jax.models.decoder import ForwardOutput
+from bass_jax.runtime.checks import check_integer, check_pytree
 from bass_jax.typing import Array, Float, Int, check_array
 
 type Cache = Any
@@ -182,9 +183,20 @@ def check_cache(model: TargetModel, cache: Cache, num_rows: int) -> Cache:
     return cache
 
 
-def is_model(value: Any) -> TypeGuard[TargetModel]:
-    """Returns whether `value` has the members of a `TargetModel`."""
-    return isinstance(value, TargetModel) and not isinstance(value, type)
+def check_model(name: str, model: Any) -> None:
+    """Checks that a user's object is a model and a pytree.
+
+    Raises:
+        ValueError: naming `name`, the missing member, or how to register a pytree.
+    """
+    members = ("vocab_size", "init_cache", "forward")
+    missing = [member for member in members if not hasattr(model, member)]
+    if missing or isinstance(model, type):
+        kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        found = f"{kind} without {' and '.join(missing)}" if missing else kind
+        raise ValueError(f"{name} is {found}: expected an object with vocab_size, init_cache and forward")
+    check_integer(f"{type(model).__name__}.vocab_size", model.vocab_size, 1)
+    check_pytree(name, model)
 
 
 def _shapes(tree: Any) -> Any:

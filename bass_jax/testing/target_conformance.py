@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.models.protocol import TargetModel, check_cache, forward, is_model
-from bass_jax.runtime.checks import check_pytree
+from bass_jax.models.protocol import TargetModel, check_cache, check_model, forward
 
 CAPACITY, NUM_NEW = 64, 4
 LENGTHS = np.array([CAPACITY, 20, 7], np.int32)
@@ -28,14 +27,12 @@ def check_target(model: TargetModel, *, tolerance: float = 1e-4) -> None:
 
     Raises:
         AssertionError: naming the method and what was expected.
-        ValueError: if the model is no pytree, or an array has a wrong type, dtype or shape.
+        ValueError: if the model lacks a member or is no pytree, or an array has a wrong type, dtype or shape.
     """
     name = type(model).__name__
-    _require(is_model(model), f"{name}: expected the members vocab_size, init_cache and forward")
-    check_pytree("model", model)
+    check_model("model", model)
     _require(jax.tree.leaves(model), f"{name}: expected parameters as leaves of the pytree")
     size = model.vocab_size
-    _require(isinstance(size, int) and size > 0, f"{name}.vocab_size: expected a positive int, not {size!r}")
     tokens = np.random.default_rng(0).integers(0, size, (len(LENGTHS), CAPACITY)).astype(np.int32)
     run = jax.jit(lambda *arguments: forward(*arguments))  # a function of its own, because compilations are counted
 
