@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import jax.numpy as jnp
 
 from bass_jax.runtime.checks import check_kind, shown
+from bass_jax.runtime.debug import debug_check
 from bass_jax.runtime.imports import import_part
 from bass_jax.runtime.names import expected_one_of
 from bass_jax.sampling.distribution import TokenDistribution
@@ -149,9 +150,24 @@ def check_acceptance(rule: AcceptanceRule, result: Any, kind: type, num_drafted:
         candidate = jnp.clip(result.candidate, 0, num_drafted.shape[1] - 1).astype(jnp.int32)
         result = result._replace(candidate=candidate)
         num_drafted = num_drafted[jnp.arange(num_rows), candidate]
+    debug_check(lambda: _valid_counts(rule, result.num_accepted, num_drafted))
+    debug_check(lambda: _valid_tokens(rule, result.next_token, vocab_size))
     num_accepted = jnp.clip(result.num_accepted, 0, num_drafted).astype(jnp.int32)
     next_token = jnp.clip(result.next_token, 0, vocab_size - 1).astype(jnp.int32)
     return result._replace(num_accepted=num_accepted, next_token=next_token)
+
+
+def _valid_counts(rule: AcceptanceRule, num_accepted: Array, num_drafted: Array):
+    worst = jnp.argmax(jnp.maximum(num_accepted - num_drafted, -num_accepted))
+    message = f"acceptance={rule.name!r}: num_accepted has the value {{value}}: expected 0 to the {{most}} drafts"
+    values = {"value": num_accepted[worst], "most": num_drafted[worst]}
+    return (num_accepted >= 0) & (num_accepted <= num_drafted), message, values
+
+
+def _valid_tokens(rule: AcceptanceRule, next_token: Array, vocab_size: int):
+    is_token = (next_token >= 0) & (next_token < vocab_size)
+    message = f"acceptance={rule.name!r}: next_token has the value {{value}}: expected 0 to {vocab_size - 1}"
+    return is_token, message, {"value": next_token[jnp.argmax(~is_token)]}
 
 
 def check_greedy(rule: AcceptanceRule, sampling: SamplingParams) -> None:

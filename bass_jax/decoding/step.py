@@ -15,7 +15,7 @@ from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.positions import input_positions, last_tokens, with_drafts
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
 from bass_jax.drafters import DraftContext, Proposal, reads_hidden_states
-from bass_jax.drafters.protocols import check_proposal
+from bass_jax.drafters.protocols import check_proposal, check_proposal_values
 from bass_jax.models.mesh import replicate_on_mesh
 from bass_jax.models.protocol import forward, require_hidden
 from bass_jax.sampling import LogitsProcessors, find_processors
@@ -139,6 +139,7 @@ def _propose(
         num_wanted = num_wanted[:, None]
     shape = keys.shape if spec.num_candidates == 1 else (keys.shape[0], spec.num_candidates, keys.shape[1])
     check_proposal(pair.drafter, proposal, shape, pair.target.vocab_size)
+    check_proposal_values(pair.drafter, proposal, num_wanted, pair.target.vocab_size)
     # Clip the proposal: a faulty drafter may return more tokens than requested, ids outside the vocabulary, or tokens
     # of probability 0.
     is_draft = (proposal.tokens >= 0) & (proposal.tokens < pair.target.vocab_size)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 import jax.numpy as jnp
 
 from bass_jax.runtime.checks import check_pytree
+from bass_jax.runtime.debug import debug_check
 from bass_jax.sampling.logits_processors import LogitsProcessors
 from bass_jax.sampling.params import SamplingArrays
 from bass_jax.typing import Array, check_array
@@ -180,6 +181,52 @@ def check_proposal(drafter: Drafter, proposal: Any, shape: Sequence[int], vocab_
         check_array(proposal.probs, f"{name}.propose: probs", (*shape, vocab_size), jnp.floating)
     if proposal.confidence is not None:
         check_array(proposal.confidence, f"{name}.propose: confidence", shape, jnp.floating)
+
+
+def check_proposal_values(drafter: Drafter, proposal: Proposal, num_wanted: Array, vocab_size: int) -> None:
+    """Checks the values of a proposal in the mode `bass_jax.debug_checks`; see there.
+
+    Args:
+        drafter: named in the error message.
+        proposal: the fields have an axis of size M after B if there are several candidates.
+        num_wanted: ``[B]`` int32, or ``[B, 1]`` for several candidates.
+        vocab_size: V of the target.
+    """
+    name = f"{type(drafter).__name__}.propose"
+    tokens, num_drafted, probs, _ = proposal
+    is_draft = jnp.arange(tokens.shape[-1]) < num_drafted[..., None]
+
+    def counts():
+        worst = jnp.argmax(jnp.maximum(num_drafted - num_wanted, -num_drafted))
+        wanted = jnp.broadcast_to(num_wanted, num_drafted.shape).reshape(-1)[worst]
+        message = f"{name}: num_drafted has the value {{value}}: expected 0 to num_wanted, here {{wanted}}"
+        is_valid = (num_drafted >= 0) & (num_drafted <= num_wanted)
+        return is_valid, message, {"value": num_drafted.reshape(-1)[worst], "wanted": wanted}
+
+    def ids():
+        is_token = (tokens >= 0) & (tokens < vocab_size)
+        wrong = tokens.reshape(-1)[jnp.argmax(is_draft & ~is_token)]
+        message = f"{name}: tokens has the value {{token}}: expected 0 to {vocab_size - 1}"
+        return ~is_draft | is_token, message, {"token": wrong}
+
+    def totals():
+        error = jnp.where(is_draft, jnp.abs(probs.sum(axis=-1) - 1), 0.0)
+        total = probs.sum(axis=-1).reshape(-1)[jnp.argmax(error)]
+        return (
+            error < 1e-3,
+            f"{name}: probs have the sum {{total}}: expected distributions that sum to 1",
+            {"total": total},
+        )
+
+    def chosen():
+        of_token = jnp.take_along_axis(probs, jnp.clip(tokens, 0, vocab_size - 1)[..., None], axis=-1)[..., 0]
+        return ~is_draft | (of_token > 0), f"{name}: expected drafts with a probability above 0 in probs", {}
+
+    debug_check(counts)
+    debug_check(ids)
+    if probs is not None:
+        debug_check(totals)
+        debug_check(chosen)
 
 
 def reads_hidden_states(drafter: Drafter) -> TypeGuard[HiddenStateDrafter]:

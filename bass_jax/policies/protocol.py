@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from bass_jax.config import DRAFT_LEN_BUCKETS, draft_len_bucket
 from bass_jax.runtime.checks import check_integer, check_kind, check_pytree, shown
+from bass_jax.runtime.debug import debug_check
 from bass_jax.runtime.imports import call_part, import_attribute, parse_part
 from bass_jax.runtime.names import expected_one_of
 from bass_jax.typing import Array, check_array
@@ -104,9 +105,7 @@ def find_policy(policy: str | Policy, **arguments: Any) -> Policy:
         make = import_attribute(part.name, "policy")
     else:
         raise ValueError(f"policy={part.name!r}: {expected_one_of(part.name, sorted(_REGISTRY), "'module:name'")}")
-    if isinstance(make, Policy) and not isinstance(make, type):
-        return _checked(make, repr(policy))
-    if not callable(make):
+    if not callable(make) or (isinstance(make, Policy) and not isinstance(make, type)):
         return _checked(make, repr(policy))
     return _checked(
         call_part(make, part._replace(keywords=arguments | part.keywords), f"policy={policy!r}"), repr(policy)
@@ -155,6 +154,14 @@ def checked_plan(policy: Policy, plan: Any, num_rows: int) -> Plan:
     check_array(plan.draft_lens, f"{name}.update: draft_lens", (num_rows,), jnp.integer)
     if plan.min_confidence is not None:
         check_array(plan.min_confidence, f"{name}.update: min_confidence", (num_rows,), jnp.floating)
-    draft_lens = jnp.clip(plan.draft_lens.astype(jnp.int32), policy.lengths[0], policy.lengths[-1])
+    lowest, highest = policy.lengths[0], policy.lengths[-1]
+
+    def lengths():
+        message = f"{name}.update: draft_lens has values from {{low}} to {{high}}: expected {lowest} to {highest}"
+        is_valid = (plan.draft_lens >= lowest) & (plan.draft_lens <= highest)
+        return is_valid, message, {"low": plan.draft_lens.min(), "high": plan.draft_lens.max()}
+
+    debug_check(lengths)
+    draft_lens = jnp.clip(plan.draft_lens.astype(jnp.int32), lowest, highest)
     confidence = None if plan.min_confidence is None else plan.min_confidence.astype(jnp.float32)
     return Plan(draft_lens, confidence)
