@@ -12,11 +12,11 @@ from bass_jax.decoding.options import DecodeOptions
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.prompt_layout import PromptLayout, lay_out_prompts
 from bass_jax.decoding.state import FinishReason, SpecState
-from bass_jax.drafters.protocols import ChunkedDrafter, reads_hidden_states
+from bass_jax.drafters.protocols import ChunkedDrafter, hidden_layers_of, reads_hidden_states
 from bass_jax.models import kv_cache as kv
 from bass_jax.models.mesh import mesh_of, place_whole, replicate_on_mesh
 from bass_jax.models.prefill_cache import read_in_chunks
-from bass_jax.models.protocol import Cache, SeparateHead, TargetModel, check_cache, forward, read_tokens, require_hidden
+from bass_jax.models.protocol import Cache, check_cache, hidden_width_of, read_hidden, read_tokens
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import SamplingParams
 from bass_jax.typing import Array, Float, Int, Key
@@ -101,22 +101,21 @@ class PromptState(NamedTuple):
 
     target_cache: Cache
     drafter_state: Any  # None until the prompts are read, for a drafter that does not read chunks
-    hidden: Float[Array, "B C D"] | None  # of the target at the tokens read so far, for a drafter that reads them
+    hidden: Float[Array, "B C E"] | None  # of the target at the tokens read so far; None if the drafter keeps its own
 
 
 def reads_in_chunks(pair: Pair) -> bool:
     """Returns whether the drafter reads prompts in chunks; otherwise `finish_prompts` gives it whole prompts."""
-    return isinstance(pair.drafter, ChunkedDrafter) and not reads_hidden_states(pair.drafter)
+    return isinstance(pair.drafter, ChunkedDrafter)
 
 
 def start_prompts(pair: Pair, num_rows: int, capacity: int) -> PromptState:
     """Returns empty caches. They are zeroed, because a NaN in an unread slot would spoil the attention output."""
     drafter: Any = pair.drafter
     cache, hidden = check_cache(pair.target, pair.target.init_cache(num_rows, capacity), num_rows), None
-    if reads_hidden_states(pair.drafter):
-        token = jnp.zeros((num_rows, 1), jnp.int32)
-        shape = jax.eval_shape(lambda cache: _hidden_states(pair.target, token, token, cache), cache)[0]
-        hidden = jnp.zeros((num_rows, capacity, shape.shape[-1]), shape.dtype)
+    if reads_hidden_states(pair.drafter) and not reads_in_chunks(pair):
+        width, dtype = hidden_width_of(pair.target, hidden_layers_of(pair.drafter))
+        hidden = jnp.zeros((num_rows, capacity, width), dtype)
     state = drafter.start(num_rows, capacity) if reads_in_chunks(pair) else None
     return PromptState(cache, state, hidden)
 
@@ -133,22 +132,17 @@ def read_chunk(
         positions: ``[B, T]`` int32; entries at or past the capacity C are padding.
     """
     drafter: Any = pair.drafter
-    state = drafter.read(prompts.drafter_state, tokens, positions) if reads_in_chunks(pair) else None
-    if prompts.hidden is None:
+    if not reads_hidden_states(pair.drafter):
+        state = drafter.read(prompts.drafter_state, tokens, positions) if reads_in_chunks(pair) else None
         _, cache = read_tokens(pair.target, tokens, positions, prompts.target_cache)
         return PromptState(cache, state, None)
-    new, cache = _hidden_states(pair.target, tokens, positions, prompts.target_cache)
+    layers = hidden_layers_of(pair.drafter)
+    new, cache = read_hidden(pair.target, tokens, positions, prompts.target_cache, layers)
+    if reads_in_chunks(pair):
+        return PromptState(cache, drafter.read(prompts.drafter_state, tokens, positions, new), None)
+    assert prompts.hidden is not None
     rows = jnp.arange(tokens.shape[0])[:, None]
-    return PromptState(cache, state, prompts.hidden.at[rows, positions].set(new, mode="drop"))
-
-
-def _hidden_states(target: TargetModel, tokens: Array, positions: Array, cache: Cache) -> tuple[Array, Cache]:
-    """Runs a pass without logits; returns the hidden states that a drafter reads, and the cache."""
-    if isinstance(target, SeparateHead):
-        output = target.hidden_states(tokens, positions, cache)
-    else:
-        output = forward(target, tokens, positions, cache)
-    return require_hidden(target, output), output.cache
+    return PromptState(cache, None, prompts.hidden.at[rows, positions].set(new, mode="drop"))
 
 
 def finish_prompts(

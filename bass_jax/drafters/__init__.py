@@ -15,6 +15,7 @@ from bass_jax.drafters.protocols import (
     HiddenStateDrafter,
     MultiDraftDrafter,
     Proposal,
+    hidden_layers_of,
     reads_hidden_states,
 )
 from bass_jax.drafters.registry import find_drafter, register_drafter, registered_drafters
@@ -33,6 +34,7 @@ __all__ = [
     "Proposal",
     "RetrievalDrafter",
     "find_drafter",
+    "hidden_layers_of",
     "network_drafter",
     "reads_hidden_states",
     "register_drafter",

@@ -45,8 +45,10 @@ class TargetModel(Protocol):
             positions: ``[B, T]`` int32: in each row consecutive positions, then padding at or past the capacity, which
                 writes nothing and whose outputs are meaningless.
             cache: contains every earlier position of each row.
-            hidden_layers: static; the layers whose hidden states are returned as `ForwardOutput.hidden`. A model that
-                cannot return them raises a `ValueError`.
+            hidden_layers: static; the layers whose hidden states are returned as `ForwardOutput.hidden`, joined in this
+                order. Id i is the input of layer i, and id L the output of the last layer before the final norm. With
+                ``()`` the model may return what its head reads, or None. A model that cannot return the layers raises a
+                `ValueError`.
 
         Returns:
             Logits ``[B, T, V]`` float32 of the token after each position, and the cache with the tokens of this pass.
@@ -68,7 +70,9 @@ class LimitedContext(Protocol):
 class SeparateHead(Protocol):
     """A model that can leave out its head, for a prefill or a pass that scores few positions."""
 
-    def hidden_states(self, tokens: Array, positions: Array, cache: Cache) -> ForwardOutput:
+    def hidden_states(
+        self, tokens: Array, positions: Array, cache: Cache, *, hidden_layers: tuple[int, ...] = ()
+    ) -> ForwardOutput:
         """Runs `TargetModel.forward` without the head: `ForwardOutput.logits` is None."""
         ...
 
@@ -127,9 +131,37 @@ def apply_head(model: TargetModel, states: Float[Array, "B T _"]) -> Float[Array
     return model.logits(states) if isinstance(model, SeparateHead) else states
 
 
-def forward(model: TargetModel, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: Cache) -> ForwardOutput:
+def read_hidden(
+    model: TargetModel,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    cache: Cache,
+    hidden_layers: tuple[int, ...] = (),
+) -> tuple[Float[Array, "B T _"], Cache]:
+    """Runs a pass of which only the hidden states of `hidden_layers` are needed; returns them and the cache."""
+    if isinstance(model, SeparateHead):
+        output = model.hidden_states(tokens, positions, cache, hidden_layers=hidden_layers)
+    else:
+        output = forward(model, tokens, positions, cache, hidden_layers)
+    return require_hidden(model, output), output.cache
+
+
+def hidden_width_of(model: TargetModel, hidden_layers: tuple[int, ...] = ()) -> tuple[int, Any]:
+    """Returns the width and the dtype of the hidden states of `hidden_layers`, without computing anything."""
+    token = jnp.zeros((1, 1), jnp.int32)
+    hidden = jax.eval_shape(lambda: read_hidden(model, token, token, model.init_cache(1, 64), hidden_layers)[0])
+    return hidden.shape[-1], hidden.dtype
+
+
+def forward(
+    model: TargetModel,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    cache: Cache,
+    hidden_layers: tuple[int, ...] = (),
+) -> ForwardOutput:
     """Runs a pass and checks what the model returned; see `check_output`."""
-    output = model.forward(tokens, positions, cache)
+    output = model.forward(tokens, positions, cache, hidden_layers=hidden_layers)
     check_output(model, output, tokens.shape, cache)
     return output._replace(logits=output.logits.astype(jnp.float32))
 
