@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from bass_jax.engine import Engine, EngineConfig
     from bass_jax.engine.generate import generate, stream
+    from bass_jax.runtime.debug import debug_checks as debug_checks
     from bass_jax.sampling import SamplingParams
     from bass_jax.testing import verify_lossless
 
@@ -84,17 +85,18 @@ _MODULES = {
     "EngineConfig": "engine",
     "SamplingParams": "sampling",
     "SpecConfig": "config",
+    "debug_checks": "runtime.debug",
     "generate": "engine.generate",
     "stream": "engine.generate",
     "verify_lossless": "testing",
 }
-"""Where a public name is defined; the others are in `bass_jax.decoding`."""
+"""Where a public name is defined; the others are in `bass_jax.decoding`. `debug_checks` is for development only."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"bass_jax.{name}")
-    if name not in __all__:
+    if name not in __all__ and name not in _MODULES:
         raise AttributeError(f"module 'bass_jax' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"bass_jax.{_MODULES.get(name, 'decoding')}"), name)
     globals()[name] = value

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
@@ -66,7 +67,8 @@ class SpecConfig:
         draft_len: draft tokens per step, 0 to 32. A length between two buckets runs in the larger one, whose
             remaining positions are not drafted. None lets `bass_jax.generate` and `bass_jax.Engine` choose the length
             while decoding (policy ``"auto"``); a step on its own then uses `DEFAULT_DRAFT_LEN`.
-        acceptance: name of a registered acceptance rule, or ``"module:name"`` of your own.
+        acceptance: an `bass_jax.acceptance.AcceptanceRule` or its name: a registered one, or ``"module:name"`` of your
+            own, with arguments or without.
         acceptance_kernel: ``"pallas"`` runs the greedy and the token rule as one fused kernel on a GPU and gives the
             same tokens; ``"xla"`` does not use the kernel.
         record_drafts: add a `bass_jax.decoding.state.DraftRecord` to the step's info. The distributions, which the
@@ -82,7 +84,7 @@ class SpecConfig:
     """
 
     draft_len: int | None = None
-    acceptance: str = "token"
+    acceptance: Any = "token"  # a name or an `AcceptanceRule`, which is in a higher package
     acceptance_kernel: str = "pallas"
     record_drafts: bool = False
     num_candidates: int = 1
@@ -92,7 +94,8 @@ class SpecConfig:
     def __post_init__(self):
         if self.draft_len is not None:
             draft_len_bucket(self.draft_len)
-        check_kind("acceptance", self.acceptance, str, "the name of a rule")
+        if not isinstance(self.acceptance, str) and not hasattr(self.acceptance, "accept"):
+            raise ValueError(f"acceptance={shown(self.acceptance)}: expected an AcceptanceRule or the name of a rule")
         check_flag("record_drafts", self.record_drafts)
         check_integer("num_candidates", self.num_candidates, 1, MAX_CANDIDATES)
         if self.num_logprobs is not None:

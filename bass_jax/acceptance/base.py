@@ -4,13 +4,15 @@ A rule is one pure function and its declared properties (`AcceptanceRule`).
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 
 from bass_jax.runtime.checks import check_kind, shown
-from bass_jax.runtime.imports import import_attribute
+from bass_jax.runtime.debug import debug_check
+from bass_jax.runtime.imports import import_part
 from bass_jax.runtime.names import expected_one_of
 from bass_jax.sampling.distribution import TokenDistribution
 from bass_jax.sampling.params import SamplingParams
@@ -148,9 +150,24 @@ def check_acceptance(rule: AcceptanceRule, result: Any, kind: type, num_drafted:
         candidate = jnp.clip(result.candidate, 0, num_drafted.shape[1] - 1).astype(jnp.int32)
         result = result._replace(candidate=candidate)
         num_drafted = num_drafted[jnp.arange(num_rows), candidate]
+    debug_check(lambda: _valid_counts(rule, result.num_accepted, num_drafted))
+    debug_check(lambda: _valid_tokens(rule, result.next_token, vocab_size))
     num_accepted = jnp.clip(result.num_accepted, 0, num_drafted).astype(jnp.int32)
     next_token = jnp.clip(result.next_token, 0, vocab_size - 1).astype(jnp.int32)
     return result._replace(num_accepted=num_accepted, next_token=next_token)
+
+
+def _valid_counts(rule: AcceptanceRule, num_accepted: Array, num_drafted: Array):
+    worst = jnp.argmax(jnp.maximum(num_accepted - num_drafted, -num_accepted))
+    message = f"acceptance={rule.name!r}: num_accepted has the value {{value}}: expected 0 to the {{most}} drafts"
+    values = {"value": num_accepted[worst], "most": num_drafted[worst]}
+    return (num_accepted >= 0) & (num_accepted <= num_drafted), message, values
+
+
+def _valid_tokens(rule: AcceptanceRule, next_token: Array, vocab_size: int):
+    is_token = (next_token >= 0) & (next_token < vocab_size)
+    message = f"acceptance={rule.name!r}: next_token has the value {{value}}: expected 0 to {vocab_size - 1}"
+    return is_token, message, {"value": next_token[jnp.argmax(~is_token)]}
 
 
 def check_greedy(rule: AcceptanceRule, sampling: SamplingParams) -> None:
@@ -191,25 +208,37 @@ def registered_rules() -> dict[str, AcceptanceRule]:
     return dict(_REGISTRY)
 
 
-def find_rule(name: str) -> AcceptanceRule:
-    """Returns the rule that `name` names: a registered one, ``"module:attribute"``, or ``"family(0.3)"``.
+def find_rule(rule: str | AcceptanceRule) -> AcceptanceRule:
+    """Returns the rule that `rule` is or names.
+
+    Args:
+        rule: a rule, a registered name, ``"family(0.3)"`` of a registered factory, or ``"module:name"`` of a rule or of
+            a function that makes one, with arguments or without.
 
     Raises:
         ValueError: if there is no such rule.
     """
-    check_kind("acceptance", name, str, "the name of a rule")
-    if name in _REGISTRY:
-        return _REGISTRY[name]
-    family, bracket, numbers = name.partition("(")
+    if isinstance(rule, AcceptanceRule):
+        return rule
+    check_kind("acceptance", rule, str, "an AcceptanceRule or the name of a rule")
+    if rule in _REGISTRY:
+        return _REGISTRY[rule]
+    family, bracket, numbers = rule.partition("(")
     if bracket and family in _FACTORIES:
         try:
             arguments = [float(number) for number in numbers.removesuffix(")").split(",")]
         except ValueError:
-            raise ValueError(f"acceptance={name!r}: expected numbers, as in '{family}(0.5, 0.4)'") from None
+            raise ValueError(f"acceptance={rule!r}: expected numbers, as in '{family}(0.5, 0.4)'") from None
         return _FACTORIES[family](*arguments)
-    if ":" not in name:
-        raise ValueError(f"acceptance={name!r}: {expected_one_of(family, sorted(_REGISTRY), "'module:attribute'")}")
-    rule = import_attribute(name, "acceptance")
+    if ":" not in family:
+        raise ValueError(f"acceptance={rule!r}: {expected_one_of(family, sorted(_REGISTRY), "'module:attribute'")}")
+    return _import_rule(rule)
+
+
+@functools.cache
+def _import_rule(name: str) -> AcceptanceRule:
+    """Imports a rule once, so that a rule that a function makes is one object, and a step of it compiles once."""
+    rule = import_part(name, "acceptance", AcceptanceRule)
     if not isinstance(rule, AcceptanceRule):
         raise ValueError(f"acceptance={name!r}: expected an AcceptanceRule, not {type(rule).__name__}")
     return rule

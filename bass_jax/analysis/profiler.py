@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bass_jax.acceptance import find_rule
 from bass_jax.config import SpecConfig, capacity_bucket
 from bass_jax.cost_model import Profile, TableModel, draft_pass_shape, pass_shape
 from bass_jax.decoding.compiled_steps import CompiledSteps, bucket_spec
@@ -123,7 +124,7 @@ def measure_profile(
         "pair": name,
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
-        "acceptance": spec.acceptance,
+        "acceptance": find_rule(spec.acceptance).name,
         "date": datetime.date.today().isoformat(),
         "num_prompts": len(prompts),
         "max_new_tokens": max_new_tokens,

@@ -105,7 +105,7 @@ def check_source(path: str) -> None:
     """
     from bass_jax.models import PRESETS
 
-    if "/" not in path and path not in PRESETS and not Path(path).exists():
+    if "/" not in path and ":" not in path and path not in PRESETS and not Path(path).exists():
         raise ValueError(f"{path}: neither a file, a directory nor a preset{nearest(path, PRESETS)}")
 
 

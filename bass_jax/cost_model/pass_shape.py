@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from bass_jax.drafters import Drafter, EagleDrafter, ModelDrafter
+from bass_jax.models.flax_model import Model
 from bass_jax.models.model_config import ModelConfig
 
 
@@ -49,5 +50,7 @@ def pass_shape(config: ModelConfig) -> PassShape:
 
 
 def draft_pass_shape(drafter: Drafter) -> PassShape | None:
-    """Returns the work of a pass of the draft model, or None for a drafter without a model."""
-    return pass_shape(drafter.model.config) if isinstance(drafter, ModelDrafter | EagleDrafter) else None
+    """Returns the work of a pass of the draft model, or None for a drafter without a model of ours."""
+    if isinstance(drafter, ModelDrafter | EagleDrafter) and isinstance(drafter.model, Model):
+        return pass_shape(drafter.model.config)
+    return None

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 
+from bass_jax.acceptance import find_rule
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
@@ -36,8 +37,9 @@ def synchronized_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[S
 
     Source: Qian et al. 2024 (BASS, arXiv 2404.15778), section 3.
     """
-    if spec.acceptance not in RULES and not spec.acceptance.startswith("synthetic"):
-        raise ValueError(f"acceptance={spec.acceptance!r}: expected one of {RULES} for the synchronized baseline")
+    name = find_rule(spec.acceptance).name
+    if name not in RULES and not name.startswith("synthetic"):
+        raise ValueError(f"acceptance={name!r}: expected one of {RULES} for the synchronized baseline")
     start = state.lengths
     state, info = speculate_step(pair, state, spec)
     is_running = info.is_active & (info.finish == FinishReason.RUNNING)

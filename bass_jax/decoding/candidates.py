@@ -12,6 +12,7 @@ from bass_jax.decoding.positions import input_positions, join_tokens, last_token
 from bass_jax.decoding.state import SpecState
 from bass_jax.drafters import MultiDraftDrafter, Proposal, reads_hidden_states
 from bass_jax.models.kv_cache import KVCache, keep_candidate
+from bass_jax.models.protocol import CandidateModel
 from bass_jax.sampling import LogitsProcessors, TokenDistribution, token_distribution
 from bass_jax.typing import Array, Int
 
@@ -28,6 +29,8 @@ def check_candidates(pair: Pair, spec: SpecConfig, rule: AcceptanceRule) -> None
     if rule.accept_candidates is None:
         able = sorted(name for name, other in registered_rules().items() if other.accept_candidates is not None)
         raise ValueError(f"{found}: expected 1 with acceptance={rule.name!r}, or one of the rules {able}")
+    if not isinstance(pair.target, CandidateModel):
+        raise ValueError(f"{found}: expected 1, because {type(pair.target).__name__} has no forward_candidates")
     if not isinstance(pair.drafter, MultiDraftDrafter):
         raise ValueError(f"{found}: expected 1, because {drafter} has no propose_many")
     if reads_hidden_states(pair.drafter):
@@ -62,11 +65,12 @@ def verify_candidates(
     rows = jnp.arange(B)
     # Every candidate includes the last committed token, because the rule reads the first position of any of them.
     num_inputs = jnp.where(state.done[:, None], 0, proposal.num_drafted + 1)
-    positions = input_positions(state.lengths, G + 1, num_inputs, state.target_cache.capacity)
+    positions = input_positions(state.lengths, G + 1, num_inputs, state.tokens.shape[1])
     with jax.named_scope("verify"):
         last = jnp.broadcast_to(last_tokens(state)[:, None, None], (B, M, 1))
         inputs = jnp.concatenate([last, proposal.tokens], axis=2)
         assert isinstance(state.target_cache, KVCache), "the engine allows pages only with one candidate"
+        assert isinstance(pair.target, CandidateModel), "check_candidates refuses other targets"
         output = pair.target.forward_candidates(inputs, positions, state.target_cache)
     with jax.named_scope("accept"):
         processed = raw = output.logits

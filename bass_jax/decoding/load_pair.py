@@ -9,19 +9,28 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bass_jax.decoding.pair import Pair
-from bass_jax.drafters import Drafter, NgramDrafter, RetrievalDrafter, network_drafter
+from bass_jax.drafters import (
+    Drafter,
+    NgramDrafter,
+    RetrievalDrafter,
+    find_drafter,
+    network_drafter,
+    registered_drafters,
+)
 from bass_jax.drafters.ensemble import ensemble_drafter
+from bass_jax.drafters.protocols import check_drafter_object
+from bass_jax.drafters.registry import is_drafter_name
 from bass_jax.models import Model, preset, random_model
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.runtime.bundled import find_bundled
 from bass_jax.runtime.checks import check_choice, check_kind
-from bass_jax.runtime.imports import import_attribute
+from bass_jax.runtime.imports import import_attribute, import_part
 from bass_jax.runtime.names import expected_one_of
 from bass_jax.sampling.keys import check_key
 from bass_jax.typing import Array, Key
 
-DRAFTERS = ("draft_model", "eagle", "ngram", "retrieval", "ensemble", "ensemble_eagle")
-"""The names of drafters in `load_pair`."""
+PAIR_DRAFTERS = ("draft_model", "eagle", "retrieval", "ensemble", "ensemble_eagle")
+"""The names of drafters that `load_pair` makes from the files of a pair; `register_drafter` adds others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +80,10 @@ def load_pair(
 
     Args:
         path: a pair directory, whose ``manifest.json`` names target and draft, or a checkpoint of a target; see
-            `bass_jax.checkpoint.load_model`. The pair ``"checkpoints/quickstart"`` comes with the package.
-        drafter: a name, a path, ``"module:name"`` of a `Drafter`, or a `Drafter`. Names: ``"draft_model"`` (the pair's
+            `bass_jax.checkpoint.load_model`. The pair ``"checkpoints/quickstart"`` comes with the package. Or
+            ``"module:name"`` of a `Pair`, or of a function or class that makes one, with arguments or without.
+        drafter: a `Drafter`, a registered name or ``"module:name"``, either with arguments or without (see
+            `bass_jax.drafters.find_drafter`), a path, or a name. Names: ``"draft_model"`` (the pair's
             draft model), ``"eagle"`` (the pair's draft that reads the target's hidden states), ``"ngram"`` (prompt
             lookup), ``"retrieval"`` (the pair's datastore), ``"ensemble"`` (prompt lookup, datastore and draft model)
             and ``"ensemble_eagle"`` (the same with the EAGLE draft). Paths: a draft model, or a ``.safetensors``
@@ -86,11 +97,16 @@ def load_pair(
     from bass_jax import checkpoint
 
     check_kind("path", path, str | Path)
-    check_kind("drafter", drafter, str | Path | Drafter | None, "the name or path of a drafter, a Drafter, or None")
     options = dataclasses.replace(options or ModelOptions(), **changes)
     path = find_bundled(path)
     if isinstance(drafter, str):
-        drafter = _resolve(drafter)
+        _check_name(drafter)
+    elif drafter is not None and not isinstance(drafter, Path):
+        check_drafter_object("drafter", drafter)
+    if isinstance(path, str) and ":" in path and not Path(path).exists():
+        pair = import_part(path, "path", Pair)
+        check_kind(f"path={path!r}", pair, Pair)
+        return pair if drafter is None else pair.with_drafter(_drafter_of(drafter, path, pair, None, None, options))
     target_options = {name: getattr(options, name) for name in ("dtype", "quantize", "cache_dtype", "mesh", "rules")}
     draft, datastore = None, None
     if checkpoint.is_pair(path):
@@ -106,39 +122,54 @@ def load_pair(
         target, tokenizer = checkpoint.load_model(path, **target_options), checkpoint.load_tokenizer(path)
     if drafter is None:
         drafter = "ngram" if draft is None else "draft_model"
-    if isinstance(drafter, str) and drafter in DRAFTERS:
-        drafter = _named(drafter, path, target, draft, datastore, tokenizer)
-    elif isinstance(drafter, str | Path):
-        drafter = _load_drafter(str(drafter), target, tokenizer, options)
-    return Pair(target, drafter, tokenizer)
+    pair = Pair(target, NgramDrafter(), tokenizer)
+    return pair.with_drafter(_drafter_of(drafter, path, pair, draft, datastore, options))
 
 
-def _resolve(name: str) -> str | Drafter:
-    """Returns the drafter of ``"module:name"``, or `name` if it is a known name or a path.
+def _check_name(name: str) -> None:
+    """Checks that `name` can be the name or path of a drafter, before models are loaded.
 
     Raises:
-        ValueError: if it is none of these.
+        ValueError: if it is neither.
     """
-    is_path = Path(name).exists() or "/" in name or name.endswith(".safetensors")
-    if name in DRAFTERS or is_path:
-        return name
-    if ":" not in name:
-        raise ValueError(f"drafter={name!r}: {expected_one_of(name, DRAFTERS, "a path or 'module:name'")}")
-    found = import_attribute(name, "drafter")
-    check_kind(f"drafter={name!r}", found, Drafter, "an object with init, propose and commit")
-    return found
+    if not (name in PAIR_DRAFTERS or is_drafter_name(name) or _is_path(name)):
+        names = (*PAIR_DRAFTERS, *registered_drafters())
+        raise ValueError(f"drafter={name!r}: {expected_one_of(name, names, "a path or 'module:name'")}")
+    if is_drafter_name(name) and ":" in name:
+        import_attribute(name.partition("(")[0], "drafter")
 
 
-def _named(
+def _is_path(name: str) -> bool:
+    return Path(name).exists() or "/" in name or name.endswith(".safetensors")
+
+
+def _drafter_of(
+    drafter: str | Path | Drafter,
+    path: str | Path,
+    pair: Pair,
+    draft: Model | None,
+    datastore: Path | None,
+    options: ModelOptions,
+) -> Drafter:
+    """Returns the drafter that the argument of `load_pair` is or names, for a pair with the models of `path`."""
+    target: Any = pair.target
+    if not isinstance(drafter, str | Path):
+        return drafter
+    if drafter in PAIR_DRAFTERS:
+        return _of_pair(str(drafter), path, target, draft, datastore, pair.tokenizer)
+    if isinstance(drafter, str) and is_drafter_name(drafter):
+        return find_drafter(drafter, target, pair.tokenizer)
+    return _load_drafter(str(drafter), target, pair.tokenizer, options)
+
+
+def _of_pair(
     name: str, path: str | Path, target: Model, draft: Model | None, datastore: Path | None, tokenizer: Any
 ) -> Drafter:
-    """Returns the drafter of a name in `DRAFTERS`."""
-    if name == "ngram":
-        return NgramDrafter()
+    """Returns the drafter of a name in `PAIR_DRAFTERS`."""
     if draft is None and name in ("draft_model", "eagle", "ensemble_eagle"):
         kind = "draft" if name == "draft_model" else "EAGLE draft"
         raise ValueError(f"drafter={name!r}: {path} has no {kind}; expected 'ngram' or the path of a draft")
-    network = None if draft is None else network_drafter(draft, target.config.vocab_size)
+    network = None if draft is None else network_drafter(draft, target.vocab_size)
     if name in ("draft_model", "eagle"):
         assert network is not None
         return network
@@ -157,14 +188,14 @@ def _load_drafter(path: str, target: Model, tokenizer: Any, options: ModelOption
     if path.endswith(".safetensors"):
         return load_datastore(path, target, tokenizer)
     draft = checkpoint.load_draft(path, target, tokenizer, **options.of_draft)
-    return network_drafter(draft, target.config.vocab_size)
+    return network_drafter(draft, target.vocab_size)
 
 
 def load_datastore(path: str | Path, target: Model, tokenizer: Any = None) -> RetrievalDrafter:
     """Loads a retrieval datastore for a target; see `bass_jax.checkpoint.read_datastore` for errors."""
     from bass_jax.checkpoint import read_datastore
 
-    arrays, about = read_datastore(path, vocab_size=target.config.vocab_size, tokenizer=tokenizer)
+    arrays, about = read_datastore(path, vocab_size=target.vocab_size, tokenizer=tokenizer)
     device_arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
     return RetrievalDrafter(**device_arrays, max_ngram=about["max_ngram"], min_ngram=about["min_ngram"])
 
@@ -181,7 +212,8 @@ def random_pair(
 
     Args:
         target: a name in `bass_jax.models.PRESETS`, or a configuration.
-        draft: the same for the draft model; None uses the drafter ``"ngram"``.
+        draft: the same for the draft model; or a registered drafter or ``"module:name"``, as in `load_pair`. None uses
+            the drafter ``"ngram"``.
         key: default ``jax.random.key(0)``.
         options: default ``ModelOptions(dtype="bfloat16")``. The dtype applies to models given by name.
         changes: fields of `ModelOptions` that replace those of `options`.
@@ -203,5 +235,7 @@ def random_pair(
     made = make(target, keys[0], options.rules, quantize=options.quantize, cache_dtype=options.cache_dtype)
     if draft is None:
         return Pair(made, NgramDrafter())
+    if isinstance(draft, str) and is_drafter_name(draft):
+        return Pair(made, find_drafter(draft, made))
     small = make(draft, keys[1], options.of_draft["rules"], quantize=options.quantize_draft)
     return Pair(made, network_drafter(small, made.config.vocab_size))

@@ -12,11 +12,11 @@ from bass_jax.decoding.options import DecodeOptions
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.prompt_layout import PromptLayout, lay_out_prompts
 from bass_jax.decoding.state import FinishReason, SpecState
-from bass_jax.drafters.protocols import ChunkedDrafter, reads_hidden_states
+from bass_jax.drafters.protocols import ChunkedDrafter, hidden_layers_of, reads_hidden_states
 from bass_jax.models import kv_cache as kv
-from bass_jax.models.kv_cache import KVCache, PagedCache
 from bass_jax.models.mesh import mesh_of, place_whole, replicate_on_mesh
 from bass_jax.models.prefill_cache import read_in_chunks
+from bass_jax.models.protocol import Cache, check_cache, hidden_width_of, read_hidden, read_tokens
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import SamplingParams
 from bass_jax.typing import Array, Float, Int, Key
@@ -99,24 +99,25 @@ def read_prompts(pair: Pair, layout: PromptLayout, num_rows: int) -> SpecState:
 class PromptState(NamedTuple):
     """The caches of prompts that are being read."""
 
-    target_cache: KVCache | PagedCache
+    target_cache: Cache
     drafter_state: Any  # None until the prompts are read, for a drafter that does not read chunks
-    hidden: Float[Array, "B C D"] | None  # of the target at the tokens read so far, for a drafter that reads them
+    hidden: Float[Array, "B C E"] | None  # of the target at the tokens read so far; None if the drafter keeps its own
 
 
 def reads_in_chunks(pair: Pair) -> bool:
     """Returns whether the drafter reads prompts in chunks; otherwise `finish_prompts` gives it whole prompts."""
-    return isinstance(pair.drafter, ChunkedDrafter) and not reads_hidden_states(pair.drafter)
+    return isinstance(pair.drafter, ChunkedDrafter)
 
 
 def start_prompts(pair: Pair, num_rows: int, capacity: int) -> PromptState:
     """Returns empty caches. They are zeroed, because a NaN in an unread slot would spoil the attention output."""
     drafter: Any = pair.drafter
-    config, hidden = pair.target.config, None
-    if reads_hidden_states(pair.drafter):
-        hidden = jnp.zeros((num_rows, capacity, config.width), config.dtype)
+    cache, hidden = check_cache(pair.target, pair.target.init_cache(num_rows, capacity), num_rows), None
+    if reads_hidden_states(pair.drafter) and not reads_in_chunks(pair):
+        width, dtype = hidden_width_of(pair.target, hidden_layers_of(pair.drafter))
+        hidden = jnp.zeros((num_rows, capacity, width), dtype)
     state = drafter.start(num_rows, capacity) if reads_in_chunks(pair) else None
-    return PromptState(pair.target.init_cache(num_rows, capacity), state, hidden)
+    return PromptState(cache, state, hidden)
 
 
 def read_chunk(
@@ -131,13 +132,17 @@ def read_chunk(
         positions: ``[B, T]`` int32; entries at or past the capacity C are padding.
     """
     drafter: Any = pair.drafter
-    output = pair.target.hidden_states(tokens, positions, prompts.target_cache)
-    state = drafter.read(prompts.drafter_state, tokens, positions) if reads_in_chunks(pair) else None
-    hidden = prompts.hidden
-    if hidden is not None:
-        rows = jnp.arange(tokens.shape[0])[:, None]
-        hidden = hidden.at[rows, positions].set(output.hidden, mode="drop")
-    return PromptState(output.cache, state, hidden)
+    if not reads_hidden_states(pair.drafter):
+        state = drafter.read(prompts.drafter_state, tokens, positions) if reads_in_chunks(pair) else None
+        _, cache = read_tokens(pair.target, tokens, positions, prompts.target_cache)
+        return PromptState(cache, state, None)
+    layers = hidden_layers_of(pair.drafter)
+    new, cache = read_hidden(pair.target, tokens, positions, prompts.target_cache, layers)
+    if reads_in_chunks(pair):
+        return PromptState(cache, drafter.read(prompts.drafter_state, tokens, positions, new), None)
+    assert prompts.hidden is not None
+    rows = jnp.arange(tokens.shape[0])[:, None]
+    return PromptState(cache, None, prompts.hidden.at[rows, positions].set(new, mode="drop"))
 
 
 def finish_prompts(
@@ -151,13 +156,13 @@ def finish_prompts(
     return prompts._replace(drafter_state=drafter.init(tokens, lengths, *hidden), hidden=None)
 
 
-def _fill_caches(pair: Pair, tokens: Int[Array, "B C"], lengths: Int[Array, "B"]) -> tuple[KVCache | PagedCache, Any]:
+def _fill_caches(pair: Pair, tokens: Int[Array, "B C"], lengths: Int[Array, "B"]) -> tuple[Cache, Any]:
     """Returns both caches with all but the last token of each prompt."""
     prompts = start_prompts(pair, *tokens.shape)
 
     def read(prompts, tokens, positions):
         return read_chunk(pair, prompts, tokens, positions)
 
-    prompts = read_in_chunks(read, prompts, tokens, lengths - 1, prompts.target_cache.capacity)
+    prompts = read_in_chunks(read, prompts, tokens, lengths - 1, tokens.shape[1])
     prompts = finish_prompts(pair, prompts, tokens, lengths)
     return replicate_on_mesh((prompts.target_cache, prompts.drafter_state))

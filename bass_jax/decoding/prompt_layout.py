@@ -10,8 +10,9 @@ from bass_jax.acceptance import find_rule
 from bass_jax.acceptance.base import check_greedy
 from bass_jax.config import SpecConfig, batch_bucket, capacity_bucket
 from bass_jax.decoding.options import DecodeOptions
-from bass_jax.decoding.pair import Pair
+from bass_jax.decoding.pair import Pair, check_pair
 from bass_jax.decoding.state import FinishReason, SpecState
+from bass_jax.models.protocol import context_of
 from bass_jax.runtime.checks import check_integer, check_kind, check_per_row, check_sequence, check_tokens
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import SamplingParams
@@ -53,7 +54,7 @@ def lay_out_prompts(
     Raises:
         ValueError: as `bass_jax.prefill`.
     """
-    check_kind("pair", pair, Pair)
+    check_pair(pair)
     check_kind("spec", spec, SpecConfig)
     sampling, num_samples = options.sampling or SamplingParams(), options.num_samples
     check_greedy(find_rule(spec.acceptance), sampling)
@@ -64,8 +65,8 @@ def lay_out_prompts(
         check_integer("max_new_tokens", limit, 1)
     prompt_lengths = np.repeat([len(prompt) for prompt in checked], num_samples).astype(np.int32)
     limits = prompt_lengths + max_new_tokens
-    context = pair.target.config.context
-    if limits.max() > context:
+    context = context_of(pair.target)
+    if context is not None and limits.max() > context:
         row = int(limits.argmax())
         raise ValueError(
             f"prompts[{row // num_samples}] has {prompt_lengths[row]} tokens and may grow to {limits[row]}: "
@@ -91,7 +92,7 @@ def lay_out_prompts(
         "keys": _row_keys(options, num_rows, num_padding),
         "num_steps": np.zeros(len(tokens), np.int32),
         "draft_lens": np.full(len(tokens), spec.num_drafts, np.int32),
-        "sampling_arrays": sampling.sampling_arrays(num_rows, pair.target.config.vocab_size, num_padding),
+        "sampling_arrays": sampling.sampling_arrays(num_rows, pair.target.vocab_size, num_padding),
         "stop_tokens": np.tile(stops, (len(tokens), 1)),
         "target_cache": None,
         "drafter_state": None,
@@ -131,7 +132,7 @@ def check_prompts(pair: Pair, prompts) -> list[np.ndarray]:
     check_sequence("prompts", prompts, "a sequence of prompts")
     if len(prompts) == 0:
         raise ValueError("prompts: the batch is empty; expected at least one prompt")
-    vocab_size = pair.target.config.vocab_size
+    vocab_size = pair.target.vocab_size
     rows = [check_tokens(f"prompts[{i}]", prompt, vocab_size) for i, prompt in enumerate(prompts)]
     for i, row in enumerate(rows):
         if row.size == 0:

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bass_jax.models.kv_cache import KVCache, PagedCache
 from bass_jax.runtime.checks import check_integer, check_kind
 from bass_jax.sampling import SamplingArrays
 from bass_jax.typing import Array
@@ -41,7 +40,7 @@ class SpecState(NamedTuple):
     draft_lens: Array  # [B] int32, drafts wanted in the next step; set by prefill or a policy
     sampling_arrays: SamplingArrays
     stop_tokens: Array  # [B, num] int32, padded with -1
-    target_cache: KVCache | PagedCache  # capacity C
+    target_cache: Any  # the target's own pytree; the arrays have the first axis B, unless it is a `PagedCache`
     drafter_state: Any  # what the drafter keeps between steps, such as its cache
     min_confidence: Array | None = None  # [B] float32, a row stops before the first draft below it; None: never
 

@@ -15,8 +15,9 @@ from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.positions import input_positions, last_tokens, with_drafts
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
 from bass_jax.drafters import DraftContext, Proposal, reads_hidden_states
-from bass_jax.drafters.protocols import check_proposal
+from bass_jax.drafters.protocols import check_proposal, check_proposal_values, hidden_layers_of
 from bass_jax.models.mesh import replicate_on_mesh
+from bass_jax.models.protocol import forward, require_hidden
 from bass_jax.sampling import LogitsProcessors, find_processors
 from bass_jax.sampling.keys import Role, draw_keys, position_keys, step_draft_keys
 from bass_jax.typing import Array, Int, Key
@@ -137,10 +138,11 @@ def _propose(
         )
         num_wanted = num_wanted[:, None]
     shape = keys.shape if spec.num_candidates == 1 else (keys.shape[0], spec.num_candidates, keys.shape[1])
-    check_proposal(pair.drafter, proposal, shape, pair.target.config.vocab_size)
+    check_proposal(pair.drafter, proposal, shape, pair.target.vocab_size)
+    check_proposal_values(pair.drafter, proposal, num_wanted, pair.target.vocab_size)
     # Clip the proposal: a faulty drafter may return more tokens than requested, ids outside the vocabulary, or tokens
     # of probability 0.
-    is_draft = (proposal.tokens >= 0) & (proposal.tokens < pair.target.config.vocab_size)
+    is_draft = (proposal.tokens >= 0) & (proposal.tokens < pair.target.vocab_size)
     if proposal.probs is not None:
         is_draft &= jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=-1)[..., 0] > 0
     num_drafted = leading_run(is_draft, jnp.minimum(proposal.num_drafted, num_wanted))
@@ -153,10 +155,10 @@ def _verify(pair: Pair, state: SpecState, drafter_state: Any, inputs: Int[Array,
     Returns:
         The logits, the target's cache and the drafter's state after it observed the hidden states.
     """
-    positions = input_positions(state.lengths, inputs.shape[1], num_inputs, state.target_cache.capacity)
-    output = pair.target.forward(inputs, positions, state.target_cache)
+    positions = input_positions(state.lengths, inputs.shape[1], num_inputs, state.tokens.shape[1])
+    output = forward(pair.target, inputs, positions, state.target_cache, hidden_layers_of(pair.drafter))
     if reads_hidden_states(pair.drafter):
-        drafter_state = pair.drafter.observe(drafter_state, output.hidden, positions)
+        drafter_state = pair.drafter.observe(drafter_state, require_hidden(pair.target, output), positions)
     return output.logits, output.cache, drafter_state
 
 

@@ -15,8 +15,10 @@ from bass_jax.drafters.protocols import (
     HiddenStateDrafter,
     MultiDraftDrafter,
     Proposal,
+    hidden_layers_of,
     reads_hidden_states,
 )
+from bass_jax.drafters.registry import find_drafter, register_drafter, registered_drafters
 from bass_jax.drafters.retrieval import RetrievalDrafter
 
 __all__ = [
@@ -31,6 +33,10 @@ __all__ = [
     "NgramDrafter",
     "Proposal",
     "RetrievalDrafter",
+    "find_drafter",
+    "hidden_layers_of",
     "network_drafter",
     "reads_hidden_states",
+    "register_drafter",
+    "registered_drafters",
 ]

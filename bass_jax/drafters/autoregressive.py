@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bass_jax.drafters.protocols import DraftContext, Proposal
-from bass_jax.models.flax_model import Model
+from bass_jax.models.protocol import TargetModel, apply_head, output_ids_of
 from bass_jax.runtime.cpu_workarounds import argmax
 from bass_jax.sampling.distribution import sample_tokens, token_distribution
 from bass_jax.sampling.keys import gumbel
@@ -26,7 +26,7 @@ class NetworkDrafter(Protocol):
     """A drafter that runs a network."""
 
     @property
-    def model(self) -> Model:
+    def model(self) -> TargetModel:
         """The draft model."""
         ...
 
@@ -61,7 +61,8 @@ def continue_draft(
         drafter: whose model drafts.
         first: the first draft of each row.
         read_draft: ``(tokens [B, 1], positions [B, 1], carry) -> (hidden states [B, 1, D], carry)`` runs the model;
-            entries at the position C are padding.
+            entries at the position C are padding. The hidden states are those of `read_tokens`: logits for a model
+            without a separate head.
         carry: the cache, and what else `read_draft` needs.
         num_wanted: drafts of each row.
         context: the rows.
@@ -120,7 +121,7 @@ def choose_draft(
     confidence = draft_confidence(drafter, logits, context)
     if not is_sampled:
         column = argmax(logits[:, 0])
-        ids = drafter.model.output_ids if is_narrow else None
+        ids = output_ids_of(drafter.model) if is_narrow else None
         return (column if ids is None else ids[column]), None, confidence
     probs = token_distribution(logits, context.sampling_arrays).probs[:, 0]
     if is_narrow:
@@ -171,16 +172,17 @@ def _stop_below(
 
 def _own_logits(drafter: NetworkDrafter, hidden_states: Array) -> Float[Array, "B 1 O"]:
     """Returns logits over the tokens that the model can propose."""
-    logits = drafter.model.logits(hidden_states)
+    logits = apply_head(drafter.model, hidden_states)
     # The model's vocabulary may be padded beyond the target's.
-    return logits[..., : drafter.vocab_size] if drafter.model.output_ids is None else logits
+    return logits[..., : drafter.vocab_size] if output_ids_of(drafter.model) is None else logits
 
 
 def _spread(drafter: NetworkDrafter, values: Float[Array, "... O"], missing: float) -> Float[Array, "... V"]:
     """Moves values over the model's vocabulary to their tokens in the target's; other tokens get `missing`."""
-    if drafter.model.output_ids is not None:
+    output_ids = output_ids_of(drafter.model)
+    if output_ids is not None:
         full = jnp.full((*values.shape[:-1], drafter.vocab_size), missing, values.dtype)
-        return full.at[..., drafter.model.output_ids].set(values, unique_indices=True)
+        return full.at[..., output_ids].set(values, unique_indices=True)
     padding = drafter.vocab_size - values.shape[-1]
     widths = [(0, 0)] * (values.ndim - 1) + [(0, padding)]
     return jnp.pad(values, widths, constant_values=missing) if padding else values

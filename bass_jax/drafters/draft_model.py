@@ -15,10 +15,9 @@ from bass_jax.drafters.autoregressive import (
     tokens_at,
 )
 from bass_jax.drafters.protocols import DraftContext, Proposal
-from bass_jax.models.decoder import ForwardOutput
-from bass_jax.models.flax_model import Model
-from bass_jax.models.kv_cache import KVCache, PagedCache
+from bass_jax.models.kv_cache import PagedCache
 from bass_jax.models.prefill_cache import read_in_chunks
+from bass_jax.models.protocol import Cache, TargetModel, check_cache, read_tokens
 from bass_jax.runtime.cpu_workarounds import argmax
 from bass_jax.sampling.distribution import sample_tokens, token_distribution
 from bass_jax.sampling.keys import gumbel
@@ -28,7 +27,7 @@ from bass_jax.typing import Array, Bool, Float, Key
 class ModelDrafterState(NamedTuple):
     """The draft model's cache."""
 
-    cache: KVCache | PagedCache
+    cache: Any  # the model's own pytree
     num_cached: Array  # [B] int32, leading committed tokens whose keys and values the cache holds
 
 
@@ -42,31 +41,36 @@ class ModelDrafter:
     drafts more tokens are missing; a loop reads them first.
 
     Attributes:
-        model: the draft model. With `output_ids` it can propose only those tokens; all other tokens have probability 0.
+        model: the draft model, any `bass_jax.models.TargetModel`. With `output_ids` it can propose only those tokens;
+            all other tokens have probability 0.
             Its vocabulary may be padded to another size than the target's.
         vocab_size: V of the target, the width of the proposed distributions.
         min_confidence: a row ends before the first draft whose most probable token has a lower probability. Traced.
             None disables the check.
     """
 
-    model: Model
+    model: TargetModel
     vocab_size: int = dataclasses.field(metadata={"static": True})
     min_confidence: Any = None  # a number or an array; `Any` because JAX rebuilds the tree with other objects
 
     def init(self, tokens: Array, lengths: Array) -> ModelDrafterState:
         """Prefills all but the last token of each row."""
         state = self.start(*tokens.shape)
-        return read_in_chunks(self.read, state, tokens, lengths - 1, state.cache.capacity)
+        return read_in_chunks(self.read, state, tokens, lengths - 1, tokens.shape[1])
 
     def start(self, num_rows: int, capacity: int) -> ModelDrafterState:
         """Returns an empty cache."""
-        return ModelDrafterState(self.model.init_cache(num_rows, capacity), jnp.zeros(num_rows, jnp.int32))
+        cache = check_cache(self.model, self.model.init_cache(num_rows, capacity), num_rows)
+        return ModelDrafterState(cache, jnp.zeros(num_rows, jnp.int32))
 
     def read(self, state: ModelDrafterState, tokens: Array, positions: Array) -> ModelDrafterState:
         """Reads a chunk of the prompts in one pass."""
-        cache = self.model.hidden_states(tokens, positions, state.cache).cache
-        num_read = jnp.where(positions < cache.capacity, positions + 1, 0).max(axis=1).astype(jnp.int32)
-        return ModelDrafterState(cache, jnp.maximum(state.num_cached, num_read))
+        _, cache = read_tokens(self.model, tokens, positions, state.cache)
+        # A chunk ends with padding. With pages it can begin behind tokens that were read for another request.
+        start = positions[:, 0] if isinstance(state.cache, PagedCache) else state.num_cached
+        is_read = positions == start[:, None] + jnp.arange(tokens.shape[1])
+        num_read = jnp.cumprod(is_read, axis=1, dtype=jnp.int32).sum(axis=1, dtype=jnp.int32)
+        return ModelDrafterState(cache, start + num_read)
 
     def propose(
         self, state: ModelDrafterState, context: DraftContext, draft_len: int, *, is_sampled: bool
@@ -122,7 +126,7 @@ class ModelDrafter:
     def _read_committed(
         self, state: ModelDrafterState, context: DraftContext
     ) -> tuple[Float[Array, "B 1 D"], ModelDrafterState]:
-        """Reads the committed tokens that the cache lacks; returns the model's hidden states at the last one."""
+        """Reads the committed tokens that the cache lacks; returns what `apply_head` needs at the last one."""
         num_slots = 2
         is_drafting = context.num_wanted > 0
 
@@ -132,28 +136,26 @@ class ModelDrafter:
         def catch_up(state):
             num_read = jnp.clip(num_missing(state), 0, CATCH_UP_CHUNK)
             slots = jnp.arange(CATCH_UP_CHUNK)
-            output = self._read(state, context, state.num_cached[:, None] + slots, slots < num_read[:, None])
-            return ModelDrafterState(output.cache, state.num_cached + num_read)
+            _, cache = self._read(state, context, state.num_cached[:, None] + slots, slots < num_read[:, None])
+            return ModelDrafterState(cache, state.num_cached + num_read)
 
         state = jax.lax.while_loop(lambda state: (num_missing(state) > 0).any(), catch_up, state)
         positions = state.num_cached[:, None] + jnp.arange(num_slots)
         is_missing = (positions < context.lengths[:, None]) & is_drafting[:, None]
-        output = self._read(state, context, positions, is_missing)
+        states, cache = self._read(state, context, positions, is_missing)
         last = jnp.clip(context.lengths - 1 - state.num_cached, 0, num_slots - 1)
         num_cached = jnp.where(is_drafting, context.lengths, state.num_cached)
-        hidden = output.hidden[jnp.arange(last.shape[0]), last][:, None]
-        return hidden, ModelDrafterState(output.cache, num_cached)
+        return states[jnp.arange(last.shape[0]), last][:, None], ModelDrafterState(cache, num_cached)
 
-    def _read_draft(self, token: Array, position: Array, cache: KVCache | PagedCache) -> tuple[Array, Any]:
-        output = self.model.hidden_states(token, position, cache)
-        return output.hidden, output.cache
+    def _read_draft(self, token: Array, position: Array, cache: Cache) -> tuple[Array, Cache]:
+        return read_tokens(self.model, token, position, cache)
 
     def _read(
         self, state: ModelDrafterState, context: DraftContext, positions: Array, is_missing: Bool[Array, "B T"]
-    ) -> ForwardOutput:
+    ) -> tuple[Array, Cache]:
         """Reads the tokens at `positions` where they are missing."""
-        inputs = jnp.where(is_missing, positions, state.cache.capacity)
-        return self.model.hidden_states(tokens_at(context, positions), inputs, state.cache)
+        inputs = jnp.where(is_missing, positions, context.tokens.shape[1])
+        return read_tokens(self.model, tokens_at(context, positions), inputs, state.cache)
 
     def _sample_first(
         self, remaining: Float[Array, "B V"], scores: Float[Array, "B V"], keys: Key[Array, "B"], context: DraftContext

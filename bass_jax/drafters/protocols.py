@@ -5,6 +5,8 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import jax.numpy as jnp
 
+from bass_jax.runtime.checks import check_pytree
+from bass_jax.runtime.debug import debug_check
 from bass_jax.sampling.logits_processors import LogitsProcessors
 from bass_jax.sampling.params import SamplingArrays
 from bass_jax.typing import Array, check_array
@@ -78,14 +80,24 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class HiddenStateDrafter(Drafter, Protocol):
-    """A drafter that reads the target's final hidden states.
+    """A drafter that reads hidden states of the target.
 
     An `EnsembleDrafter` has these methods too; its `reads_hidden_states` is False if none of its parts reads them.
+    One that also has the methods of `ChunkedDrafter` reads prompts in chunks, and `read` gets the hidden states of the
+    chunk as a fourth argument, ``[B, T, E]``.
     """
 
     @property
     def reads_hidden_states(self) -> bool:
         """Whether `init` and `observe` have to be called with hidden states."""
+        ...
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Which hidden states it reads, as in `Model.forward`, together E = ``len(hidden_layers) * D`` values.
+
+        ``()`` is the final hidden state, as the head reads it, of E = D values.
+        """
         ...
 
     def init(self, tokens: Array, lengths: Array, hidden: Array | None = None) -> Any:
@@ -94,7 +106,7 @@ class HiddenStateDrafter(Drafter, Protocol):
         Args:
             tokens: ``[B, C]`` int32, padded on the right.
             lengths: ``[B]`` int32.
-            hidden: ``[B, C, D]``, the target's hidden states at all committed tokens except the last.
+            hidden: ``[B, C, E]``, the target's hidden states at all committed tokens except the last.
         """
         ...
 
@@ -103,7 +115,7 @@ class HiddenStateDrafter(Drafter, Protocol):
 
         Args:
             state: of the drafter.
-            hidden: ``[B, T, D]``, the target's hidden states.
+            hidden: ``[B, T, E]``, the target's hidden states.
             positions: ``[B, T]`` int32, their positions; entries at or past the capacity C are padding.
         """
         ...
@@ -144,6 +156,21 @@ class ChunkedDrafter(Drafter, Protocol):
         ...
 
 
+def check_drafter_object(name: str, drafter: Any) -> None:
+    """Checks that a user's object is a drafter and a pytree.
+
+    Raises:
+        ValueError: naming `name`, the missing method, or how to register a pytree.
+    """
+    methods = ("init", "propose", "commit")
+    if isinstance(drafter, type) or not isinstance(drafter, Drafter):
+        missing = [method for method in methods if not hasattr(drafter, method)]
+        kind = f"the class {drafter.__name__}" if isinstance(drafter, type) else type(drafter).__name__
+        found = f"{kind} without {' and '.join(missing)}" if missing else kind
+        raise ValueError(f"{name} is {found}: expected an object with init, propose and commit")
+    check_pytree(name, drafter)
+
+
 def check_proposal(drafter: Drafter, proposal: Any, shape: Sequence[int], vocab_size: int) -> None:
     """Checks the types and shapes of what `drafter` returned.
 
@@ -167,6 +194,57 @@ def check_proposal(drafter: Drafter, proposal: Any, shape: Sequence[int], vocab_
         check_array(proposal.confidence, f"{name}.propose: confidence", shape, jnp.floating)
 
 
+def check_proposal_values(drafter: Drafter, proposal: Proposal, num_wanted: Array, vocab_size: int) -> None:
+    """Checks the values of a proposal in the mode `bass_jax.debug_checks`; see there.
+
+    Args:
+        drafter: named in the error message.
+        proposal: the fields have an axis of size M after B if there are several candidates.
+        num_wanted: ``[B]`` int32, or ``[B, 1]`` for several candidates.
+        vocab_size: V of the target.
+    """
+    name = f"{type(drafter).__name__}.propose"
+    tokens, num_drafted, probs, _ = proposal
+    is_draft = jnp.arange(tokens.shape[-1]) < num_drafted[..., None]
+
+    def counts():
+        worst = jnp.argmax(jnp.maximum(num_drafted - num_wanted, -num_drafted))
+        wanted = jnp.broadcast_to(num_wanted, num_drafted.shape).reshape(-1)[worst]
+        message = f"{name}: num_drafted has the value {{value}}: expected 0 to num_wanted, here {{wanted}}"
+        is_valid = (num_drafted >= 0) & (num_drafted <= num_wanted)
+        return is_valid, message, {"value": num_drafted.reshape(-1)[worst], "wanted": wanted}
+
+    def ids():
+        is_token = (tokens >= 0) & (tokens < vocab_size)
+        wrong = tokens.reshape(-1)[jnp.argmax(is_draft & ~is_token)]
+        message = f"{name}: tokens has the value {{token}}: expected 0 to {vocab_size - 1}"
+        return ~is_draft | is_token, message, {"token": wrong}
+
+    def totals():
+        error = jnp.where(is_draft, jnp.abs(probs.sum(axis=-1) - 1), 0.0)
+        total = probs.sum(axis=-1).reshape(-1)[jnp.argmax(error)]
+        return (
+            error < 1e-3,
+            f"{name}: probs have the sum {{total}}: expected distributions that sum to 1",
+            {"total": total},
+        )
+
+    def chosen():
+        of_token = jnp.take_along_axis(probs, jnp.clip(tokens, 0, vocab_size - 1)[..., None], axis=-1)[..., 0]
+        return ~is_draft | (of_token > 0), f"{name}: expected drafts with a probability above 0 in probs", {}
+
+    debug_check(counts)
+    debug_check(ids)
+    if probs is not None:
+        debug_check(totals)
+        debug_check(chosen)
+
+
 def reads_hidden_states(drafter: Drafter) -> TypeGuard[HiddenStateDrafter]:
-    """Returns whether `drafter` has to be given the target's final hidden states."""
+    """Returns whether `drafter` has to be given hidden states of the target."""
     return getattr(drafter, "reads_hidden_states", False)
+
+
+def hidden_layers_of(drafter: Drafter) -> tuple[int, ...]:
+    """Returns which hidden states of the target `drafter` reads; () also for one that reads none."""
+    return drafter.hidden_layers if reads_hidden_states(drafter) else ()

@@ -15,7 +15,7 @@ from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.policy_runner import StepTimes, counts_of, no_step, no_times, rows_of, with_plan
 from bass_jax.decoding.prefill import PromptState, reads_in_chunks
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
-from bass_jax.drafters import reads_hidden_states
+from bass_jax.drafters.protocols import hidden_layers_of, reads_hidden_states
 from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.executor import StepResult
 from bass_jax.engine.page_pool import PagePool
@@ -33,6 +33,7 @@ from bass_jax.engine.slots import (
 from bass_jax.engine.step_clock import StepClock, calibrate
 from bass_jax.models.kv_cache import KVCache, pages_of, with_pages
 from bass_jax.models.mesh import mesh_of, place_whole
+from bass_jax.models.protocol import hidden_width_of
 from bass_jax.policies.protocol import plan_bucket
 from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
 
@@ -75,6 +76,7 @@ class DeviceExecutor:
         self._policy, self._mesh = steps.policy, mesh_of(pair)
         self._compiled: dict[Any, Callable] = {}
         self.pool: PagePool | None = None
+        self._shares_pages = not reads_hidden_states(pair.drafter)
         if state is None:
             pages = None
             if config.page_size is not None:
@@ -118,8 +120,11 @@ class DeviceExecutor:
         self._finish[: len(handles)] = FinishReason.RUNNING
 
     def num_shared(self, handle: RequestHandle) -> int:
-        """Returns how many tokens at the beginning of a prompt are in pages of other requests."""
-        return 0 if self.pool is None else self.pool.num_shared(handle)
+        """Returns how many tokens at the beginning of a prompt are in pages of other requests.
+
+        A drafter that reads hidden states shares nothing, because it needs those of the token before its first one.
+        """
+        return 0 if self.pool is None or not self._shares_pages else self.pool.num_shared(handle)
 
     def read(self, handle: RequestHandle, start: int, num: int) -> None:
         """Dispatches a pass over a chunk of a prompt."""
@@ -138,7 +143,8 @@ class DeviceExecutor:
             return
         tokens = np.zeros((1, self._config.chunk), np.int32)
         tokens[0, :num] = prompt[start : start + num]
-        arguments = self._pair, pages_of(self.state), self._reading, tokens, np.int32(start), np.int32(num)
+        numbers = np.int32(start), np.int32(num), np.int32(self._config.capacity)
+        arguments = self._pair, pages_of(self.state), self._reading, tokens, *numbers
         pages, self._reading = self._run("read_prompt_chunk", read_prompt_chunk, *arguments, donate=(1, 2))
         if pages:
             self.state = with_pages(self.state, pages)
@@ -158,7 +164,7 @@ class DeviceExecutor:
         self._room_of_new = max(self._room_of_new, handle.request.max_new_tokens - 1)
         # Dense caches are copied, so the next sample of this prompt can use them.
         self._prompt = handle.request.prompt if self.pool is None else None
-        if self.pool is not None:
+        if self.pool is not None and self._shares_pages:
             self.pool.publish(handle)
         self._new = None
 
@@ -346,17 +352,21 @@ def _check_pages(pair: Pair, spec: SpecConfig) -> None:
     """Checks that paged caches are supported.
 
     Raises:
-        ValueError: with several candidates, with a drafter that reads hidden states, or with one that has a cache and
-            does not read prompts in chunks.
+        ValueError: with several candidates, with a target that has a cache of its own layout, or with a drafter that
+            has a cache and does not read prompts in chunks.
     """
-    if reads_hidden_states(pair.drafter):
-        raise ValueError("page_size: expected None, because the drafter reads the target's hidden states")
+    if not isinstance(jax.eval_shape(lambda: pair.target.init_cache(1, 64)), KVCache):
+        raise ValueError(f"page_size: expected None, because {type(pair.target).__name__} has its own cache layout")
     if spec.num_candidates > 1:
         raise ValueError(f"num_candidates={spec.num_candidates}: expected 1 with page_size")
-    one = jax.ShapeDtypeStruct((1, 64), np.int32), jax.ShapeDtypeStruct((1,), np.int32)
-    state = jax.eval_shape(pair.drafter.init, *one)
-    has_cache = any(isinstance(node, KVCache) for node in jax.tree.leaves(state, is_leaf=_is_dense))
-    if has_cache and not reads_in_chunks(pair):
+    if reads_in_chunks(pair):
+        return
+    shapes = [((1, 64), np.int32), ((1,), np.int32)]
+    if reads_hidden_states(pair.drafter):
+        width, dtype = hidden_width_of(pair.target, hidden_layers_of(pair.drafter))
+        shapes.append(((1, 64, width), dtype))
+    state = jax.eval_shape(pair.drafter.init, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+    if any(isinstance(node, KVCache) for node in jax.tree.leaves(state, is_leaf=_is_dense)):
         raise ValueError(
             "page_size: expected None, because the drafter has a cache and does not read prompts in chunks"
         )

@@ -13,7 +13,7 @@ from bass_jax.acceptance import find_rule
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.candidates import check_candidates
 from bass_jax.decoding.compiled_steps import CompiledSteps
-from bass_jax.decoding.pair import Pair
+from bass_jax.decoding.pair import Pair, check_pair
 from bass_jax.decoding.prompt_layout import check_prompts, encode_texts
 from bass_jax.decoding.state import SpecState
 from bass_jax.decoding.stop_strings import StopStrings
@@ -24,6 +24,7 @@ from bass_jax.engine.page_pool import PageUse
 from bass_jax.engine.request import Request, RequestEvent, RequestHandle
 from bass_jax.engine.scheduler import Scheduler
 from bass_jax.engine.slots import check_sampling, make_row
+from bass_jax.models.protocol import context_of
 from bass_jax.policies import Policy, fixed
 from bass_jax.runtime.checks import check_callable, check_flag, check_integer, check_kind, check_tokens
 from bass_jax.sampling import SamplingParams
@@ -88,7 +89,7 @@ class Engine:
             ValueError: if `spec` records drafts, the tokenizer has too many stop tokens, or pages are not supported
                 with the number of candidates, the cache dtype or the drafter.
         """
-        check_kind("pair", pair, Pair)
+        check_pair(pair)
         check_kind("spec", spec, SpecConfig | None)
         check_kind("config", config, EngineConfig | None)
         check_flag("is_processed", is_processed)
@@ -153,7 +154,7 @@ class Engine:
         return None if self.executor.pool is None else self.executor.pool.use()
 
     def _lay_out(self, handle: RequestHandle) -> SpecState:
-        vocab_size = self.pair.target.config.vocab_size
+        vocab_size = self.pair.target.vocab_size
         return make_row(handle.request, self.config.capacity, vocab_size, self._num_stop_tokens, self._is_processed)
 
     def submit(
@@ -200,9 +201,9 @@ class Engine:
         if isinstance(prompt, str):
             (ids,) = encode_texts(self.pair, [prompt], raw=raw)
         (row,) = check_prompts(self.pair, [ids])
-        target = self.pair.target.config
+        target = self.pair.target
         check_kind("sampling", sampling, SamplingParams | None)
-        self.config.check(len(row), max_new_tokens, target.context)
+        self.config.check(len(row), max_new_tokens, context_of(target))
         sampling = sampling or SamplingParams()
         check_sampling(sampling, self.spec, self._is_processed, target.vocab_size)
         seed = check_integer("seed", seed, 0, 2**32 - 1)

@@ -81,13 +81,13 @@ class EngineConfig:
             return self.capacity
         return -(-num_tokens // self.page_size) * self.page_size
 
-    def check(self, num_prompt_tokens: int, max_new_tokens: int, context: int) -> None:
+    def check(self, num_prompt_tokens: int, max_new_tokens: int, context: int | None) -> None:
         """Checks that a request can run.
 
         Args:
             num_prompt_tokens: length of the prompt.
             max_new_tokens: limit of the output.
-            context: of the target.
+            context: of the target; None if it has no limit.
 
         Raises:
             ValueError: naming the limit that it exceeds.
@@ -95,7 +95,7 @@ class EngineConfig:
         check_integer("max_new_tokens", max_new_tokens, 1)
         total = num_prompt_tokens + max_new_tokens
         what = f"prompt of {num_prompt_tokens} tokens with max_new_tokens={max_new_tokens} may grow to {total}"
-        if total > context:
+        if context is not None and total > context:
             raise ValueError(f"{what}: the target's context is {context}")
         if total > self.capacity:
             raise ValueError(f"{what}: expected at most capacity={self.capacity}")

@@ -15,7 +15,7 @@ from bass_jax.decoding.compiled_steps import CompiledSteps
 from bass_jax.decoding.metrics import per_token_latency, summarize
 from bass_jax.decoding.options import DecodeOptions
 from bass_jax.decoding.outputs import Generation, StreamEvent, Timings
-from bass_jax.decoding.pair import Pair
+from bass_jax.decoding.pair import Pair, check_pair
 from bass_jax.decoding.prefill import read_prompts
 from bass_jax.decoding.prompt_layout import encode_texts, lay_out_prompts
 from bass_jax.decoding.state import SpecState, StepInfo
@@ -101,11 +101,11 @@ def begin_trace(trace: TraceWriter, loop: "GenerateLoop", **about: Any) -> None:
     """Begins a run of a trace with the description of `loop` that a replay needs, and further entries."""
     trace.begin(
         step=loop.options.step,
-        acceptance=loop.spec.acceptance,
+        acceptance=find_rule(loop.spec.acceptance).name,
         is_greedy=loop.is_greedy,
         prompt_lengths=loop.prompt_lengths,
         limits=loop.limits,
-        capacity=loop.state.target_cache.capacity,
+        capacity=loop.state.tokens.shape[1],
         device=jax.devices()[0].device_kind,
         **about,
     )
@@ -138,7 +138,7 @@ class GenerateLoop:
         **changes: Any,
     ):
         """Compiles the steps and reads the prompts of the first batch. Arguments and errors are those of `generate`."""
-        check_kind("pair", pair, Pair)
+        check_pair(pair)
         check_kind("spec", spec, SpecConfig | None)
         check_kind("options", options, DecodeOptions | None)
         self.options = options = dataclasses.replace(options or DecodeOptions(), **changes)

@@ -133,7 +133,8 @@ class Loop:
 
     def cancel(self, handle: RequestHandle) -> None:
         """Ends a request before the next step. Can be called from any thread."""
-        self._cancelled.append(handle)
+        if handle.finish_reason is None:
+            self._cancelled.append(handle)
 
     def advance(self) -> bool:
         """Runs one step; returns False if there was nothing to do. Any thread can call it; one runs at a time.

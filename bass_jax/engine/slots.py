@@ -103,7 +103,13 @@ def empty_prompt(pair: Pair, tokens: Int[Array, "1 C"], table: Int[Array, "1 M"]
 
 
 def read_prompt_chunk(
-    pair: Pair, pages: tuple, prompt: PromptState, tokens: Int[Array, "1 T"], start: Array, num: Array
+    pair: Pair,
+    pages: tuple,
+    prompt: PromptState,
+    tokens: Int[Array, "1 T"],
+    start: Array,
+    num: Array,
+    capacity: Array,
 ) -> tuple[tuple, PromptState]:
     """Reads `num` tokens of the prompt, those from position `start` on.
 
@@ -114,13 +120,14 @@ def read_prompt_chunk(
         tokens: the chunk.
         start: position of its first token.
         num: number of tokens in it.
+        capacity: C, the position of padding.
 
     Returns:
         ``(pages, prompt)``.
     """
     prompt = with_pages(prompt, pages)
     slots = jnp.arange(tokens.shape[1])
-    positions = jnp.where(slots < num, start + slots, prompt.target_cache.capacity)[None]
+    positions = jnp.where(slots < num, start + slots, capacity)[None]
     prompt = replicate_on_mesh(read_chunk(pair, prompt, tokens, positions))
     return pages_of(prompt), with_pages(prompt, None)
 

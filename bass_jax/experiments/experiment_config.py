@@ -20,8 +20,9 @@ class PairConfig:
     Attributes:
         path: a pair or a target, as in `bass_jax.load_pair`.
         target: in place of `path`, a name of `bass_jax.models.PRESETS`: random weights of that shape, for speed only.
-        draft: the drafter, as in `bass_jax.load_pair`: ``"ngram"``, ``"ensemble"``, a path …; default the pair's draft.
-            With `target`, a preset or ``"ngram"`` (the default).
+        draft: the drafter, as in `bass_jax.load_pair`: ``"ngram"``, ``"ensemble"``, a path, ``"module:name"`` …;
+            default the pair's draft. With `target`, a preset, a registered name (default ``"ngram"``) or
+            ``"module:name"``.
         dtype: of weights and activations; default as stored, for presets bfloat16.
         quantize: of the target's weights, as in `bass_jax.load_pair`.
         cache_dtype: of the target's cache, as in `bass_jax.load_pair`.

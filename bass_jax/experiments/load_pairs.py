@@ -7,7 +7,8 @@ import jax
 
 from bass_jax.decoding.load_pair import load_pair, random_pair
 from bass_jax.decoding.pair import Pair
-from bass_jax.drafters import EagleDrafter, ModelDrafter, NgramDrafter
+from bass_jax.drafters import EagleDrafter, ModelDrafter, find_drafter
+from bass_jax.drafters.registry import is_drafter_name
 from bass_jax.experiments.experiment_config import MethodConfig, PairConfig
 from bass_jax.models import Model, preset, random_model
 
@@ -61,10 +62,10 @@ class MethodPairs:
         config = self._config
         if config.path is not None:
             return pair.with_drafter(load_pair(config.path, drafter=draft, dtype=config.dtype).drafter)
-        if draft == "ngram":
-            return pair.with_drafter(NgramDrafter())
+        if is_drafter_name(draft):
+            return pair.with_drafter(find_drafter(draft, pair.target, pair.tokenizer))
         model = random_model(preset(draft, dtype=config.dtype or "bfloat16"), jax.random.key(1))
-        return pair.with_drafter(ModelDrafter(model, pair.target.config.vocab_size))
+        return pair.with_drafter(ModelDrafter(model, pair.target.vocab_size))
 
 
 def _with_attention(model: Model, attention: str) -> Model:

@@ -1,6 +1,7 @@
 """Models: the Flax decoder, its configuration and its cache, model families, quantization and sharding.
 
 Imports `bass_jax.runtime` and `kernels_pallas`. Start with `model_config.py`, then `decoder.py`, then `flax_model.py`.
+`protocol.py` is what the rest of the package knows of a model; `adapters` makes other libraries' models follow it.
 """
 
 from bass_jax.models.decoder import ForwardOutput
@@ -16,12 +17,14 @@ from bass_jax.models.model_config import (
     RopeScaling,
 )
 from bass_jax.models.presets import PRESETS, preset, random_model
+from bass_jax.models.protocol import Cache, TargetModel
 from bass_jax.models.quantize_model import quantize_model
 from bass_jax.models.sharding import place_model
 
 __all__ = [
     "PRESETS",
     "AttentionConfig",
+    "Cache",
     "DenseMLP",
     "ForwardOutput",
     "LayerConfig",
@@ -30,6 +33,7 @@ __all__ = [
     "NormConfig",
     "RopeConfig",
     "RopeScaling",
+    "TargetModel",
     "abstract_params",
     "init_model",
     "init_params",

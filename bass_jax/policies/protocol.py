@@ -1,14 +1,14 @@
 """The protocol of policies, and the registry of policies."""
 
-import ast
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 
 from bass_jax.config import DRAFT_LEN_BUCKETS, draft_len_bucket
-from bass_jax.runtime.checks import check_integer, check_kind
-from bass_jax.runtime.imports import import_attribute
+from bass_jax.runtime.checks import check_integer, check_kind, check_pytree, shown
+from bass_jax.runtime.debug import debug_check
+from bass_jax.runtime.imports import call_part, import_attribute, parse_part
 from bass_jax.runtime.names import expected_one_of
 from bass_jax.typing import Array, check_array
 
@@ -95,40 +95,29 @@ def find_policy(policy: str | Policy, **arguments: Any) -> Policy:
         ValueError: if there is no such policy, or it does not take the arguments.
     """
     if not isinstance(policy, str):
-        return _checked(policy, repr(policy))
-    make: Any
-    text = policy
-    policy, bracket, rest = policy.partition("(")
-    if bracket:
-        arguments = arguments | _parsed(text, rest)
-    if policy in _REGISTRY:
-        make = _REGISTRY[policy]
-    elif ":" in policy:
-        make = import_attribute(policy, "policy")
+        return _checked(policy, shown(policy))
+    part = parse_part(policy, "policy", "bass_heuristic(start=4, limit=8)")
+    if part.arguments:
+        raise ValueError(f"policy={policy!r}: expected arguments as in 'bass_heuristic(start=4, limit=8)'")
+    if part.name in _REGISTRY:
+        make = _REGISTRY[part.name]
+    elif ":" in part.name:
+        make = import_attribute(part.name, "policy")
     else:
-        raise ValueError(f"policy={policy!r}: {expected_one_of(policy, sorted(_REGISTRY), "'module:name'")}")
-    if isinstance(make, Policy) and not isinstance(make, type):
-        return _checked(make, repr(text))
-    try:
-        return _checked(make(**arguments), repr(text))
-    except TypeError as error:
-        raise ValueError(f"policy={text!r}: {error}") from None
-
-
-def _parsed(text: str, rest: str) -> dict[str, Any]:
-    """Returns the keyword arguments of ``"name(key=value, …)"``; values are literals."""
-    try:
-        call: Any = ast.parse(f"f({rest}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            raise ValueError
-        return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-    except (SyntaxError, ValueError):
-        raise ValueError(f"policy={text!r}: expected arguments as in 'bass_heuristic(start=4, limit=8)'") from None
+        raise ValueError(f"policy={part.name!r}: {expected_one_of(part.name, sorted(_REGISTRY), "'module:name'")}")
+    if not callable(make) or (isinstance(make, Policy) and not isinstance(make, type)):
+        return _checked(make, repr(policy))
+    return _checked(
+        call_part(make, part._replace(keywords=arguments | part.keywords), f"policy={policy!r}"), repr(policy)
+    )
 
 
 def _checked(policy: Any, name: str) -> Policy:
     if not isinstance(policy, Policy) or isinstance(policy, type):
-        raise ValueError(f"policy={name}: expected an object with lengths, init and update")
+        missing = [member for member in ("lengths", "init", "update") if not hasattr(policy, member)]
+        found = f"{type(policy).__name__} has no {' and '.join(missing)}: " if missing else ""
+        raise ValueError(f"policy={name}: {found}expected an object with lengths, init and update")
+    check_pytree(f"policy={name}", policy)
     lengths = policy.lengths
     check_kind(f"policy={name}: lengths", lengths, tuple, "a tuple of draft lengths")
     for length in lengths:
@@ -165,6 +154,14 @@ def checked_plan(policy: Policy, plan: Any, num_rows: int) -> Plan:
     check_array(plan.draft_lens, f"{name}.update: draft_lens", (num_rows,), jnp.integer)
     if plan.min_confidence is not None:
         check_array(plan.min_confidence, f"{name}.update: min_confidence", (num_rows,), jnp.floating)
-    draft_lens = jnp.clip(plan.draft_lens.astype(jnp.int32), policy.lengths[0], policy.lengths[-1])
+    lowest, highest = policy.lengths[0], policy.lengths[-1]
+
+    def lengths():
+        message = f"{name}.update: draft_lens has values from {{low}} to {{high}}: expected {lowest} to {highest}"
+        is_valid = (plan.draft_lens >= lowest) & (plan.draft_lens <= highest)
+        return is_valid, message, {"low": plan.draft_lens.min(), "high": plan.draft_lens.max()}
+
+    debug_check(lengths)
+    draft_lens = jnp.clip(plan.draft_lens.astype(jnp.int32), lowest, highest)
     confidence = None if plan.min_confidence is None else plan.min_confidence.astype(jnp.float32)
     return Plan(draft_lens, confidence)

@@ -69,6 +69,29 @@ def check_kind(name: str, value: Any, kind: Any, expected: str = "") -> None:
         raise ValueError(f"{name}={shown(value)}: expected {expected}")
 
 
+def check_pytree(name: str, value: Any) -> None:
+    """Checks that JAX can take a user's object apart into arrays, so that it can be an argument of a jitted function.
+
+    Raises:
+        ValueError: if its class is not registered, a leaf is no array, or a static field has no hash.
+    """
+    kind = type(value).__name__
+    leaves, structure = jax.tree.flatten(value)
+    how = "make it a frozen dataclass and decorate it with @jax.tree_util.register_dataclass"
+    if len(leaves) == 1 and leaves[0] is value:
+        raise ValueError(f"{name}={shown(value)}: {kind} is no pytree; {how}")
+    for leaf in leaves:
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int | jax.ShapeDtypeStruct):
+            raise ValueError(
+                f"{name}: {kind} has a leaf of type {type(leaf).__name__}: expected arrays; declare other fields with "
+                'dataclasses.field(metadata={"static": True})'
+            )
+    try:
+        hash(structure)
+    except TypeError as error:
+        raise ValueError(f"{name}: a static field of {kind} has no hash ({error}): expected a hashable value") from None
+
+
 def check_callable(name: str, value: Any) -> None:
     """Raises a `ValueError` if `value` is neither None nor a function."""
     if value is not None and not isinstance(value, Callable):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from bass_jax.runtime.cpu_workarounds import CPU_COMPILER_OPTIONS
+from bass_jax.runtime.debug import is_debugging, raising, with_checks
 from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS
 
 COMPILER_OPTIONS = ONE_GRAPH_OPTIONS | CPU_COMPILER_OPTIONS
@@ -86,8 +87,10 @@ class JitCache:
             mesh: Any = next((placement.mesh for placement in placements if placement is not None), None)
             # Code that spreads over a mesh asks which one is set.
             with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
-                lowered = jax.jit(_renewed(function), donate_argnums=donate_argnums).lower(*args)
-                compiled = lowered.compile(compiler_options=COMPILER_OPTIONS)
+                traced = _renewed(with_checks(function) if is_debugging() else function)
+                lowered = jax.jit(traced, donate_argnums=donate_argnums).lower(*args)
+                compiled: Callable = lowered.compile(compiler_options=COMPILER_OPTIONS)
+                compiled = raising(compiled) if is_debugging() else compiled
                 if prepare and jax.default_backend() == "cpu":
                     copied = (jax.tree.map(jnp.copy, arg) if i in donate_argnums else arg for i, arg in enumerate(args))
                     jax.block_until_ready(compiled(*copied))
@@ -141,7 +144,8 @@ def _key(function: Callable, args: tuple, donate_argnums: tuple[int, ...]) -> tu
     """Returns the key of a compiled function, and the placements of its arguments."""
     leaves, structure = jax.tree.flatten(args)
     placements = tuple(_placement(leaf) for leaf in leaves)
-    return (function, donate_argnums, structure, tuple(jax.typeof(leaf) for leaf in leaves), placements), placements
+    types = tuple(jax.typeof(leaf) for leaf in leaves)
+    return (function, donate_argnums, structure, types, placements, is_debugging()), placements
 
 
 def _placement(leaf: Any) -> NamedSharding | None:

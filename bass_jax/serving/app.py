@@ -172,14 +172,19 @@ class Server:
         return handles, len(prompts)
 
     def _cancel(self, handles: list[RequestHandle]) -> None:
-        """Ends the requests that still run. Nobody waits for them, so this also runs the step that ends them."""
+        """Ends the requests that still run."""
         left = [handle for handle in handles if handle.finish_reason is None]
         for handle in left:
             handle.cancel()
         if left:
-            task = asyncio.ensure_future(self.engine.advance_async())
+            task = asyncio.ensure_future(self._run_until_ended(left))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    async def _run_until_ended(self, handles: list[RequestHandle]) -> None:
+        """Runs steps until cancelled requests, for which nobody waits, have ended."""
+        while any(handle.finish_reason is None for handle in handles) and not self.engine.is_closed:
+            await self.engine.advance_async()
 
     async def _collect(self, handles: list[RequestHandle]) -> list[list[RequestEvent]]:
         async with asyncio.timeout(self.max_seconds):

@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from bass_jax.models import Model
+from bass_jax.models.protocol import TargetModel, forward
 
 CAPACITY = 64
 """Capacity of the caches."""
 
 
 def continuation_distribution(
-    target: Model,
+    target: TargetModel,
     prompt: Sequence[int],
     setting: Mapping[str, Any],
     num_tokens: int,
@@ -34,7 +34,7 @@ def continuation_distribution(
         stop_tokens: all tokens after one of these are counted as token 0.
         logits_processors: as in `bass_jax.SpecConfig`.
     """
-    vocab_size = target.config.vocab_size
+    vocab_size = target.vocab_size
     prefixes = np.array(list(itertools.product(range(vocab_size), repeat=num_tokens - 1)))
     logits = _teacher_forced(target, prompt, prefixes)
     joint = np.ones((len(prefixes), 1))
@@ -107,7 +107,7 @@ def _with_processor(processor: Callable, logits: np.ndarray, prompt: Sequence[in
     return np.asarray(process(logits.astype(np.float32), tokens, position), np.float64)
 
 
-def _teacher_forced(target: Model, prompt: Sequence[int], prefixes: np.ndarray) -> np.ndarray:
+def _teacher_forced(target: TargetModel, prompt: Sequence[int], prefixes: np.ndarray) -> np.ndarray:
     """Returns the target's logits at every token, ``[prefixes, num_tokens, V]``, in one pass with an empty cache."""
     num_read = len(prompt) + prefixes.shape[1]
     tokens = np.zeros((len(prefixes), CAPACITY), np.int32)
@@ -115,5 +115,5 @@ def _teacher_forced(target: Model, prompt: Sequence[int], prefixes: np.ndarray) 
     tokens[:, len(prompt) : num_read] = prefixes
     slots = np.arange(CAPACITY)
     positions = np.broadcast_to(np.where(slots < num_read, slots, CAPACITY).astype(np.int32), tokens.shape)
-    output = jax.jit(Model.forward)(target, tokens, positions, target.init_cache(len(tokens), CAPACITY))
+    output = jax.jit(forward)(target, tokens, positions, target.init_cache(len(tokens), CAPACITY))
     return np.asarray(output.logits)[:, len(prompt) - 1 : num_read]

@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.acceptance import find_rule
+from bass_jax.acceptance import AcceptanceRule, find_rule
 from bass_jax.config import SpecConfig
-from bass_jax.decoding.pair import Pair
+from bass_jax.decoding.pair import Pair, check_pair
 from bass_jax.decoding.policy_runner import advance_policy, no_step
 from bass_jax.decoding.prefill import prefill
 from bass_jax.decoding.step import speculate_step
-from bass_jax.drafters import Drafter
-from bass_jax.models import Model
-from bass_jax.policies import Policy
+from bass_jax.drafters import Drafter, find_drafter
+from bass_jax.models.protocol import TargetModel
+from bass_jax.policies import Policy, find_policy
 from bass_jax.runtime.checks import check_integer, check_kind, check_number
 from bass_jax.sampling import SamplingParams, find_processors
 from bass_jax.sampling.keys import row_keys
@@ -89,10 +89,10 @@ class LosslessReport:
 
 
 def verify_lossless(
-    drafter: Drafter,
-    rule: str = "token",
+    drafter: Drafter | str,
+    rule: str | AcceptanceRule = "token",
     *,
-    target: Model | None = None,
+    target: TargetModel | None = None,
     draft_len: int = 3,
     num_candidates: int = 1,
     settings: Sequence[Mapping[str, Any]] = SETTINGS,
@@ -103,7 +103,7 @@ def verify_lossless(
     significance: float = 1e-4,
     seed: int = 0,
     step: Callable = speculate_step,
-    policy: Policy | None = None,
+    policy: Policy | str | None = None,
 ) -> LosslessReport:
     """Compares the joint distribution of the first four sampled tokens with the target's, by a chi-square test.
 
@@ -111,8 +111,8 @@ def verify_lossless(
     included. It takes about a minute on a CPU.
 
     Args:
-        drafter: a drafter with the target's vocabulary.
-        rule: name of a registered rule, or ``"module:attribute"``.
+        drafter: a drafter with the target's vocabulary, or its name; see `bass_jax.drafters.find_drafter`.
+        rule: an acceptance rule, a registered name, or ``"module:attribute"``.
         target: a model with a small vocabulary; default `tiny_target`.
         draft_len: largest number of drafts per step.
         num_candidates: M, for rules with several candidates.
@@ -124,17 +124,19 @@ def verify_lossless(
         significance: probability that an exact decoder fails the test.
         seed: of the random numbers.
         step: the step to test.
-        policy: chooses the draft lengths, up to `draft_len`.
+        policy: chooses the draft lengths, up to `draft_len`; a policy, or its name.
 
     Raises:
         ValueError: if the vocabulary is too large to enumerate, or an argument is invalid.
     """
-    check_kind("drafter", drafter, Drafter, "an object with init, propose and commit")
-    check_kind("target", target, Model | None)
     check_kind("settings", settings, list | tuple, "a sequence of fields of SamplingParams")
     check_kind("prompts", prompts, list | tuple, "a sequence of prompts")
     target = tiny_target() if target is None else target
-    vocab_size = target.config.vocab_size
+    if isinstance(drafter, str):
+        drafter = find_drafter(drafter, target)
+    check_pair(Pair(target, drafter))
+    policy = None if policy is None else find_policy(policy)
+    vocab_size = target.vocab_size
     if vocab_size**NUM_TOKENS > MAX_CELLS:
         raise ValueError(f"target has {vocab_size} tokens: expected at most {int(MAX_CELLS ** (1 / NUM_TOKENS))}")
     if not 0 < check_number("significance", significance) < 1:
@@ -153,7 +155,7 @@ def verify_lossless(
     num_per_group = counts.sum(axis=1, keepdims=True)
     noise = np.sqrt(2 * distributions * (1 - distributions) / (np.pi * num_per_group)).sum(axis=1) / 2
     return LosslessReport(
-        rule=rule,
+        rule=find_rule(rule).name,
         claims_lossless=find_rule(rule).lossless,
         p_value=chi_square(counts, distributions),
         total_variation=float(np.abs(counts / num_per_group - distributions).sum(axis=1).mean() / 2),
@@ -206,7 +208,7 @@ def _sample_continuations(
     num_rows = len(state.lengths)
     lengths = np.random.default_rng(seed).integers(0, spec.num_drafts + 1, (NUM_TOKENS, num_rows)).astype(np.int32)
     lengths[:, ::2] = spec.num_drafts
-    counts = np.zeros((len(groups), pair.target.config.vocab_size**NUM_TOKENS), np.int64)
+    counts = np.zeros((len(groups), pair.target.vocab_size**NUM_TOKENS), np.int64)
     of_row = np.repeat(np.arange(len(groups)), per_group)
     num_emitted, num_batches = 0, -(-num_samples // len(rows))
     for index in range(num_batches):
@@ -237,5 +239,5 @@ def _run_steps(pair: Pair, state, draft_lens: Array, spec: SpecConfig, step, pol
     columns = state.prompt_lengths[:, None] + jnp.arange(NUM_TOKENS)
     tokens = jnp.take_along_axis(state.tokens, columns, axis=1)
     tokens = jnp.where(columns < state.lengths[:, None], tokens, 0)
-    codes = tokens @ (pair.target.config.vocab_size ** jnp.arange(NUM_TOKENS - 1, -1, -1))
+    codes = tokens @ (pair.target.vocab_size ** jnp.arange(NUM_TOKENS - 1, -1, -1))
     return codes, (state.lengths - start).sum()

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.models import Model
+from bass_jax.models.protocol import TargetModel
 from bass_jax.sampling.keys import Role, draw_keys, gumbel, position_keys, row_keys, step_draft_keys, uniform
 from bass_jax.testing.enumeration import reference_distribution
 from bass_jax.typing import Array, Key
@@ -18,7 +18,7 @@ type LogitsFunction = Callable[[list[int]], np.ndarray]
 """Returns the logits ``[V]`` of the token after a list of tokens."""
 
 
-def logits_function(model: Model, capacity: int = 64) -> LogitsFunction:
+def logits_function(model: TargetModel, capacity: int = 64) -> LogitsFunction:
     """Returns a function that runs `model` on all tokens, with an empty cache, each time that it is called."""
     forward = jax.jit(lambda tokens, positions: model.forward(tokens, positions, model.init_cache(1, capacity)).logits)
 
