@@ -1,6 +1,6 @@
 """Model configurations from flat keyword arguments, so that a test can change a field of all layers."""
 
-from bass_jax.models import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig, RopeConfig
+from bass_jax.models import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, MoEConfig, NormConfig, RopeConfig
 
 _ATTENTION = {
     "num_heads": "num_heads",
@@ -25,18 +25,20 @@ def flat_config(
     window_rope_base: float | None = None,
     has_qk_norm: bool = False,
     has_final_norm: bool = True,
+    moe: MoEConfig | None = None,
     **fields,
 ) -> ModelConfig:
     """Returns a configuration whose layers are equal except for their windows.
 
-    Every other keyword is a field of `ModelConfig`, or of one of the parts of a layer as mapped above.
+    With `moe`, all layers have these experts instead of a dense MLP. Every other keyword is a field of `ModelConfig`,
+    or of one of the parts of a layer as mapped above.
     """
 
     def take(names):
         return {field: fields.pop(name) for name, field in names.items() if name in fields}
 
     rope, norm = RopeConfig(**take(_ROPE)), NormConfig(**take(_NORM))
-    mlp, attention, layer = DenseMLP(**take(_MLP)), take(_ATTENTION), take(_LAYER)
+    dense, attention, layer = DenseMLP(**take(_MLP)), take(_ATTENTION), take(_LAYER)
     qk_norm = norm if has_qk_norm else None
     local_rope = rope if window_rope_base is None else RopeConfig(window_rope_base, rope.rotary_dim)
 
@@ -44,7 +46,7 @@ def flat_config(
         layer_rope = None if fields.get("has_learned_positions") else local_rope if is_windowed else rope
         layer_window = window if is_windowed else None
         made = AttentionConfig(**attention, rope=layer_rope, window=layer_window, qk_norm=qk_norm)
-        return LayerConfig(made, mlp, norm, **layer)
+        return LayerConfig(made, moe or dense, norm, **layer)
 
     layers = tuple(map(layer_config, windowed_layers or (window is not None,) * num_layers))
     return ModelConfig(layers=layers, final_norm=norm if has_final_norm else None, **fields)

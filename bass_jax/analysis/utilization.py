@@ -67,12 +67,12 @@ def measure_utilization(
         useful += (step.num_emitted * per_position).sum()
         verified += (num_verified * per_position).sum()
         computed += step.width * per_position.sum()
-        read += target.weight_bytes + (lengths * target.cache_bytes).sum()
+        read += target.read_bytes(step.width * num_rows) + (lengths * target.cache_bytes).sum()
         if draft is not None and (num_passes := int(step.num_drafted.max(initial=0))):
             per_draft = draft.flops + lengths * draft.attention_flops
             drafted += (step.num_drafted * per_draft).sum()
             computed += (num_passes + 1) * per_draft.sum()  # the first pass reads two tokens
-            read += num_passes * (draft.weight_bytes + (lengths * draft.cache_bytes).sum())
+            read += num_passes * (draft.read_bytes(num_rows) + (lengths * draft.cache_bytes).sum())
         lengths = lengths + step.num_emitted
     num_emitted = max(sum(int(step.num_emitted.sum()) for step in steps), 1)
     available = seconds * device.peak_flops

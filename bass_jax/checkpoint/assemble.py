@@ -86,6 +86,7 @@ def plan(source: TensorSource, config: ModelConfig) -> Builders:
             raise ValueError(f"{source.path}: tensors {name!r} and {stored[known]!r} are one")
         if known is not None:
             stored[known] = name
+    rules = {path: rule.form_in(stored.keys()) for path, rule in rules.items()}
     wanted = {name for rule in rules.values() for name in rule.sources}
     if missing := sorted(wanted - stored.keys()):
         raise ValueError(f"{source.path}: missing tensor {missing[0]!r} ({len(missing)} missing)")
@@ -96,7 +97,9 @@ def plan(source: TensorSource, config: ModelConfig) -> Builders:
         _check_copy(source, stored[copy], stored[rules["embedding"].sources[0]])
     unquantized = param_shapes(dataclasses.replace(config, quantize=None))
     builders: Builders = {
-        path: functools.partial(_build, source, stored, path, rules[path], leaf.shape, stored_dtype(config, path))
+        path: functools.partial(
+            _build, source, stored, path, rules[path], leaf.shape, stored_dtype(config, path, leaf.dtype)
+        )
         for path, leaf in unquantized.items()
     }
     return quantizing(builders, config)
@@ -119,7 +122,7 @@ def _check_size(source: TensorSource, config: ModelConfig) -> None:
     wanted = config.vocab_size * E
     for layer in config.layers:
         N, K, H = layer.attention.num_heads, layer.attention.num_kv_heads, layer.attention.head_dim
-        wanted += config.width * (2 * (N + K) * H + 2 * layer.mlp.width)
+        wanted += config.width * (2 * (N + K) * H + 2 * layer.mlp.total_width)
     if wanted > 2 * source.num_elements():
         raise ValueError(
             f"{source.path}: the configuration asks for at least {wanted} parameters, "

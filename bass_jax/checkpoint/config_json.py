@@ -13,7 +13,7 @@ from bass_jax.runtime.checks import check_integer
 from bass_jax.runtime.files import read_json
 
 NAME = "config.json"
-RUN_SETTINGS = ("attention_implementation", "cache_dtype", "product_dtype", "tensor_axis")
+RUN_SETTINGS = ("attention_implementation", "cache_dtype", "product_dtype", "tensor_axis", "expert_axes")
 """Fields that are chosen for a run and not stored."""
 
 
@@ -52,6 +52,15 @@ def read_config_json(directory: Path) -> ModelConfig:
         raise ValueError(f"{path}: {error}") from None
 
 
+def _member(parts: tuple[Any, ...], value: Any) -> Any:
+    """Returns the first dataclass of a union that has every key of `value`, or the first type of the union."""
+    if isinstance(value, dict):
+        for part in parts:
+            if dataclasses.is_dataclass(part) and set(value) <= {field.name for field in dataclasses.fields(part)}:
+                return part
+    return parts[0]
+
+
 def _parse(hint: Any, value: Any, name: str) -> Any:
     """Converts a value of a JSON file to the type `hint`.
 
@@ -60,7 +69,7 @@ def _parse(hint: Any, value: Any, name: str) -> Any:
     """
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, UnionType):
-        return None if value is None else _parse(parts[0], value, name)
+        return None if value is None else _parse(_member(parts, value), value, name)
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
         hints = typing.get_type_hints(hint)
         if unknown := sorted(set(value) - set(hints)):

@@ -178,7 +178,8 @@ def _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding, progr
     expected = param_shapes(file_config)
     if is_quantizing:
         expected = {
-            name: jax.ShapeDtypeStruct(leaf.shape, stored_dtype(config, name)) for name, leaf in expected.items()
+            name: jax.ShapeDtypeStruct(leaf.shape, stored_dtype(config, name, leaf.dtype))
+            for name, leaf in expected.items()
         }
     shared = {}
     if manifest.shares_embedding:

@@ -16,9 +16,15 @@ Builders = Mapping[str, Callable[[], np.ndarray]]
 _SCALE = "_scale"
 
 
-def stored_dtype(config: ModelConfig, path: str) -> np.dtype:
-    """Returns the dtype to read a tensor in: float32 if it is to be quantized, so that it is rounded once."""
-    return np.dtype(np.float32) if is_quantized(config, _name(path)) else jnp.dtype(config.dtype)
+def stored_dtype(config: ModelConfig, path: str, dtype: np.typing.DTypeLike) -> np.dtype:
+    """Returns the dtype to read a tensor in: float32 if it is to be quantized, so that it is rounded once, or `dtype`.
+
+    Args:
+        config: of the model.
+        path: of the parameter.
+        dtype: of the parameter without quantization.
+    """
+    return np.dtype(np.float32) if is_quantized(config, _name(path)) else jnp.dtype(dtype)
 
 
 def quantizing(builders: Builders, config: ModelConfig) -> Builders:

@@ -9,6 +9,7 @@ from bass_jax.cli.output import Cell, Output, cell
 
 if TYPE_CHECKING:
     from bass_jax.checkpoint.inspect import Inspection
+    from bass_jax.models import DenseMLP, MoEConfig
 
 EXAMPLES = """examples:
   bass-jax inspect checkpoints/quickstart
@@ -69,6 +70,15 @@ def _preset_row(one: "Inspection") -> tuple[str | Cell, ...]:
     return (str(one.path), config.family, cell(config.num_layers), cell(config.width), *size)
 
 
+def _describe_mlp(mlp: "DenseMLP | MoEConfig") -> str:
+    from bass_jax.models import DenseMLP
+
+    if isinstance(mlp, DenseMLP):
+        return f"{mlp.width}"
+    shared = "" if mlp.shared is None else f", and one of {mlp.shared.width}"
+    return f"{mlp.num_experts} experts of {mlp.width}, {mlp.num_active} per token{shared}"
+
+
 def _describe(one: "Inspection") -> dict[str, str | Cell]:
     config = one.config
     attention, mlp = config.layers[0].attention, config.layers[0].mlp
@@ -77,7 +87,7 @@ def _describe(one: "Inspection") -> dict[str, str | Cell]:
         "family": config.family,
         "layers x width": f"{config.num_layers} x {config.width}",
         "heads": f"{attention.num_heads} query, {attention.num_kv_heads} key-value, of {attention.head_dim}",
-        "mlp": f"{mlp.width}",
+        "mlp": _describe_mlp(mlp),
         "parameters": Cell(one.num_parameters, f"{one.num_parameters:,} in {config.dtype}"),
         "bytes": Cell(one.num_bytes, f"{one.num_bytes:,} in memory, {one.num_stored_bytes:,} stored"),
         "context": cell(config.context, ",", " tokens"),

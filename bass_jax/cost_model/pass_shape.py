@@ -1,51 +1,77 @@
 """The bytes and FLOPs of one pass of a model, computed from its configuration."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
 from bass_jax.drafters import Drafter, EagleDrafter, ModelDrafter
 from bass_jax.models.flax_model import Model
-from bass_jax.models.model_config import ModelConfig
+from bass_jax.models.model_config import ModelConfig, MoEConfig
 
 
 class PassShape(NamedTuple):
     """The work of a model's pass. Each query is counted as attending to the whole context."""
 
-    weight_bytes: float = 0.0  # read once per pass
+    weight_bytes: float = 0.0  # read once per pass, without experts
     cache_bytes: float = 0.0  # read and stored per committed token and row
     flops: float = 0.0  # per position, without attention over the context
     attention_flops: float = 0.0  # per position and committed token
     num_layers: float = 0.0
+    expert_bytes: float = 0.0  # of all experts of all layers
+    expert_share: float = 0.0  # of the experts of a layer that one token uses
+
+    def read_bytes(self, num_tokens: Any) -> Any:
+        """Returns the expected bytes of weights that a pass over a number of tokens reads.
+
+        Every expert that some token chose is read once. The expectation is that of tokens that choose their experts
+        independently, each expert with the same probability: n tokens that choose a share s each read a share
+        ``1 - (1 - s)^n``. Routers of trained models choose unevenly, and tokens of one text choose similar experts, so
+        a pass of a trained model reads fewer experts than this.
+        """
+        return self.weight_bytes + self.expert_bytes * (1.0 - (1.0 - self.expert_share) ** num_tokens)
 
 
 def pass_shape(config: ModelConfig) -> PassShape:
-    """Counts the matrix products of `config`: two FLOPs per weight and position.
+    """Counts the matrix products of `config`: two FLOPs per weight and position, of experts those of one token.
 
     Norms, biases, activations, the scales of INT8 weights and the embedding lookup are not counted. An output
     projection with a reduced vocabulary counts the tokens that it scores.
+
+    Raises:
+        ValueError: if layers differ in the share of their experts that a token uses.
     """
     width, size = config.width, jnp.dtype(config.dtype).itemsize
     attentions, mlps = [layer.attention for layer in config.layers], [layer.mlp for layer in config.layers]
     query = sum(attention.num_heads * attention.head_dim for attention in attentions)
     key_value = sum(attention.num_kv_heads * attention.head_dim for attention in attentions)
     attention = width * (query + 2 * key_value) + query * width
-    mlp = width * sum((3 if mlp.is_gated else 2) * mlp.width for mlp in mlps)
+    moes = [mlp for mlp in mlps if isinstance(mlp, MoEConfig)]
+    shares = {moe.num_active / moe.num_experts for moe in moes}
+    if len(shares) > 1:
+        raise ValueError(f"config: expected the same share of active experts in all layers, not {sorted(shares)}")
+    share = shares.pop() if shares else 0.0
+    experts = width * sum(3 * moe.num_experts * moe.width for moe in moes)
+    routers = width * sum(moe.num_experts + moe.has_shared_gate for moe in moes)
+    dense = [mlp.shared if isinstance(mlp, MoEConfig) else mlp for mlp in mlps]
+    mlp = width * sum((3 if mlp.is_gated else 2) * mlp.width for mlp in dense if mlp is not None)
     embedding = config.embedding_width or width
     head_width = embedding if config.has_output_projection else width
     head = head_width * (config.output_vocab_size or config.vocab_size)
     projections = 0 if embedding == width else embedding * width * (2 if config.has_output_projection else 1)
-    projections += 2 * (config.hidden_width or 0) * width
+    projections += 2 * (config.hidden_width or 0) * width + routers
     quantized = attention + mlp + head
+    stored_size = size if config.quantize is None else 1
     # An INT8 cache also holds one float32 scale per token and head.
     num_kv_heads = sum(attention.num_kv_heads for attention in attentions)
     row_bytes = key_value * size if config.cache_dtype is None else key_value + 4 * num_kv_heads
     return PassShape(
-        weight_bytes=float(quantized * (size if config.quantize is None else 1) + projections * size),
+        weight_bytes=float(quantized * stored_size + projections * size),
         cache_bytes=float(2 * row_bytes),
-        flops=float(2 * (quantized + projections)),
+        flops=float(2 * (quantized + projections + experts * share)),
         attention_flops=float(4 * query),
         num_layers=float(config.num_layers),
+        expert_bytes=float(experts * stored_size),
+        expert_share=share,
     )
 
 

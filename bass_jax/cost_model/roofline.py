@@ -44,7 +44,7 @@ class RooflineModel:
         """Returns the time of one pass of a model with `shape`."""
         rows, context = jnp.asarray(num_rows, jnp.float32), jnp.asarray(context, jnp.float32)
         positions = rows * num_tokens
-        linear = self._stage(jnp.asarray(shape.weight_bytes), positions * shape.flops)
+        linear = self._stage(jnp.asarray(shape.read_bytes(positions)), positions * shape.flops)
         attention = self._stage(rows * context * shape.cache_bytes, positions * context * shape.attention_flops)
         return shape.num_layers * self.layer_seconds + linear + attention
 
@@ -104,8 +104,11 @@ def fit_roofline(passes: Sequence[tuple[PassShape, Number, Number, Number, Numbe
     from scipy.optimize import nnls
 
     rows, tokens, context, seconds = np.asarray([one[1:] for one in passes], np.float64).T
-    weights, cache, flops, attention, layers = np.asarray([one[0] for one in passes], np.float64).T
-    num_bytes, num_flops = weights + rows * context * cache, rows * tokens * (flops + context * attention)
+    columns = np.asarray([one[0] for one in passes], np.float64).T
+    shape = PassShape(*columns)  # type: ignore[arg-type]
+    num_bytes = shape.read_bytes(rows * tokens) + rows * context * shape.cache_bytes
+    num_flops = rows * tokens * (shape.flops + context * shape.attention_flops)
+    layers = shape.num_layers
     design = np.stack([layers, num_bytes, num_flops], axis=1)
     scale = design.max(axis=0)
     relative = design / scale / seconds[:, None]

@@ -60,10 +60,9 @@ class Attention(nn.Module):
         if attention.has_bias:
             projected += declare(self, "qkv_bias", (K, R + 2, H), ("kv_heads", None, None), zeros)
         queries_and_keys = projected[:, :, :, : R + 1]
-        if (norm := attention.qk_norm) is not None:
-            query_norm, key_norm = (declare_norm(self, f"{name}_norm", norm, H, None) for name in ("query", "key"))
+        if attention.qk_norm is not None:
             queries, new_keys = queries_and_keys[:, :, :, :R], queries_and_keys[:, :, :, R:]
-            normed = apply_norm(norm, queries, query_norm), apply_norm(norm, new_keys, key_norm)
+            normed = self._norm_heads("query_norm", queries), self._norm_heads("key_norm", new_keys)
             queries_and_keys = jnp.concatenate(normed, axis=3)
         if angles is not None:
             queries_and_keys = rotary.rotate(queries_and_keys, *angles)
@@ -90,6 +89,17 @@ class Attention(nn.Module):
         if attention.has_out_bias:
             y += declare(self, "out_bias", (D,), ("embed",), zeros)
         return LayerOutput(y, keys, values, new_keys, new_values)
+
+    def _norm_heads(self, name: str, x: Array) -> Array:
+        """Normalizes queries ``[B, T, K, R, H]`` or keys ``[B, T, K, 1, H]``; see `AttentionConfig.qk_norm_span`."""
+        norm, span = self.attention.qk_norm, self.attention.qk_norm_span
+        assert norm is not None
+        shape = x.shape[2:] if span == "each_head" else (x.shape[-1],)
+        rows = x
+        if span == "all_heads":
+            rows = x.reshape(*x.shape[:2], -1)
+            shape = rows.shape[2:]
+        return apply_norm(norm, rows, declare_norm(self, name, norm, *shape, axis=None)).reshape(x.shape)
 
 
 def _write_and_attend(config: ModelConfig, attention: AttentionConfig, queries, new, keys, values, positions):

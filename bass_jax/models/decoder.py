@@ -21,7 +21,8 @@ from bass_jax.models.attention import Attention, LayerOutput
 from bass_jax.models.kv_cache import KVCache, PagedCache, join_layers, split_layers
 from bass_jax.models.mesh import replicate_on_mesh
 from bass_jax.models.mlp import MLP
-from bass_jax.models.model_config import LayerConfig, ModelConfig, NormConfig
+from bass_jax.models.model_config import LayerConfig, ModelConfig, MoEConfig, NormConfig
+from bass_jax.models.moe import MoE
 from bass_jax.models.norm import Normed, apply_norm, declare_norm, norm_for_projections
 from bass_jax.models.parameters import declare, zeros
 from bass_jax.models.weights import declare_weight, multiply, product
@@ -63,20 +64,24 @@ class Layer(nn.Module):
             attention = Attention(config, layer.attention, name="attention")
             return attention(x, positions, angles, keys, values, num_candidates)
 
-        mlp = MLP(config, layer.mlp, name="mlp")
+        def add(x, y):
+            return x + (y if layer.residual_scale == 1.0 else layer.residual_scale * y)
+
+        mlp = (MoE if isinstance(layer.mlp, MoEConfig) else MLP)(config, layer.mlp, name="mlp")  # type: ignore
         if layer.block == "parallel":
             shared = normed_input("attention_norm", x)
             out = attend(shared)
             y = mlp(normed_input("mlp_norm", x) if layer.has_parallel_mlp_norm else shared)
-            return out._replace(x=x + out.x + y)
+            return out._replace(x=add(add(x, out.x), y))
         if layer.block == "post_norm":
             out = attend(Normed(x, None))
-            x = normed("attention_norm", x + out.x)
-            return out._replace(x=normed("mlp_norm", x + mlp(Normed(x, None))))
-        out = attend(normed_input("attention_norm", x))
-        x = x + (normed("attention_post_norm", out.x) if layer.block == "sandwich" else out.x)
-        y = mlp(normed_input("mlp_norm", x))
-        return out._replace(x=x + (normed("mlp_post_norm", y) if layer.block == "sandwich" else y))
+            x = normed("attention_norm", add(x, out.x))
+            return out._replace(x=normed("mlp_norm", add(x, mlp(Normed(x, None)))))
+        has_output_norms, has_input_norms = layer.block in ("sandwich", "output_norm"), layer.block != "output_norm"
+        out = attend(normed_input("attention_norm", x) if has_input_norms else Normed(x, None))
+        x = add(x, normed("attention_post_norm", out.x) if has_output_norms else out.x)
+        y = mlp(normed_input("mlp_norm", x) if has_input_norms else Normed(x, None))
+        return out._replace(x=add(x, normed("mlp_post_norm", y) if has_output_norms else y))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -102,7 +107,7 @@ class Decoder(nn.Module):
         if config.embedding_width is not None:
             self.embedding_projection = declare(self, "embedding_projection", (D, E), ("embed", None))
         if config.hidden_width is not None:
-            self.hidden_norm = declare_norm(self, "hidden_norm", self._hidden_norm, config.hidden_width, None)
+            self.hidden_norm = declare_norm(self, "hidden_norm", self._hidden_norm, config.hidden_width, axis=None)
             self.hidden_projection = declare(self, "hidden_projection", (D, config.hidden_width), ("embed", None))
             self.hidden_output = declare(self, "hidden_output", (config.hidden_width, D), (None, "embed"))
         if config.has_learned_positions:
@@ -185,6 +190,8 @@ class Decoder(nn.Module):
         scores = multiply(hidden, head, dtype=jnp.float32, rounds_to=config.product_dtype)
         if config.has_head_bias:
             scores += self.head_bias.astype(jnp.float32)
+        if config.logit_scale != 1.0:
+            scores = config.logit_scale * scores
         if config.logit_softcap is not None:
             scores = config.logit_softcap * jnp.tanh(scores / config.logit_softcap)
         return replicate_on_mesh(scores)
@@ -222,7 +229,7 @@ class Decoder(nn.Module):
         """Returns the cosines and sines for each kind of rotary positions and head size, None for none."""
         kinds = dict.fromkeys((layer.attention.rope, layer.attention.head_dim) for layer in self.config.layers)
         return {
-            (rope, head_dim): None if rope is None else rotary.angles(positions, rope, head_dim)
+            (rope, head_dim): None if rope is None else rotary.angles(positions, rope, head_dim, self.config.context)
             for rope, head_dim in kinds
         }
 

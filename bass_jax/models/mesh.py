@@ -13,22 +13,36 @@ from bass_jax.models.kv_cache import KVCache
 AXIS = "tp"
 """The mesh axis that `bass_jax.models.sharding.TENSOR_PARALLEL` partitions heads, MLPs and vocabulary over."""
 
+EXPERT_AXIS = "ep"
+"""The mesh axis that the experts of a layer are partitioned over by default."""
 
-def tensor_parallel_mesh(num_devices: int | None = None, *, devices: Sequence[Any] | None = None) -> Mesh:
-    """Returns a mesh with one axis, ``"tp"``, for `bass_jax.load_pair` and `bass_jax.decoding.random_pair`.
+
+def tensor_parallel_mesh(
+    num_devices: int | None = None, *, expert_parallel: int = 1, devices: Sequence[Any] | None = None
+) -> Mesh:
+    """Returns a mesh for `bass_jax.load_pair` and `bass_jax.decoding.random_pair`.
+
+    Its axis is ``"tp"``. With `expert_parallel` it has the axes ``"ep"`` and ``"tp"``: the experts of a layer are
+    partitioned over ``"ep"``, and the width of each over ``"tp"``. Everything else is replicated over ``"ep"``.
 
     Args:
         num_devices: use the first so many devices; all by default.
+        expert_parallel: size of the axis ``"ep"``, a divisor of the number of devices; 1 for a mesh without it.
         devices: the devices to choose from; by default those of all processes.
 
     Raises:
-        ValueError: if there are fewer devices.
+        ValueError: if there are fewer devices, or `expert_parallel` does not divide their number.
     """
     devices = list(jax.devices() if devices is None else devices)
     wanted = len(devices) if num_devices is None else num_devices
     if not 1 <= wanted <= len(devices):
         raise ValueError(f"num_devices={num_devices}: expected 1 to {len(devices)}, the devices that there are")
-    return Mesh(np.array(devices[:wanted]), (AXIS,), axis_types=(AxisType.Auto,))
+    if expert_parallel == 1:
+        return Mesh(np.array(devices[:wanted]), (AXIS,), axis_types=(AxisType.Auto,))
+    if expert_parallel < 1 or wanted % expert_parallel:
+        raise ValueError(f"expert_parallel={expert_parallel}: expected a divisor of the number of devices, {wanted}")
+    grid = np.array(devices[:wanted]).reshape(expert_parallel, -1)
+    return Mesh(grid, (EXPERT_AXIS, AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
 
 
 def start_distributed(

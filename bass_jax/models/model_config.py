@@ -31,18 +31,24 @@ class RopeScaling:
     Attributes:
         kind: ``"linear"`` divides every frequency by `factor`. ``"llama3"`` divides the low frequencies, keeps the high
             ones and interpolates in between (Llama 3.1). ``"yarn"`` interpolates over lanes instead of wavelengths, and
-            scales the rotated queries and keys (Peng et al., arXiv 2309.00071).
+            scales the rotated queries and keys (Peng et al., arXiv 2309.00071). ``"longrope"`` divides each frequency
+            by its own factor: `long_factors` in a model whose `ModelConfig.context` exceeds `original_context`,
+            otherwise `short_factors` (Ding et al., arXiv 2402.13753). The choice does not depend on the tokens, so rows
+            do not depend on each other.
         factor: at least 1.
         low_freq_factor: llama3: wavelengths above ``original_context / low_freq_factor`` are divided.
         high_freq_factor: llama3: wavelengths below ``original_context / high_freq_factor`` are kept.
-        original_context: llama3, yarn: context of the first training, in tokens.
+        original_context: llama3, yarn, longrope: context of the first training, in tokens.
         beta_fast: yarn: lanes with more rotations than this in `original_context` are kept.
         beta_slow: yarn: lanes with fewer rotations than this are divided.
-        attention_factor: yarn: factor on the rotated queries and keys; None means ``0.1 log(factor) + 1``.
+        attention_factor: yarn, longrope: factor on the rotated queries and keys; None means ``0.1 log(factor) + 1``
+            for yarn, and ``sqrt(1 + log(factor) / log(original_context))`` for longrope.
         is_truncated: yarn: round the first interpolated lane down and the last one up to integers.
+        short_factors: longrope: a factor per rotated pair of lanes.
+        long_factors: longrope: likewise.
     """
 
-    kind: Literal["linear", "llama3", "yarn"]
+    kind: Literal["linear", "llama3", "yarn", "longrope"]
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -51,10 +57,12 @@ class RopeScaling:
     beta_slow: float = 1.0
     attention_factor: float | None = None
     is_truncated: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
     def __post_init__(self):
-        if self.kind not in ("linear", "llama3", "yarn"):
-            raise ValueError(f"rope_scaling.kind={self.kind!r}: expected 'linear', 'llama3' or 'yarn'")
+        if self.kind not in ("linear", "llama3", "yarn", "longrope"):
+            raise ValueError(f"rope_scaling.kind={self.kind!r}: expected 'linear', 'llama3', 'yarn' or 'longrope'")
         if self.factor < 1:
             raise ValueError(f"rope_scaling.factor={self.factor}: expected at least 1")
         for name in ("original_context", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
@@ -64,6 +72,13 @@ class RopeScaling:
             raise ValueError(f"rope_scaling.high_freq_factor={self.high_freq_factor}: expected another low_freq_factor")
         if self.kind == "yarn" and self.attention_factor is None:
             object.__setattr__(self, "attention_factor", 0.1 * math.log(self.factor) + 1.0)
+        if self.kind == "longrope":
+            for name in ("short_factors", "long_factors"):
+                if not all(check_number(f"rope_scaling.{name}", factor) > 0 for factor in getattr(self, name)):
+                    raise ValueError(f"rope_scaling.{name}={getattr(self, name)}: expected positive numbers")
+            if self.attention_factor is None:
+                share = math.log(self.factor) / math.log(self.original_context) if self.factor > 1 else 0.0
+                object.__setattr__(self, "attention_factor", math.sqrt(1 + share))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,14 +106,16 @@ class NormConfig:
     """A norm over the width of the residual stream or over a head.
 
     Attributes:
-        kind: ``"rms"``, or ``"layer"``, which subtracts the mean and has biases.
+        kind: ``"rms"``, or ``"layer"``, which subtracts the mean.
         eps: added to the variance.
         offset: added to the learned scale of an RMS norm (1 in Gemma).
+        has_bias: whether a layer norm has biases.
     """
 
     kind: Literal["rms", "layer"] = "rms"
     eps: float = 1e-5
     offset: float = 0.0
+    has_bias: bool = True
 
     def __post_init__(self):
         _check_choices(self, "kind")
@@ -116,7 +133,9 @@ class AttentionConfig:
         window: number of positions that a query sees, itself included; None for all.
         has_bias: whether the query, key and value projections have biases.
         has_out_bias: whether the output projection has a bias; None means the same as `has_bias`.
-        qk_norm: RMS norm over each head of the queries and the keys (Qwen3, Gemma 3); None for none.
+        qk_norm: norm of the queries and keys before the rotation; None for none.
+        qk_norm_span: what `qk_norm` normalizes: ``"head"`` each head with scales shared by all heads (Qwen3, Gemma 3),
+            ``"each_head"`` each head with scales of its own (Cohere), ``"all_heads"`` all heads at once (OLMo).
         scale: factor on the scores; None means ``head_dim ** -0.5``.
         softcap: c: a scaled score x becomes ``c tanh(x / c)`` before masking; None for no cap.
     """
@@ -129,6 +148,7 @@ class AttentionConfig:
     has_bias: bool = False
     has_out_bias: bool | None = None
     qk_norm: NormConfig | None = None
+    qk_norm_span: Literal["head", "each_head", "all_heads"] = "head"
     scale: float | None = None
     softcap: float | None = None
 
@@ -145,8 +165,13 @@ class AttentionConfig:
             lanes = self.rope.rotary_dim or self.head_dim
             if lanes % 2 or lanes > self.head_dim:
                 raise ValueError(f"{name}={lanes}: expected an even number, for rotary positions, at most head_dim")
-        if self.qk_norm is not None and self.qk_norm.kind != "rms":
-            raise ValueError(f"qk_norm.kind={self.qk_norm.kind!r}: expected 'rms'")
+            if (scaling := self.rope.scaling) is not None and scaling.kind == "longrope":
+                for name, factors in (("short_factors", scaling.short_factors), ("long_factors", scaling.long_factors)):
+                    if len(factors) != lanes // 2:
+                        raise ValueError(f"rope_scaling.{name}: expected {lanes // 2} numbers, not {len(factors)}")
+        _check_choices(self, "qk_norm_span")
+        if self.qk_norm is not None and self.qk_norm.kind == "layer" and self.qk_norm.has_bias:
+            raise ValueError("qk_norm.has_bias=True: expected a norm without biases")
         _check_softcap("attention_softcap", self.softcap)
 
     @property
@@ -175,6 +200,69 @@ class DenseMLP:
         check_integer("mlp_width", self.width, 1)
         _check_choices(self, "activation")
 
+    @property
+    def total_width(self) -> int:
+        """Number of hidden units whose weights are stored."""
+        return self.width
+
+
+@dataclasses.dataclass(frozen=True)
+class MoEConfig:
+    """A mixture of experts: gated MLPs without biases, of which a router chooses a few for each token.
+
+    A softmax over the chosen experts only is the same as ``"softmax"`` with `is_normalized`.
+
+    Attributes:
+        num_experts: E.
+        num_active: number of experts of a token.
+        width: F of each expert.
+        activation: of the experts.
+        score: how an expert's score is made of its logit: ``"softmax"`` over all experts, or ``"sigmoid"``.
+        is_normalized: whether the scores of the chosen experts are divided by their sum. The scores are the factors on
+            the experts' outputs.
+        scale: another factor on the outputs.
+        has_choice_bias: whether a learned bias per expert is added to the scores for the choice of experts, but not to
+            the factors (DeepSeek-V3).
+        num_groups: number of groups of equally many experts.
+        num_active_groups: experts are chosen from the so many groups with the largest sums of their two largest scores.
+        shared: an MLP that every token passes through, added to the experts; None for none.
+        has_shared_gate: whether the output of `shared` is multiplied by the sigmoid of a projection of the input.
+    """
+
+    num_experts: int
+    num_active: int
+    width: int
+    activation: Literal["silu", "relu", "gelu", "gelu_tanh"] = "silu"
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    is_normalized: bool = True
+    scale: float = 1.0
+    has_choice_bias: bool = False
+    num_groups: int = 1
+    num_active_groups: int = 1
+    shared: DenseMLP | None = None
+    has_shared_gate: bool = False
+
+    def __post_init__(self):
+        for name in ("num_experts", "width", "num_groups"):
+            check_integer(name, getattr(self, name), 1)
+        check_integer("num_active_groups", self.num_active_groups, 1, self.num_groups)
+        _check_choices(self, "activation", "score")
+        if self.num_experts % self.num_groups:
+            raise ValueError(f"num_groups={self.num_groups}: expected a divisor of num_experts={self.num_experts}")
+        in_group = self.num_experts // self.num_groups
+        if self.num_groups > 1 and in_group < 2:
+            raise ValueError(f"num_groups={self.num_groups}: expected at least two experts per group")
+        check_integer("num_active", self.num_active, 1, in_group * self.num_active_groups)
+        if self.shared is not None:
+            check_kind("shared", self.shared, DenseMLP)
+        elif self.has_shared_gate:
+            raise ValueError("has_shared_gate=True: expected a shared MLP")
+
+    @property
+    def total_width(self) -> int:
+        """Number of hidden units whose weights are stored, those of the shared MLP included."""
+        return self.num_experts * self.width + (0 if self.shared is None else self.shared.width)
+
 
 @dataclasses.dataclass(frozen=True)
 class LayerConfig:
@@ -182,23 +270,26 @@ class LayerConfig:
 
     Attributes:
         attention: the attention.
-        mlp: the MLP.
+        mlp: the MLP, or a mixture of experts.
         norm: the kind of all norms of the layer.
         block: position of the norms. ``"pre_norm"`` normalizes the inputs of attention and MLP. ``"post_norm"``
             normalizes each sum with the residual stream (OPT 350M). ``"sandwich"`` normalizes inputs and outputs (Gemma
-            2 and 3). ``"parallel"`` adds attention and MLP of one normalized input (GPT-NeoX, CodeGen).
+            2 and 3). ``"output_norm"`` normalizes the outputs only (OLMo 2). ``"parallel"`` adds attention and MLP of
+            one normalized input (GPT-NeoX, CodeGen).
         has_parallel_mlp_norm: whether the MLP of a parallel block has its own norm.
+        residual_scale: factor on what attention and MLP add to the residual stream.
     """
 
     attention: AttentionConfig
-    mlp: DenseMLP
+    mlp: DenseMLP | MoEConfig
     norm: NormConfig = NormConfig()
-    block: Literal["pre_norm", "post_norm", "sandwich", "parallel"] = "pre_norm"
+    block: Literal["pre_norm", "post_norm", "sandwich", "output_norm", "parallel"] = "pre_norm"
     has_parallel_mlp_norm: bool = False
+    residual_scale: float = 1.0
 
     def __post_init__(self):
         check_kind("attention", self.attention, AttentionConfig)
-        check_kind("mlp", self.mlp, DenseMLP)
+        check_kind("mlp", self.mlp, MoEConfig if isinstance(self.mlp, MoEConfig) else DenseMLP)
         check_kind("norm", self.norm, NormConfig)
         _check_choices(self, "block")
 
@@ -225,20 +316,23 @@ class ModelConfig:
         output_vocab_size: O, the number of tokens that the head scores, listed in `Model.output_ids`; None means V. A
             draft uses it because its head costs more than its layers.
         has_head_bias: whether the logits have a bias.
+        logit_scale: factor on the logits.
         logit_softcap: c: logits become ``c tanh(x / c)``; None for no cap.
         hidden_width: width of the target's hidden states that an EAGLE draft reads with the tokens (see
             `bass_jax.drafters.eagle`); None for a model that reads tokens only.
         dtype: of the parameters, activations and cache, except for those in INT8: ``"float32"`` or ``"bfloat16"``.
         quantize: ``"int8"`` stores the matrices of the layers and the head in INT8 with a scale per output channel, and
             casts them inside the products. ``"int8_activations"`` also rounds the inputs of the layers' products to
-            INT8, with a scale per token, and sums in integers. None stores everything in `dtype`.
+            INT8, except those of experts, with a scale per token, and sums in integers. None stores everything in
+            `dtype`.
         cache_dtype: ``"int8"`` stores keys and values in INT8 with a scale per token and head; None means `dtype`.
         attention_implementation: ``"ragged"``, ``"pad"`` or ``"split"``, the forms of
             `kernels_pallas.ops.ragged_attention` on a GPU (elsewhere all three are ``"xla"``), or ``"xla"``.
         product_dtype: ``"bfloat16"`` rounds the float32 inputs of products of activations with weights, and of their
             gradient by the activations. Gradients by weights, sums and everything else stay float32, and inputs of INT8
-            weights are not rounded. None does not round. Training sets it.
+            weights and of experts are not rounded. None does not round. Training sets it.
         tensor_axis: mesh axis that the key-value heads are partitioned over; set when a model is placed on a mesh.
+        expert_axes: mesh axes that the experts and the width of each expert are partitioned over; likewise.
     """
 
     vocab_size: int
@@ -255,6 +349,7 @@ class ModelConfig:
     has_output_projection: bool = False
     output_vocab_size: int | None = None
     has_head_bias: bool = False
+    logit_scale: float = 1.0
     logit_softcap: float | None = None
     hidden_width: int | None = None
     dtype: str = "float32"
@@ -263,6 +358,7 @@ class ModelConfig:
     attention_implementation: str = "ragged"
     product_dtype: str | None = None
     tensor_axis: str | None = None
+    expert_axes: tuple[str | None, str | None] = (None, None)
 
     def __post_init__(self):
         for name in ("vocab_size", "width", "context"):

@@ -20,7 +20,7 @@ class Normed(NamedTuple):
 
 
 def rms_norm(
-    x: Float[Array, "... D"], scale: Float[Array, "D"], eps: float, offset: float = 0.0
+    x: Float[Array, "... D"], scale: Float[Array, "... D"], eps: float, offset: float = 0.0
 ) -> Float[Array, "... D"]:
     """Divides by the root mean square, in float32, and returns `x`'s dtype.
 
@@ -34,29 +34,35 @@ def rms_norm(
 
 
 def layer_norm(
-    x: Float[Array, "... D"], scale: Float[Array, "D"], bias: Float[Array, "D"], eps: float
+    x: Float[Array, "... D"], scale: Float[Array, "... D"], bias: Float[Array, "... D"] | None, eps: float
 ) -> Float[Array, "... D"]:
-    """Subtracts the mean and divides by the standard deviation, in float32, and returns `x`'s dtype."""
+    """Subtracts the mean and divides by the standard deviation, in float32, and returns `x`'s dtype.
+
+    `scale` and `bias` are broadcast to `x`, whose last axis is normalized.
+    """
     wide = x.astype(jnp.float32)
     centered = wide - jnp.mean(wide, axis=-1, keepdims=True)
     normed = centered * jax.lax.rsqrt(jnp.mean(centered * centered, axis=-1, keepdims=True) + eps)
-    return (normed * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
+    scaled = normed * scale.astype(jnp.float32)
+    return (scaled if bias is None else scaled + bias.astype(jnp.float32)).astype(x.dtype)
 
 
-def declare_norm(module: nn.Module, name: str, norm: NormConfig, size: int, axis: str | None = "embed") -> tuple:
-    """Declares the parameters of a norm: ``(scale,)`` or ``(scale, bias)``.
+def declare_norm(
+    module: nn.Module, name: str, norm: NormConfig, *shape: int, axis: str | None = "embed"
+) -> tuple[Array, Array | None]:
+    """Declares the parameters of a norm: its scale, and its bias or None.
 
     Args:
         module: a module with a `config`.
         name: of the scale; the bias is ``{name}_bias``.
         norm: its kind.
-        size: of the normalized axis.
+        shape: of the scale; the last axis is normalized.
         axis: logical name of the normalized axis.
     """
-    if norm.kind == "rms":
-        return (declare(module, name, (size,), (axis,), zeros if norm.offset else ones),)
-    scale = declare(module, name, (size,), (axis,), ones)
-    return scale, declare(module, f"{name}_bias", (size,), (axis,), zeros)
+    axes = (*(None for _ in shape[1:]), axis)
+    scale = declare(module, name, shape, axes, zeros if norm.kind == "rms" and norm.offset else ones)
+    has_bias = norm.kind == "layer" and norm.has_bias
+    return scale, declare(module, f"{name}_bias", shape, axes, zeros) if has_bias else None
 
 
 def apply_norm(norm: NormConfig, x: Float[Array, "... D"], learned: tuple) -> Float[Array, "... D"]:

@@ -6,7 +6,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-LOGICAL_AXES = ("embed", "kv_heads", "mlp", "vocab")
+LOGICAL_AXES = ("embed", "experts", "kv_heads", "mlp", "vocab")
 """Axes that a mesh may shard; see `bass_jax.models.sharding`."""
 
 ones, zeros = nn.initializers.ones, nn.initializers.zeros

@@ -37,6 +37,7 @@ _QWEN2 = _QWEN | {"model_type": "qwen2"}
 _QWEN3 = _QWEN | {"model_type": "qwen3", "num_key_value_heads": 8, "vocab_size": 151936, "head_dim": 128}
 _GEMMA2 = {"model_type": "gemma2", "vocab_size": 256000, "head_dim": 256, "max_position_embeddings": 8192}
 _GEMMA3 = {"model_type": "gemma3_text", "vocab_size": 262144, "head_dim": 256, "max_position_embeddings": 32768}
+_QWEN3_MOE = _QWEN3 | {"model_type": "qwen3_moe", "num_key_value_heads": 4, "norm_topk_prob": True}
 _BASS = {
     "model_type": "gpt_neox",
     "vocab_size": 51200,
@@ -88,6 +89,8 @@ _SOURCES = {
     "qwen2.5-7b": _sized(_QWEN2, 28, 3584, 28, 18944, num_key_value_heads=4, vocab_size=152064),
     "qwen3-0.6b": _sized(_QWEN3, 28, 1024, 16, 3072, tie_word_embeddings=True),
     "qwen3-8b": _sized(_QWEN3, 36, 4096, 32, 12288),
+    "qwen3-30b-a3b": _sized(_QWEN3_MOE, 48, 2048, 32, 6144, num_experts=128, num_experts_per_tok=8),
+    "mixtral-8x7b": _sized(_MISTRAL | {"model_type": "mixtral", "rope_theta": 1e6}, 32, 4096, 32, 14336),
     "gemma-2-2b": _sized(_GEMMA2, 26, 2304, 8, 9216, num_key_value_heads=4),
     "gemma-2-9b": _sized(_GEMMA2, 42, 3584, 16, 14336, num_key_value_heads=8),
     "gemma-3-1b": _sized(_GEMMA3, 26, 1152, 4, 6912, num_key_value_heads=1, sliding_window=512),

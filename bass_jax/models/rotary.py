@@ -9,19 +9,22 @@ from bass_jax.models.model_config import RopeConfig, RopeScaling
 from bass_jax.typing import Array, Float, Int
 
 
-def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
+def frequencies(rope: RopeConfig, head_dim: int, context: int) -> np.ndarray:
     """Returns the angle per position of each rotated pair of lanes, ``[rotary_dim / 2]`` float32."""
     lanes = rope.rotary_dim or head_dim
     exponents = np.arange(0, lanes, 2, dtype=np.float32) / np.float32(lanes)
     inverse = (np.float32(1.0) / np.float32(rope.base) ** exponents).astype(np.float32)
-    return inverse if rope.scaling is None else _scale(inverse, rope.scaling, rope.base)
+    return inverse if rope.scaling is None else _scale(inverse, rope.scaling, rope.base, context)
 
 
-def _scale(inverse: np.ndarray, scaling: RopeScaling, base: float) -> np.ndarray:
+def _scale(inverse: np.ndarray, scaling: RopeScaling, base: float, context: int) -> np.ndarray:
     if scaling.kind == "linear":
         return inverse / np.float32(scaling.factor)
     if scaling.kind == "yarn":
         return _scale_lanes(inverse, scaling, base)
+    if scaling.kind == "longrope":
+        factors = scaling.long_factors if context > scaling.original_context else scaling.short_factors
+        return inverse / np.asarray(factors, np.float32)
     wavelength = 2 * math.pi / inverse
     longest = scaling.original_context / scaling.low_freq_factor
     shortest = scaling.original_context / scaling.high_freq_factor
@@ -50,10 +53,13 @@ def _scale_lanes(inverse: np.ndarray, scaling: RopeScaling, base: float) -> np.n
 
 
 def angles(
-    positions: Int[Array, "B T"], rope: RopeConfig, head_dim: int
+    positions: Int[Array, "B T"], rope: RopeConfig, head_dim: int, context: int
 ) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
-    """Returns the cosine and sine of every position, float32, times YaRN's `attention_factor`."""
-    angle = positions[..., None].astype(jnp.float32) * frequencies(rope, head_dim)
+    """Returns the cosine and sine of every position, float32, times the `attention_factor` of a scaling.
+
+    `context` is that of the model; LongRoPE depends on it.
+    """
+    angle = positions[..., None].astype(jnp.float32) * frequencies(rope, head_dim, context)
     amplitude = None if rope.scaling is None else rope.scaling.attention_factor
     if amplitude is None or amplitude == 1.0:
         return jnp.cos(angle), jnp.sin(angle)

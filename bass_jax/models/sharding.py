@@ -7,6 +7,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bass_jax.models.flax_model import Model, abstract_params
+from bass_jax.models.mesh import EXPERT_AXIS
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.models.parameters import LOGICAL_AXES
 from bass_jax.runtime.names import expected_one_of
@@ -16,18 +17,24 @@ TENSOR_PARALLEL = {"kv_heads": "tp", "mlp": "tp", "vocab": "tp"}
 """Megatron's scheme: heads, MLPs and vocabulary are partitioned over the axis ``tp``, the residual stream is not."""
 
 
+def default_rules(mesh: Mesh | None) -> dict[str, str]:
+    """Returns `TENSOR_PARALLEL`, with the experts of a layer partitioned over the axis ``ep`` if `mesh` has it."""
+    has_expert_axis = mesh is not None and EXPERT_AXIS in mesh.axis_names
+    return TENSOR_PARALLEL | ({"experts": EXPERT_AXIS} if has_expert_axis else {})
+
+
 def param_shardings(config: ModelConfig, mesh: Mesh, rules: dict[str, str] | None = None) -> Params:
     """Returns a `NamedSharding` per parameter.
 
     Args:
         config: of the model.
         mesh: the devices.
-        rules: logical axis → mesh axis; other axes are replicated. `TENSOR_PARALLEL` by default.
+        rules: logical axis → mesh axis; other axes are replicated. `default_rules` by default.
 
     Raises:
         ValueError: if a rule names an unknown axis, or a tensor does not divide over its mesh axis.
     """
-    rules = TENSOR_PARALLEL if rules is None else rules
+    rules = default_rules(mesh) if rules is None else rules
     for logical, axis in rules.items():
         if logical not in LOGICAL_AXES:
             raise ValueError(f"rules: unknown logical axis {logical!r}; {expected_one_of(logical, LOGICAL_AXES)}")
@@ -52,9 +59,10 @@ def param_shardings(config: ModelConfig, mesh: Mesh, rules: dict[str, str] | Non
 
 
 def placed_config(config: ModelConfig, mesh: Mesh | None, rules: dict[str, str] | None = None) -> ModelConfig:
-    """Returns `config` with the mesh axis that its heads are partitioned over, None if they are not."""
-    rules = TENSOR_PARALLEL if rules is None else rules
-    return dataclasses.replace(config, tensor_axis=None if mesh is None else rules.get("kv_heads"))
+    """Returns `config` with the mesh axes that its heads and its experts are partitioned over, None for none."""
+    rules = {} if mesh is None else default_rules(mesh) if rules is None else rules
+    expert_axes = rules.get("experts"), rules.get("mlp")
+    return dataclasses.replace(config, tensor_axis=rules.get("kv_heads"), expert_axes=expert_axes)
 
 
 def place_model(model: Model, mesh: Mesh, rules: dict[str, str] | None = None) -> Model:

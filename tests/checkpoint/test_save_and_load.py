@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from safetensors.numpy import load_file
 
 from bass_jax.checkpoint import convert, load_model, load_tokenizer, save, save_hugging_face, save_model
-from bass_jax.models import Model
+from bass_jax.models import DenseMLP, Model, MoEConfig
 from bass_jax.models.model_config import RopeScaling
 from tests.checkpoint.gguf_writer import write_gguf
 from tests.checkpoint.npz_file import write_npz
@@ -25,6 +25,7 @@ CHANGES = {
     "biases": {"has_attention_bias": True, "has_mlp_bias": True},
     "rope": {"rope_scaling": RopeScaling("llama3", 4.0, 1.0, 4.0, 32)},
     "bfloat16": {"dtype": "bfloat16"},
+    "experts": {"moe": MoEConfig(4, 2, 24, score="sigmoid", shared=DenseMLP(8))},
     "trimmed": {"is_tied": False, "embedding_width": 24, "output_vocab_size": 40},
 }
 

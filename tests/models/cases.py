@@ -46,6 +46,28 @@ _OPT = (
     | {"model_type": "opt", "hidden_size": 48, "ffn_dim": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
     | {"max_position_embeddings": 128, "word_embed_proj_dim": 48, "pad_token_id": 1}
 )
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_QWEN2_MOE = _LLAMA | _EXPERTS | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 40}
+_QWEN3_MOE = _LLAMA | _EXPERTS | {"model_type": "qwen3_moe", "head_dim": 14}
+_MIXTRAL = _LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+_OLMOE = _LLAMA | _EXPERTS | {"model_type": "olmoe"}
+_OLMO2 = _LLAMA | {"model_type": "olmo2"}
+_OLMO3 = _LLAMA | {"model_type": "olmo3", "num_hidden_layers": 4, "sliding_window": 7}
+_PHI3 = _LLAMA | {"model_type": "phi3"}
+_SHORT, _LONG = [1.0, 1.1, 1.3, 1.4, 1.7, 2.0], [1.0, 2.0, 3.0, 5.0, 8.0, 13.0]
+_LONGROPE = {"rope_type": "longrope", "rope_theta": 500.0, "short_factor": _SHORT, "long_factor": _LONG}
+_SMOLLM3 = _LLAMA | {"model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layer_interval": 2}
+_GRANITE = (
+    _LLAMA
+    | {"model_type": "granite", "embedding_multiplier": 3.0, "attention_multiplier": 0.2}
+    | {"residual_multiplier": 0.7, "logits_scaling": 2.5}
+)
+_GLM = _LLAMA | {"model_type": "glm", "head_dim": 12}
+_GLM4 = _GLM | {"model_type": "glm4"}
+_STARCODER2 = _LLAMA | {"model_type": "starcoder2", "norm_epsilon": 1e-3}
+_COHERE = _LLAMA | {"model_type": "cohere", "logit_scale": 0.3, "layer_norm_eps": 1e-3}
+_COHERE2 = _COHERE | {"model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 7}
+_FALCON = _COMMON | _SHAPE | {"model_type": "falcon", "max_position_embeddings": 128, "layer_norm_epsilon": 1e-3}
 
 CONFIGS = {
     "llama": _LLAMA,
@@ -109,6 +131,90 @@ CONFIGS = {
     "ministral": _MISTRAL
     | {"model_type": "ministral", "head_dim": 14, "sliding_window": 9}
     | {"layer_types": ["sliding_attention", "full_attention"]},
+    "qwen3_moe": _QWEN3_MOE | {"norm_topk_prob": True},
+    "qwen3_moe-tied-mqa-unnormalized-window": _QWEN3_MOE
+    | {"tie_word_embeddings": True, "num_key_value_heads": 1, "num_experts_per_tok": 5}
+    | {"use_sliding_window": True, "sliding_window": 7, "attention_bias": True},
+    "qwen3_moe-dense-layers-sharded": _QWEN3_MOE
+    | {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3], "num_experts": 9}
+    | {"num_attention_heads": 6, "head_dim": 10, "num_experts_per_tok": 1, "hidden_act": "gelu"},
+    "qwen2_moe": _QWEN2_MOE,
+    "qwen2_moe-normalized-windows-no-bias": _QWEN2_MOE
+    | {"norm_topk_prob": True, "qkv_bias": False, "tie_word_embeddings": True, "num_experts_per_tok": 3}
+    | _WINDOWED,
+    "qwen2_moe-one-expert-dense-layer-sharded": _QWEN2_MOE
+    | {"mlp_only_layers": [0], "num_experts_per_tok": 1, "num_experts": 3, "num_key_value_heads": 4},
+    "mixtral": _MIXTRAL,
+    "mixtral-window-mqa-tied": _MIXTRAL
+    | {"sliding_window": 9, "num_key_value_heads": 1, "tie_word_embeddings": True, "num_experts_per_tok": 1},
+    "mixtral-head-10-all-experts-sharded": _MIXTRAL
+    | {"head_dim": 10, "num_local_experts": 3, "num_experts_per_tok": 3, "rms_norm_eps": 1e-3},
+    "olmoe": _OLMOE,
+    "olmoe-normalized-tied-mqa": _OLMOE
+    | {"norm_topk_prob": True, "tie_word_embeddings": True, "num_key_value_heads": 1, "num_experts_per_tok": 4},
+    "olmoe-mha-bias-sharded": _OLMOE
+    | {"num_key_value_heads": None, "attention_bias": True, "num_experts": 5, "num_experts_per_tok": 5},
+    "olmo2": _OLMO2,
+    "olmo2-tied-mqa-rope-linear": _OLMO2
+    | {"tie_word_embeddings": True, "num_key_value_heads": 1}
+    | {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 300.0}},
+    "olmo2-mha-bias-head-10-sharded": _OLMO2
+    | {"num_key_value_heads": 4, "attention_bias": True, "head_dim": 10, "hidden_act": "gelu_new"},
+    "olmo3": _OLMO3,
+    "olmo3-tied-mqa-yarn": _OLMO3
+    | {"tie_word_embeddings": True, "num_key_value_heads": 1}
+    | {"rope_parameters": {"full_attention": _YARN, "sliding_attention": {"rope_theta": 70.0}}},
+    "olmo3-bias-other-layers-head-10-sharded": _OLMO3
+    | {"attention_bias": True, "num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}
+    | {"head_dim": 10},
+    "phi3": _PHI3,
+    "phi3-longrope-tied-mqa": _PHI3
+    | {"rope_parameters": _LONGROPE | {"attention_factor": 1.3}, "original_max_position_embeddings": 256}
+    | {"tie_word_embeddings": True, "num_key_value_heads": 1},
+    "phi3-part-rotated-window-sharded": _PHI3
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 70.0, "partial_rotary_factor": 0.5}}
+    | {"sliding_window": 9, "num_key_value_heads": 4},
+    "smollm3": _SMOLLM3,
+    "smollm3-tied-windows-first-layer-not-rotated": _SMOLLM3
+    | {"tie_word_embeddings": True, "no_rope_layers": [0, 1, 1], "use_sliding_window": True, "sliding_window": 7}
+    | {"attention_bias": True},
+    "smollm3-mlp-bias-mqa-sharded": _SMOLLM3
+    | {"mlp_bias": True, "num_key_value_heads": 1, "no_rope_layers": [1, 0, 0], "head_dim": 10},
+    "granite": _GRANITE,
+    "granite-tied-mqa-biases": _GRANITE
+    | {"tie_word_embeddings": True, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True},
+    "granite-head-10-yarn-sharded": _GRANITE | {"head_dim": 10, "rope_parameters": _YARN, "logits_scaling": 0.4},
+    "glm": _GLM,
+    "glm-tied-mqa-no-bias-all-rotated": _GLM
+    | {"tie_word_embeddings": True, "num_key_value_heads": 1, "attention_bias": False}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 70.0, "partial_rotary_factor": 1.0}},
+    "glm-head-16-mha-sharded": _GLM | {"head_dim": 16, "num_key_value_heads": 4, "rms_norm_eps": 1e-3},
+    "glm4": _GLM4,
+    "glm4-tied-mqa-no-bias": _GLM4 | {"tie_word_embeddings": True, "num_key_value_heads": 1, "attention_bias": False},
+    "glm4-head-16-quarter-rotated-sharded": _GLM4
+    | {"head_dim": 16}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 70.0, "partial_rotary_factor": 0.25}},
+    "starcoder2": _STARCODER2,
+    "starcoder2-tied-mqa-window": _STARCODER2
+    | {"tie_word_embeddings": True, "num_key_value_heads": 1, "sliding_window": 9},
+    "starcoder2-no-bias-relu-sharded": _STARCODER2
+    | {"use_bias": False, "hidden_act": "relu", "num_attention_heads": 6, "num_key_value_heads": 3},
+    "cohere": _COHERE,
+    "cohere-tied-mqa-norms": _COHERE | {"tie_word_embeddings": True, "num_key_value_heads": 1, "use_qk_norm": True},
+    "cohere-norms-bias-sharded": _COHERE
+    | {"use_qk_norm": True, "attention_bias": True, "num_attention_heads": 6, "num_key_value_heads": 3},
+    "cohere2": _COHERE2,
+    "cohere2-tied-mqa-bias": _COHERE2
+    | {"tie_word_embeddings": True, "num_key_value_heads": 1, "attention_bias": True, "sliding_window_pattern": 2},
+    "cohere2-other-layers-sharded": _COHERE2
+    | {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"], "logit_scale": 2.0},
+    "falcon": _FALCON,
+    "falcon-new-two-norms-bias": _FALCON
+    | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True, "tie_word_embeddings": False},
+    "falcon-new-one-norm-sharded": _FALCON
+    | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 50},
+    "falcon-mha-sequential": _FALCON
+    | {"multi_query": False, "parallel_attn": False, "activation": "gelu_pytorch_tanh", "bias": True},
 }
 
 

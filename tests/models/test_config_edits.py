@@ -44,6 +44,23 @@ CASES = (
     "neox",
     "opt-350m",
     "ministral",
+    "qwen3_moe-dense-layers-sharded",
+    "qwen2_moe-normalized-windows-no-bias",
+    "mixtral-window-mqa-tied",
+    "olmoe",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "phi3-longrope-tied-mqa",
+    "smollm3-tied-windows-first-layer-not-rotated",
+    "granite",
+    "glm",
+    "glm4",
+    "starcoder2-tied-mqa-window",
+    "cohere-tied-mqa-norms",
+    "cohere2",
+    "falcon",
+    "falcon-new-two-norms-bias",
 )
 
 INTEGERS_ARE_NUMBERS = ("attn_logit_softcapping", "final_logit_softcapping")

@@ -9,6 +9,7 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 import bass_jax as bass
+from bass_jax.models import DenseMLP, MoEConfig
 from bass_jax.models.kv_cache import Int8KV
 from bass_jax.models.weights import NUM_CONTRACTED, Weight, dequantize_weight, multiply, quantize_weight
 from tests import tiny
@@ -20,6 +21,7 @@ SHAPES = [
     {"is_tied": True, "num_kv_heads": 2},
     {"is_gated": False, "activation": "relu", "norm": "layer", "has_attention_bias": True, "has_mlp_bias": True},
     {"is_tied": True, "num_kv_heads": 2, "block": "parallel"},
+    {"moe": MoEConfig(4, 2, 24, shared=DenseMLP(8))},
 ]
 
 

@@ -3,7 +3,26 @@
 Imported by `bass_jax.checkpoint`. Start with `llama.py`; `template.py` is the file to copy for a family of your own.
 """
 
-from bass_jax.models.families import codegen, gemma, gpt2, gpt_neox, llama, mistral, opt, qwen
+from bass_jax.models.families import (
+    codegen,
+    cohere,
+    falcon,
+    gemma,
+    glm,
+    gpt2,
+    gpt_neox,
+    granite,
+    llama,
+    mistral,
+    mixtral,
+    olmo,
+    opt,
+    phi3,
+    qwen,
+    qwen_moe,
+    smollm3,
+    starcoder2,
+)
 from bass_jax.models.families.base import Family, Rule
 
 FAMILIES: dict[str, Family] = {
@@ -22,6 +41,21 @@ FAMILIES: dict[str, Family] = {
         gpt2.GPT2,
         gpt2.BIGCODE,
         gpt_neox.FAMILY,
+        qwen_moe.QWEN2_MOE,
+        qwen_moe.QWEN3_MOE,
+        mixtral.FAMILY,
+        olmo.OLMOE,
+        olmo.OLMO2,
+        olmo.OLMO3,
+        phi3.FAMILY,
+        smollm3.FAMILY,
+        granite.FAMILY,
+        glm.GLM,
+        glm.GLM4,
+        starcoder2.FAMILY,
+        cohere.COHERE,
+        cohere.COHERE2,
+        falcon.FAMILY,
     )
 }
 """The families by the ``model_type`` of a Hugging Face configuration."""

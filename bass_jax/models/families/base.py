@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,18 @@ class Rule:
         sources: Hugging Face names of the stored tensors.
         build: returns our tensor from them, given in this order.
         split: inverts `build`.
+        alternative: another form that files may have instead. It is read if all of its tensors exist, never written.
     """
 
     sources: tuple[str, ...]
     build: Callable[..., np.ndarray]
     split: Callable[[np.ndarray], tuple[np.ndarray, ...]]
+    alternative: "Rule | None" = None
+
+    def form_in(self, names: Set[str]) -> "Rule":
+        """Returns the form of the rule whose tensors are in `names`, this one if both or none is."""
+        other = self.alternative
+        return self if other is None or not names >= set(other.sources) or names >= set(self.sources) else other
 
 
 def canonical(name: str) -> str | None:

@@ -8,6 +8,7 @@ from bass_jax.models.families import llama, rope
 from bass_jax.models.families.base import WRITTEN_ACTIVATIONS, Family, read_integer, read_number, require_values
 from bass_jax.models.families.windows import (
     change_attention,
+    change_windowed_rope,
     read_window,
     read_windows,
     write_layer_types,
@@ -38,7 +39,7 @@ def read_gemma2(source: Mapping[str, Any]) -> ModelConfig:
 def read_gemma3(source: Mapping[str, Any]) -> ModelConfig:
     """Reads a configuration; see `Family.read_config`."""
     require_values(source, attn_logit_softcapping=None)
-    full, local = _read_ropes(source)
+    full, local = rope.read_typed_ropes(source, 1e6)
     others = {
         key: value for key, value in source.items() if key not in ("rope_scaling", "original_max_position_embeddings")
     }
@@ -49,29 +50,8 @@ def read_gemma3(source: Mapping[str, Any]) -> ModelConfig:
     windows = _read_windows(source, [(i + 1) % pattern != 0 for i in range(config.num_layers)])
     config = change_attention(config, windows, scale=_read_scale(source), qk_norm=config.final_norm)
     windowed_rope = RopeConfig(rope.read_base(local, read_number(source, "rope_local_base_freq", 10000.0)))
-    layers = (
-        layer
-        if layer.attention.window is None
-        else dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, rope=windowed_rope))
-        for layer in config.layers
-    )
-    config = dataclasses.replace(config, layers=tuple(layers))
+    config = change_windowed_rope(config, windowed_rope)
     return _sandwich(config, _read_softcap(source, "final_logit_softcapping", None))
-
-
-def _read_ropes(source: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the ``rope_parameters`` of the layers without a window, and of those with one."""
-    ropes = source.get("rope_parameters")
-    ropes = {"full_attention": {"rope_type": "default"}} if ropes is None else ropes
-    full, local = ropes.get("full_attention"), ropes.get("sliding_attention") or {}
-    if source.get("rope_scaling") is not None:
-        if full is None:
-            raise ValueError("config.json: rope_scaling: expected rope_parameters with 'full_attention', or none")
-        # As in `transformers`, an existing "rope_type" takes precedence over the older "type".
-        full = {**full, **source["rope_scaling"]}
-    if (kind := local.get("rope_type", local.get("type", "default"))) != "default":
-        raise ValueError(f"config.json: rope_parameters: sliding_attention: rope_type={kind!r}: expected 'default'")
-    return {"rope_theta": source.get("rope_theta", 1e6), **(full or {})}, local
 
 
 def _read_softcap(source: Mapping[str, Any], key: str, default: float | None) -> float | None:
@@ -126,19 +106,12 @@ def write_gemma2(config: ModelConfig) -> dict[str, Any]:
 
 def write_gemma3(config: ModelConfig) -> dict[str, Any]:
     """Writes a configuration; see `Family.write_config`."""
-    attentions = [layer.attention for layer in config.layers]
-    full = next((attention.rope for attention in attentions if attention.window is None), RopeConfig(1e6))
-    windowed = next((attention.rope for attention in attentions if attention.window is not None), full)
-    assert windowed is not None
     return (
         llama.write_config(config, "Gemma3ForCausalLM")
         | _write_windows(config)
         | {
             "final_logit_softcapping": config.logit_softcap,
-            "rope_parameters": {
-                "full_attention": rope.write_rope(full),
-                "sliding_attention": {"rope_type": "default", "rope_theta": windowed.base},
-            },
+            "rope_parameters": rope.write_typed_ropes(config, 1e6),
         }
     )
 

@@ -1,15 +1,29 @@
 """Llama 2 and 3, SmolLM2, TinyLlama and other models with their layout."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bass_jax.models.families import base, rope, tensor_names
 from bass_jax.models.families.base import Family, Rule
-from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig
+from bass_jax.models.model_config import (
+    AttentionConfig,
+    DenseMLP,
+    LayerConfig,
+    ModelConfig,
+    MoEConfig,
+    NormConfig,
+    RopeConfig,
+)
 
 
 def read_config(
-    source: Mapping[str, Any], family: str = "llama", *, is_tied: bool = False, activation: str = "hidden_act"
+    source: Mapping[str, Any],
+    family: str = "llama",
+    *,
+    is_tied: bool = False,
+    activation: str = "hidden_act",
+    rope_base: float = 10000.0,
+    rotary_share: float | None = None,
 ) -> ModelConfig:
     """Reads a configuration; see `Family.read_config`. Families with a similar layout call it and edit the result.
 
@@ -18,13 +32,16 @@ def read_config(
         family: name of the family.
         is_tied: default of ``tie_word_embeddings``.
         activation: the key of the activation.
+        rope_base: default of ``rope_theta``.
+        rotary_share: default of ``partial_rotary_factor``; None for a family that rotates all lanes.
     """
     width, num_heads = base.read_integer(source, "hidden_size"), base.read_integer(source, "num_attention_heads")
+    head_dim = base.read_integer(source, "head_dim", width // max(num_heads, 1), is_nullable=True)
     attention = AttentionConfig(
         num_heads=num_heads,
         num_kv_heads=base.read_integer(source, "num_key_value_heads", num_heads, is_nullable=True),
-        head_dim=base.read_integer(source, "head_dim", width // max(num_heads, 1), is_nullable=True),
-        rope=rope.read_rope(source),
+        head_dim=head_dim,
+        rope=rope.read_rope(source, head_dim, default_base=rope_base, default_share=rotary_share),
         has_bias=base.read_flag(source, "attention_bias", False),
     )
     mlp = DenseMLP(
@@ -48,7 +65,14 @@ def write_config(config: ModelConfig, architecture: str = "LlamaForCausalLM") ->
     """Writes a configuration; see `Family.write_config`."""
     layer = config.layers[0]
     attention = layer.attention
-    return {
+    # Layers can be without rotary positions.
+    rotary = next((layer.attention.rope for layer in config.layers if layer.attention.rope is not None), RopeConfig())
+    ropes = rope.write_rope(rotary)
+    if rotary.rotary_dim is not None:
+        ropes["partial_rotary_factor"] = rotary.rotary_dim / attention.head_dim
+    dense = next((layer.mlp for layer in config.layers if isinstance(layer.mlp, DenseMLP)), None)
+    sizes = {} if dense is None else {"intermediate_size": dense.width, "mlp_bias": dense.has_bias}
+    return sizes | {
         "architectures": [architecture],
         "model_type": config.family,
         "hidden_act": base.WRITTEN_ACTIVATIONS[layer.mlp.activation],
@@ -58,44 +82,69 @@ def write_config(config: ModelConfig, architecture: str = "LlamaForCausalLM") ->
         "num_attention_heads": attention.num_heads,
         "num_key_value_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
-        "intermediate_size": layer.mlp.width,
         "max_position_embeddings": config.context,
-        "rope_parameters": rope.write_rope(attention.rope),
+        "rope_parameters": ropes,
         "rms_norm_eps": layer.norm.eps,
         "tie_word_embeddings": config.is_tied,
         "attention_bias": attention.has_bias,
-        "mlp_bias": layer.mlp.has_bias,
     }
 
 
-def rules(config: ModelConfig) -> dict[str, Rule]:
-    """Returns the rules; see `Family.rules`."""
-    table = {
-        "embedding": tensor_names.same("model.embed_tokens.weight"),
-        "final_norm": tensor_names.same("model.norm.weight"),
-    }
+def rules(
+    config: ModelConfig,
+    *,
+    attention: Callable[[AttentionConfig, str, int], dict[str, Rule]] | None = None,
+    mlp: Callable[[Any, str], dict[str, Rule]] | None = None,
+    norms: Mapping[str, str] | None = None,
+) -> dict[str, Rule]:
+    """Returns the rules; see `Family.rules`. Families with other names call it with what differs.
+
+    Args:
+        config: of the model.
+        attention: returns the rules of an attention, given its configuration, its stored name and the width.
+        mlp: returns the rules of an MLP, given its configuration and the stored name of the layer.
+        norms: the stored name of each of our norms.
+    """
+    table = {"embedding": tensor_names.same("model.embed_tokens.weight")}
+    if config.final_norm is not None:
+        table |= tensor_names.norm(config.final_norm, "final_norm", "model.norm")
     if not config.is_tied:
         table["head"] = tensor_names.same("lm_head.weight")
     for i, layer in enumerate(config.layers):
         ours, theirs = f"layer_{i}", f"model.layers.{i}"
-        table |= tensor_names.under(
-            f"{ours}/attention", _attention(layer.attention, f"{theirs}.self_attn", config.width)
-        )
-        table |= tensor_names.under(f"{ours}/mlp", tensor_names.gated_mlp(layer.mlp, f"{theirs}.mlp"))
-        norms = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-        if layer.block == "sandwich":
-            norms |= {
-                "attention_post_norm": "post_attention_layernorm",
-                "mlp_norm": "pre_feedforward_layernorm",
-                "mlp_post_norm": "post_feedforward_layernorm",
-            }
-        table |= {
-            f"{ours}/{name}": tensor_names.same(f"{theirs}.{their_name}.weight") for name, their_name in norms.items()
-        }
+        of_attention = (attention or attention_rules)(layer.attention, f"{theirs}.self_attn", config.width)
+        table |= tensor_names.under(f"{ours}/attention", of_attention)
+        table |= tensor_names.under(f"{ours}/mlp", (mlp or mlp_rules)(layer.mlp, theirs))
+        for our_name, their_name in (norms or _NORMS[layer.block]).items():
+            table |= tensor_names.norm(layer.norm, f"{ours}/{our_name}", f"{theirs}.{their_name}")
     return table
 
 
-def _attention(config: AttentionConfig, theirs: str, width: int) -> dict[str, Rule]:
+_NORMS = {
+    "pre_norm": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+    "sandwich": {
+        "attention_norm": "input_layernorm",
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    },
+    "output_norm": {
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    },
+    "parallel": {"attention_norm": "input_layernorm"},
+}
+
+
+def mlp_rules(config: DenseMLP | MoEConfig, theirs: str) -> dict[str, Rule]:
+    """Returns the rules of a dense MLP or of experts, without their path."""
+    if isinstance(config, MoEConfig):
+        return tensor_names.experts(config, f"{theirs}.mlp")
+    return tensor_names.gated_mlp(config, f"{theirs}.mlp")
+
+
+def attention_rules(config: AttentionConfig, theirs: str, width: int) -> dict[str, Rule]:
+    """Returns the rules of an attention, without their path."""
     q, k, v = (f"{theirs}.{name}_proj" for name in "qkv")
     table = {"qkv": tensor_names.qkv(config, (q, k, v), "weight")}
     if config.has_bias:

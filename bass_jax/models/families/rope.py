@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bass_jax.models.families.base import read_flag, read_number
-from bass_jax.models.model_config import RopeConfig, RopeScaling
+from bass_jax.models.model_config import ModelConfig, RopeConfig, RopeScaling
 
 
 def find_rope(source: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -23,18 +23,66 @@ def find_rope(source: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def read_rope(source: Mapping[str, Any], *, default_base: float = 10000.0) -> RopeConfig:
+def read_rope(
+    source: Mapping[str, Any], head_dim: int, *, default_base: float = 10000.0, default_share: float | None = None
+) -> RopeConfig:
     """Returns rotary positions that are the same in all layers.
+
+    Args:
+        source: the Hugging Face configuration.
+        head_dim: H.
+        default_base: base without ``rope_theta``.
+        default_share: share of the lanes that are rotated without ``partial_rotary_factor``; None for a family that
+            rotates all lanes.
 
     Raises:
         ValueError: if a key is missing or has a value that the decoder does not support.
     """
     rope = find_rope(source)
-    for where in (source, rope):
-        if (share := where.get("partial_rotary_factor")) not in (None, 1):
-            raise ValueError(f"config.json: partial_rotary_factor={share!r}: expected 1")
     base = read_base(rope, read_number(source, "rope_theta", default_base))
-    return RopeConfig(base, scaling=read_scaling(rope, source))
+    if default_share is None:
+        for where in (source, rope):
+            if (share := where.get("partial_rotary_factor")) not in (None, 1):
+                raise ValueError(f"config.json: partial_rotary_factor={share!r}: expected 1")
+        return RopeConfig(base, scaling=read_scaling(rope, source))
+    default = read_number(source, "partial_rotary_factor", default_share)
+    lanes = int(head_dim * read_number(rope, "partial_rotary_factor", default))
+    return RopeConfig(base, None if lanes == head_dim else lanes, read_scaling(rope, source))
+
+
+def read_typed_ropes(source: Mapping[str, Any], default_base: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the ``rope_parameters`` of the layers without a window, and of those with one.
+
+    Args:
+        source: the Hugging Face configuration.
+        default_base: base of the layers without a window, without ``rope_theta``.
+
+    Raises:
+        ValueError: if the frequencies of layers with a window are scaled.
+    """
+    ropes = source.get("rope_parameters")
+    ropes = {"full_attention": {"rope_type": "default"}} if ropes is None else ropes
+    full, local = ropes.get("full_attention"), ropes.get("sliding_attention") or {}
+    if source.get("rope_scaling") is not None:
+        if full is None:
+            raise ValueError("config.json: rope_scaling: expected rope_parameters with 'full_attention', or none")
+        # As in `transformers`, an existing "rope_type" takes precedence over the older "type".
+        full = {**full, **source["rope_scaling"]}
+    if (kind := local.get("rope_type", local.get("type", "default"))) != "default":
+        raise ValueError(f"config.json: rope_parameters: sliding_attention: rope_type={kind!r}: expected 'default'")
+    return {"rope_theta": source.get("rope_theta", default_base), **(full or {})}, local
+
+
+def write_typed_ropes(config: ModelConfig, default_base: float) -> dict[str, Any]:
+    """Returns ``rope_parameters`` for each type of layers; `default_base` is for layers that `config` does not have."""
+    attentions = [layer.attention for layer in config.layers]
+    full = next((attention.rope for attention in attentions if attention.window is None), RopeConfig(default_base))
+    windowed = next((attention.rope for attention in attentions if attention.window is not None), full)
+    assert windowed is not None
+    return {
+        "full_attention": write_rope(full),
+        "sliding_attention": {"rope_type": "default", "rope_theta": windowed.base},
+    }
 
 
 def read_base(rope: Mapping[str, Any], default: float) -> float:
@@ -61,8 +109,10 @@ def read_scaling(rope: Mapping[str, Any], source: Mapping[str, Any]) -> RopeScal
         return None
     if kind == "linear":
         return RopeScaling("linear", read_number(rope, "factor"))
-    if kind not in ("llama3", "yarn"):
-        raise ValueError(f"config.json: rope_type={kind!r}: expected 'default', 'linear', 'llama3' or 'yarn'")
+    if kind not in ("llama3", "yarn", "longrope"):
+        raise ValueError(
+            f"config.json: rope_type={kind!r}: expected 'default', 'linear', 'llama3', 'yarn' or 'longrope'"
+        )
     context = source.get("max_position_embeddings")
     original = source.get("original_max_position_embeddings", rope.get("original_max_position_embeddings", context))
     if not isinstance(original, int) or isinstance(original, bool) or original < 1:
@@ -70,7 +120,27 @@ def read_scaling(rope: Mapping[str, Any], source: Mapping[str, Any]) -> RopeScal
     if kind == "llama3":
         low, high = (read_number(rope, key) for key in ("low_freq_factor", "high_freq_factor"))
         return RopeScaling("llama3", read_number(rope, "factor"), low, high, original)
-    return _read_yarn(rope, context, original)
+    return (_read_yarn if kind == "yarn" else _read_longrope)(rope, context, original)
+
+
+def _read_longrope(rope: Mapping[str, Any], context: Any, original: int) -> RopeScaling:
+    factors = [rope[key] for key in ("short_factor", "long_factor")]
+    for key, values in zip(("short_factor", "long_factor"), factors, strict=True):
+        if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
+            raise ValueError(f"config.json: {key}={values!r}: expected a list of numbers")
+    factor = read_number(rope, "factor", None, is_nullable=True)
+    if factor is None:
+        if not isinstance(context, int):
+            raise ValueError(f"config.json: max_position_embeddings={context!r}: expected an integer")
+        factor = context / original
+    return RopeScaling(
+        "longrope",
+        max(factor, 1.0),
+        original_context=original,
+        attention_factor=read_number(rope, "attention_factor", None, is_nullable=True),
+        short_factors=tuple(map(float, factors[0])),
+        long_factors=tuple(map(float, factors[1])),
+    )
 
 
 def _read_yarn(rope: Mapping[str, Any], context: Any, original: int) -> RopeScaling:
@@ -113,5 +183,12 @@ def write_rope(config: RopeConfig | None) -> dict[str, Any]:
                 "beta_slow": scaling.beta_slow,
                 "attention_factor": scaling.attention_factor,
                 "truncate": scaling.is_truncated,
+            }
+        if scaling.kind == "longrope":
+            rope |= {
+                "original_max_position_embeddings": scaling.original_context,
+                "short_factor": list(scaling.short_factors),
+                "long_factor": list(scaling.long_factors),
+                "attention_factor": scaling.attention_factor,
             }
     return rope

@@ -9,7 +9,7 @@ import numpy as np
 
 from bass_jax.models.families.base import Rule
 from bass_jax.models.families.tensor_layout import empty
-from bass_jax.models.model_config import AttentionConfig, DenseMLP, NormConfig
+from bass_jax.models.model_config import AttentionConfig, DenseMLP, MoEConfig, NormConfig
 
 Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Queries, keys and values, each ``[heads * H, ...]``."""
@@ -25,10 +25,20 @@ def transposed(name: str) -> Rule:
     return Rule((name,), np.transpose, lambda x: (np.transpose(x),))
 
 
+def reshaped(name: str, shape: tuple[int, ...], num_axes: int) -> Rule:
+    """Returns a rule that reshapes a tensor whose first axis is ours without the last ``num_axes - 1``."""
+
+    def split(x):
+        return (x.reshape(-1, *shape[len(shape) - num_axes + 1 :]),)
+
+    return Rule((name,), lambda x: x.reshape(shape), split)
+
+
 def norm(config: NormConfig, ours: str, theirs: str) -> dict[str, Rule]:
     """Returns the rules of a norm: its scale, and its bias if it has one."""
     rules = {ours: same(f"{theirs}.weight")}
-    return rules | {f"{ours}_bias": same(f"{theirs}.bias")} if config.kind == "layer" else rules
+    has_bias = config.kind == "layer" and config.has_bias
+    return rules | {f"{ours}_bias": same(f"{theirs}.bias")} if has_bias else rules
 
 
 def attention_out(config: AttentionConfig, theirs: str, width: int, *, is_in_first: bool = False) -> dict[str, Rule]:
@@ -121,12 +131,96 @@ def gated_mlp(config: DenseMLP, theirs: str) -> dict[str, Rule]:
     return rules
 
 
+def fused_gate_up_mlp(config: DenseMLP, theirs: str) -> dict[str, Rule]:
+    """Returns the rules of ``gate_up_proj``, first the gate, and of ``down_proj``, without their path."""
+
+    def build(weight):
+        return weight.reshape(2, config.width, -1)
+
+    gate_up = Rule((f"{theirs}.gate_up_proj.weight",), build, lambda x: (x.reshape(2 * config.width, -1),))
+    return {"gate_up": gate_up, "down": same(f"{theirs}.down_proj.weight")}
+
+
+def interleaved(config: AttentionConfig, rules: dict[str, Rule]) -> dict[str, Rule]:
+    """Returns the rules of an attention whose stored rotated pairs are neighboring lanes instead of two halves."""
+    assert config.rope is not None or config.qk_norm is None
+    H = config.head_dim
+    lanes = (config.rope.rotary_dim or H) if config.rope is not None else 0
+    halves = [*range(0, lanes, 2), *range(1, lanes, 2), *range(lanes, H)]
+
+    def reorder(x, order, name):
+        if not name.startswith("qkv"):
+            return np.ascontiguousarray(x[..., order])  # the scales of a norm
+        R = config.queries_per_kv_head
+        ordered = x.copy()
+        ordered[:, : R + 1] = x[:, : R + 1, order]
+        return ordered
+
+    def wrap(name, rule):
+        return Rule(
+            rule.sources,
+            lambda *parts: reorder(rule.build(*parts), halves, name),
+            lambda x: rule.split(reorder(x, np.argsort(halves), name)),
+        )
+
+    reordered = ("qkv", "qkv_bias", "query_norm", "key_norm")
+    return {name: wrap(name, rule) if name in reordered else rule for name, rule in rules.items()}
+
+
 def plain_mlp(config: DenseMLP, up: str, down: str, *, is_in_first: bool = False) -> dict[str, Rule]:
     """Returns the rules of an MLP without a gate, without their path."""
     matrix = transposed if is_in_first else same
     rules = {"up": matrix(f"{up}.weight"), "down": matrix(f"{down}.weight")}
     if config.has_bias:
         rules |= {"up_bias": same(f"{up}.bias"), "down_bias": same(f"{down}.bias")}
+    return rules
+
+
+def experts(
+    config: MoEConfig,
+    theirs: str,
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    shared: str = "shared_expert",
+) -> dict[str, Rule]:
+    """Returns the rules of a mixture of experts, without their path.
+
+    Files hold three matrices per expert, or those of all experts in two tensors, which is how `transformers` 5 keeps
+    them in memory. Both are read; the first is written.
+
+    Args:
+        config: of the layer.
+        theirs: stored name of the layer's experts and router.
+        parts: stored names of an expert's matrices: of the gate, of the multiplied projection, and of the last one.
+        shared: stored name of the shared MLP.
+    """
+    gate, up, down = ([f"{theirs}.experts.{i}.{part}.weight" for i in range(config.num_experts)] for part in parts)
+
+    def build(*matrices):
+        pairs = (len(matrices) // config.num_experts,) if len(matrices) > config.num_experts else ()
+        shape = (config.num_experts, *pairs, *matrices[0].shape)
+        return np.stack(matrices, out=empty((len(matrices), *matrices[0].shape), matrices[0].dtype)).reshape(shape)
+
+    def split(stacked):
+        return tuple(stacked.reshape(-1, *stacked.shape[-2:]))
+
+    def unfuse(fused):
+        return fused.reshape(config.num_experts, 2, config.width, -1)
+
+    def fuse(stacked):
+        return (stacked.reshape(config.num_experts, 2 * config.width, -1),)
+
+    pairs = tuple(name for pair in zip(gate, up, strict=True) for name in pair)
+    rules = {
+        "router": same(f"{theirs}.gate.weight"),
+        "experts_gate_up": Rule(pairs, build, split, Rule((f"{theirs}.experts.gate_up_proj",), unfuse, fuse)),
+        "experts_down": Rule(tuple(down), build, split, same(f"{theirs}.experts.down_proj")),
+    }
+    if config.has_choice_bias:
+        rules["choice_bias"] = same(f"{theirs}.gate.e_score_correction_bias")
+    if config.shared is not None:
+        rules |= under("shared", gated_mlp(config.shared, f"{theirs}.{shared}"))
+    if config.has_shared_gate:
+        rules["shared_gate"] = same(f"{theirs}.{shared}_gate.weight")
     return rules
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bass_jax.models.families.base import read_integer
-from bass_jax.models.model_config import ModelConfig
+from bass_jax.models.model_config import ModelConfig, RopeConfig
 
 
 def read_window(source: Mapping[str, Any]) -> int | None:
@@ -50,6 +50,17 @@ def write_layer_types(config: ModelConfig) -> list[str]:
 def write_window(config: ModelConfig) -> int | None:
     """Returns the size of the windows, None if no layer has one."""
     return next((layer.attention.window for layer in config.layers if layer.attention.window is not None), None)
+
+
+def change_windowed_rope(config: ModelConfig, rope: RopeConfig | None) -> ModelConfig:
+    """Returns `config` with other rotary positions in the layers that have a window."""
+    layers = (
+        layer
+        if layer.attention.window is None
+        else dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, rope=rope))
+        for layer in config.layers
+    )
+    return dataclasses.replace(config, layers=tuple(layers))
 
 
 def change_attention(config: ModelConfig, windows: Sequence[int | None], **changes: Any) -> ModelConfig:
