@@ -16,9 +16,11 @@ import bass_jax as bass
 from bass_jax.acceptance import MULTI_DRAFT, TOKEN, AcceptanceResult, MultiDraftAcceptanceResult, register_rule
 from bass_jax.acceptance.base import _REGISTRY
 from bass_jax.drafters.template import RepeatDrafter
+from bass_jax.models.adapters import from_function
 from bass_jax.policies import Plan
 from bass_jax.policies.template import OneMore
 from tests import tiny
+from tests.models import own_models
 
 NUMBERS = itertools.count()
 TARGET = tiny.model(1)
@@ -152,3 +154,142 @@ def test_the_result_of_a_multi_draft_rule_is_clipped(rule):
     result = run(tiny.table_drafter(), acceptance=name, num_candidates=2)
     for info in result.infos:
         assert (info.num_accepted <= info.num_drafted).all()
+
+
+class NoPytree(RepeatDrafter):
+    """A class that is not decorated itself."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class NotStatic(RepeatDrafter):
+    """A function in a field that is not static."""
+
+    function: Any = abs
+
+
+class WithoutCommit:
+    def init(self, tokens, lengths): ...
+
+    def propose(self, state, context, draft_len, *, is_sampled): ...
+
+
+def own_target(change, make_cache=own_models.init_cache):
+    """Returns a model whose result is changed."""
+
+    def forward(*arguments):
+        return change(*own_models.forward(*arguments))
+
+    params = own_models.random_params(tiny.VOCAB, 1)
+    return from_function(forward, params, init_cache=make_cache, vocab_size=tiny.VOCAB)
+
+
+def decode(target=TARGET, drafter=None, acceptance="token", policy=None):
+    """Decodes sampled tokens in the debug mode."""
+    options = {"max_new_tokens": 8, "sampling": bass.SamplingParams(temperature=1.0), "policy": policy}
+    spec = bass.SpecConfig(None if policy else 4, acceptance)
+    pair = bass.Pair(target, RepeatDrafter())
+    if drafter is not None:  # The tests check the annotations of `Pair`, a user's program does not.
+        object.__setattr__(pair, "drafter", drafter)
+    with bass.debug_checks():
+        return bass.generate(pair, [[1, 2]], spec, **options)
+
+
+WRONG_PARTS = {
+    "width": (
+        {"drafter": WrongDrafter(lambda p: p._replace(tokens=p.tokens[:, :2]))},
+        "WrongDrafter.propose: tokens has dtype int32 and shape [1, 2]: expected integer values of shape [1, 4]",
+    ),
+    "dtype": (
+        {"drafter": WrongDrafter(lambda p: p._replace(tokens=p.tokens * 1.0))},
+        "WrongDrafter.propose: tokens has dtype float32 and shape [1, 4]: expected integer values of shape [1, 4]",
+    ),
+    "return type": (
+        {"drafter": WrongDrafter(lambda p: p.tokens)},
+        "WrongDrafter.propose returned DynamicJaxprTracer: expected (Proposal, state)",
+    ),
+    "drafts above the wanted": (
+        {"drafter": WrongDrafter(lambda p: p._replace(num_drafted=p.num_drafted + 9))},
+        "WrongDrafter.propose: num_drafted has the value 13: expected 0 to num_wanted, here 4",
+    ),
+    "ids outside the vocabulary": (
+        {"drafter": WrongDrafter(lambda p: p._replace(tokens=p.tokens * 0 + 99))},
+        "WrongDrafter.propose: tokens has the value 99: expected 0 to 10",
+    ),
+    "not normalized": (
+        {"drafter": WrongDrafter(lambda p: p._replace(probs=2 * jax.nn.one_hot(p.tokens, tiny.VOCAB)))},
+        "WrongDrafter.propose: probs has the sum 2.0: expected distributions that sum to 1",
+    ),
+    "vocabulary of probs": (
+        {"drafter": WrongDrafter(lambda p: p._replace(probs=jnp.ones((*p.tokens.shape, 7))))},
+        "WrongDrafter.propose: probs has dtype float32 and shape [1, 4, 7]: expected floating values of shape",
+    ),
+    "no pytree": (
+        {"drafter": NoPytree()},
+        "pair.drafter=NoPytree(): NoPytree is no pytree; make it a frozen dataclass and decorate it with "
+        "@jax.tree_util.register_dataclass",
+    ),
+    "field that is no array": (
+        {"drafter": NotStatic()},
+        "pair.drafter: NotStatic has a leaf of type builtin_function_or_method: expected arrays; declare other fields "
+        'with dataclasses.field(metadata={"static": True})',
+    ),
+    "missing method": (
+        {"drafter": WithoutCommit()},
+        "pair.drafter is WithoutCommit without commit: expected an object with init, propose and commit",
+    ),
+    "class in place of an object": (
+        {"drafter": RepeatDrafter},
+        "pair.drafter is the class RepeatDrafter: expected an object with init, propose and commit",
+    ),
+    "accepts too many": (
+        {
+            "acceptance": dataclasses.replace(
+                TOKEN, name="99", accept=lambda *a: TOKEN.accept(*a)._replace(num_accepted=a[1] + 95)
+            )
+        },
+        "acceptance='99': num_accepted has the value 99: expected 0 to the 4 drafts",
+    ),
+    "plan outside the lengths": (
+        {"policy": WrongPolicy(change=lambda plan: Plan(plan.draft_lens + 50))},
+        "WrongPolicy.update: draft_lens has values from",
+    ),
+    "logits of another vocabulary": (
+        {"target": own_target(lambda logits, cache: (logits[..., :7], cache))},
+        "FunctionModel.forward: logits has dtype float32 and shape [1, 64, 7]: expected floating values of shape "
+        "[1, 64, 11]",
+    ),
+    "cache of another dtype": (
+        {"target": own_target(lambda logits, cache: (logits, cache.astype(jnp.bfloat16)))},
+        "FunctionModel.forward: cache: expected a cache with the structure, shapes and dtypes of init_cache's",
+    ),
+    "model that returns logits only": (
+        {"target": own_target(lambda logits, cache: logits)},
+        "FunctionModel.forward returned DynamicJaxprTracer: expected ForwardOutput(logits, cache)",
+    ),
+    "cache without rows": (
+        {"target": own_target(lambda *both: both, lambda batch, capacity: jnp.zeros((capacity, batch, 2, 16)))},
+        "FunctionModel.init_cache returned a leaf of shape [64, 1, 2, 16]: expected arrays whose first axis is the",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PARTS)
+def test_a_wrong_part_gives_an_error_of_one_sentence(name):
+    arguments, message = WRONG_PARTS[name]
+    with pytest.raises(ValueError) as error:
+        decode(**arguments)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_valid_parts_pass_the_debug_mode():
+    """With sampled drafts, several lengths and a policy; and the tokens are those without the mode."""
+    options = {"max_new_tokens": 8, "sampling": bass.SamplingParams(temperature=1.0)}
+    pair = bass.Pair(TARGET, tiny.table_drafter())
+    expected = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), **options)
+    with bass.debug_checks():
+        found = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), **options)
+        decode(policy=bass.policies.fixed(2))
+    for one, other in zip(found.tokens, expected.tokens, strict=True):
+        np.testing.assert_array_equal(one, other)

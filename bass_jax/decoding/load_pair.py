@@ -103,8 +103,8 @@ def load_pair(
         _check_name(drafter)
     elif drafter is not None and not isinstance(drafter, Path):
         check_drafter_object("drafter", drafter)
-    if isinstance(path, str) and ":" in path and not Path(path).exists():
-        pair = import_part(path, "path", Pair)
+    if ":" in str(path) and not Path(path).exists():
+        pair = import_part(str(path), "path", Pair)
         check_kind(f"path={path!r}", pair, Pair)
         return pair if drafter is None else pair.with_drafter(_drafter_of(drafter, path, pair, None, None, options))
     target_options = {name: getattr(options, name) for name in ("dtype", "quantize", "cache_dtype", "mesh", "rules")}

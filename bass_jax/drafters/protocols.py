@@ -225,7 +225,7 @@ def check_proposal_values(drafter: Drafter, proposal: Proposal, num_wanted: Arra
         total = probs.sum(axis=-1).reshape(-1)[jnp.argmax(error)]
         return (
             error < 1e-3,
-            f"{name}: probs have the sum {{total}}: expected distributions that sum to 1",
+            f"{name}: probs has the sum {{total}}: expected distributions that sum to 1",
             {"total": total},
         )
 

@@ -73,10 +73,10 @@ def check_pytree(name: str, value: Any) -> None:
     """Checks that JAX can take a user's object apart into arrays, so that it can be an argument of a jitted function.
 
     Raises:
-        ValueError: if its class is not registered, a leaf is no array, or a static field has no hash.
+        ValueError: if its class is not registered, or a leaf is no array.
     """
     kind = type(value).__name__
-    leaves, structure = jax.tree.flatten(value)
+    leaves = jax.tree.leaves(value)
     how = "make it a frozen dataclass and decorate it with @jax.tree_util.register_dataclass"
     if len(leaves) == 1 and leaves[0] is value:
         raise ValueError(f"{name}={shown(value)}: {kind} is no pytree; {how}")
@@ -86,10 +86,6 @@ def check_pytree(name: str, value: Any) -> None:
                 f"{name}: {kind} has a leaf of type {type(leaf).__name__}: expected arrays; declare other fields with "
                 'dataclasses.field(metadata={"static": True})'
             )
-    try:
-        hash(structure)
-    except TypeError as error:
-        raise ValueError(f"{name}: a static field of {kind} has no hash ({error}): expected a hashable value") from None
 
 
 def check_callable(name: str, value: Any) -> None:

@@ -26,10 +26,8 @@ class FunctionModel:
         """Returns an empty cache."""
         return self.make_cache(batch, capacity)
 
-    def forward(
-        self, tokens: Array, positions: Array, cache: Cache, *, hidden_layers: tuple[int, ...] = ()
-    ) -> ForwardOutput:
-        """Runs the function; `hidden_layers` is passed on if it is not empty."""
+    def forward(self, tokens: Array, positions: Array, cache: Cache, *, hidden_layers: tuple[int, ...] = ()) -> Any:
+        """Runs the function, which returns a `ForwardOutput`; `hidden_layers` is passed on if it is not empty."""
         options = {"hidden_layers": hidden_layers} if hidden_layers else {}
         output = self.apply(self.params, tokens, positions, cache, **options)
         is_pair = isinstance(output, tuple) and not isinstance(output, ForwardOutput) and len(output) == 2
