@@ -12,7 +12,7 @@ from bass_jax.decoding.options import DecodeOptions
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.prompt_layout import PromptLayout, lay_out_prompts
 from bass_jax.decoding.state import FinishReason, SpecState
-from bass_jax.drafters.protocols import ChunkedDrafter, reads_hidden_states
+from bass_jax.drafters.protocols import ChunkedDrafter, hidden_layers_of, reads_hidden_states
 from bass_jax.models import kv_cache as kv
 from bass_jax.models.kv_cache import KVCache, PagedCache
 from bass_jax.models.mesh import mesh_of, place_whole, replicate_on_mesh
@@ -101,20 +101,21 @@ class PromptState(NamedTuple):
 
     target_cache: KVCache | PagedCache
     drafter_state: Any  # None until the prompts are read, for a drafter that does not read chunks
-    hidden: Float[Array, "B C D"] | None  # of the target at the tokens read so far, for a drafter that reads them
+    hidden: Float[Array, "B C E"] | None  # of the target at the tokens read so far; None if the drafter keeps its own
 
 
 def reads_in_chunks(pair: Pair) -> bool:
     """Returns whether the drafter reads prompts in chunks; otherwise `finish_prompts` gives it whole prompts."""
-    return isinstance(pair.drafter, ChunkedDrafter) and not reads_hidden_states(pair.drafter)
+    return isinstance(pair.drafter, ChunkedDrafter)
 
 
 def start_prompts(pair: Pair, num_rows: int, capacity: int) -> PromptState:
     """Returns empty caches. They are zeroed, because a NaN in an unread slot would spoil the attention output."""
     drafter: Any = pair.drafter
     config, hidden = pair.target.config, None
-    if reads_hidden_states(pair.drafter):
-        hidden = jnp.zeros((num_rows, capacity, config.width), config.dtype)
+    if reads_hidden_states(pair.drafter) and not reads_in_chunks(pair):
+        width = config.width * max(1, len(hidden_layers_of(pair.drafter)))
+        hidden = jnp.zeros((num_rows, capacity, width), config.dtype)
     state = drafter.start(num_rows, capacity) if reads_in_chunks(pair) else None
     return PromptState(pair.target.init_cache(num_rows, capacity), state, hidden)
 
@@ -131,9 +132,12 @@ def read_chunk(
         positions: ``[B, T]`` int32; entries at or past the capacity C are padding.
     """
     drafter: Any = pair.drafter
-    output = pair.target.hidden_states(tokens, positions, prompts.target_cache)
-    state = drafter.read(prompts.drafter_state, tokens, positions) if reads_in_chunks(pair) else None
-    hidden = prompts.hidden
+    hidden_layers = hidden_layers_of(pair.drafter)
+    output = pair.target.hidden_states(tokens, positions, prompts.target_cache, hidden_layers=hidden_layers)
+    state, hidden = None, prompts.hidden
+    if reads_in_chunks(pair):
+        of_target = (output.hidden,) if reads_hidden_states(pair.drafter) else ()
+        state = drafter.read(prompts.drafter_state, tokens, positions, *of_target)
     if hidden is not None:
         rows = jnp.arange(tokens.shape[0])[:, None]
         hidden = hidden.at[rows, positions].set(output.hidden, mode="drop")

@@ -15,7 +15,7 @@ from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.positions import input_positions, last_tokens, with_drafts
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
 from bass_jax.drafters import DraftContext, Proposal, reads_hidden_states
-from bass_jax.drafters.protocols import check_proposal
+from bass_jax.drafters.protocols import check_proposal, hidden_layers_of
 from bass_jax.models.mesh import replicate_on_mesh
 from bass_jax.sampling import LogitsProcessors, find_processors
 from bass_jax.sampling.keys import Role, draw_keys, position_keys, step_draft_keys
@@ -154,7 +154,8 @@ def _verify(pair: Pair, state: SpecState, drafter_state: Any, inputs: Int[Array,
         The logits, the target's cache and the drafter's state after it observed the hidden states.
     """
     positions = input_positions(state.lengths, inputs.shape[1], num_inputs, state.target_cache.capacity)
-    output = pair.target.forward(inputs, positions, state.target_cache)
+    hidden_layers = hidden_layers_of(pair.drafter)
+    output = pair.target.forward(inputs, positions, state.target_cache, hidden_layers=hidden_layers)
     if reads_hidden_states(pair.drafter):
         drafter_state = pair.drafter.observe(drafter_state, output.hidden, positions)
     return output.logits, output.cache, drafter_state

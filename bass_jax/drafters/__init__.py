@@ -15,6 +15,7 @@ from bass_jax.drafters.protocols import (
     HiddenStateDrafter,
     MultiDraftDrafter,
     Proposal,
+    hidden_layers_of,
     reads_hidden_states,
 )
 from bass_jax.drafters.retrieval import RetrievalDrafter
@@ -31,6 +32,7 @@ __all__ = [
     "NgramDrafter",
     "Proposal",
     "RetrievalDrafter",
+    "hidden_layers_of",
     "network_drafter",
     "reads_hidden_states",
 ]

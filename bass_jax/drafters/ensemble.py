@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bass_jax.drafters.ngram import NgramDrafter
-from bass_jax.drafters.protocols import DraftContext, Drafter, Proposal, reads_hidden_states
+from bass_jax.drafters.protocols import DraftContext, Drafter, Proposal, hidden_layers_of, reads_hidden_states
 from bass_jax.drafters.retrieval import RetrievalDrafter
 from bass_jax.typing import Array, Int
 
@@ -65,6 +65,9 @@ class EnsembleDrafter:
             return  # JAX rebuilds the tree with other objects.
         if not self.parts:
             raise ValueError("parts=(): expected at least one drafter")
+        asked = {hidden_layers_of(part) for part in self.parts if reads_hidden_states(part)}
+        if len(asked) > 1:
+            raise ValueError(f"parts: hidden_layers={sorted(asked)}: expected the same in all parts that read them")
         scale = self.confidence_scale
         if isinstance(scale, tuple) and len(scale) != len(self.parts):
             raise ValueError(f"confidence_scale={scale}: expected {len(self.parts)} numbers, one for each part")
@@ -73,6 +76,11 @@ class EnsembleDrafter:
     def reads_hidden_states(self) -> bool:
         """Whether any part reads the target's hidden states."""
         return any(reads_hidden_states(part) for part in self.parts)
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Those of the parts that read hidden states."""
+        return next((hidden_layers_of(part) for part in self.parts if reads_hidden_states(part)), ())
 
     def init(self, tokens: Array, lengths: Array, hidden: Array | None = None) -> tuple[Any, ...]:
         """Returns the states of the parts."""

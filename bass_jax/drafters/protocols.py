@@ -78,14 +78,24 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class HiddenStateDrafter(Drafter, Protocol):
-    """A drafter that reads the target's final hidden states.
+    """A drafter that reads hidden states of the target.
 
     An `EnsembleDrafter` has these methods too; its `reads_hidden_states` is False if none of its parts reads them.
+    One that also has the methods of `ChunkedDrafter` reads prompts in chunks, and `read` gets the hidden states of the
+    chunk as a fourth argument, ``[B, T, E]``.
     """
 
     @property
     def reads_hidden_states(self) -> bool:
         """Whether `init` and `observe` have to be called with hidden states."""
+        ...
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Which hidden states it reads, as in `Model.forward`, together E = ``len(hidden_layers) * D`` values.
+
+        ``()`` is the final hidden state, as the head reads it, of E = D values.
+        """
         ...
 
     def init(self, tokens: Array, lengths: Array, hidden: Array | None = None) -> Any:
@@ -94,7 +104,7 @@ class HiddenStateDrafter(Drafter, Protocol):
         Args:
             tokens: ``[B, C]`` int32, padded on the right.
             lengths: ``[B]`` int32.
-            hidden: ``[B, C, D]``, the target's hidden states at all committed tokens except the last.
+            hidden: ``[B, C, E]``, the target's hidden states at all committed tokens except the last.
         """
         ...
 
@@ -103,7 +113,7 @@ class HiddenStateDrafter(Drafter, Protocol):
 
         Args:
             state: of the drafter.
-            hidden: ``[B, T, D]``, the target's hidden states.
+            hidden: ``[B, T, E]``, the target's hidden states.
             positions: ``[B, T]`` int32, their positions; entries at or past the capacity C are padding.
         """
         ...
@@ -167,5 +177,10 @@ def check_proposal(drafter: Drafter, proposal: Any, shape: Sequence[int], vocab_
 
 
 def reads_hidden_states(drafter: Drafter) -> TypeGuard[HiddenStateDrafter]:
-    """Returns whether `drafter` has to be given the target's final hidden states."""
+    """Returns whether `drafter` has to be given hidden states of the target."""
     return getattr(drafter, "reads_hidden_states", False)
+
+
+def hidden_layers_of(drafter: Drafter) -> tuple[int, ...]:
+    """Returns which hidden states of the target `drafter` reads; () also for one that reads none."""
+    return drafter.hidden_layers if reads_hidden_states(drafter) else ()

@@ -15,7 +15,7 @@ from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.policy_runner import StepTimes, counts_of, no_step, no_times, rows_of, with_plan
 from bass_jax.decoding.prefill import PromptState, reads_in_chunks
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
-from bass_jax.drafters import reads_hidden_states
+from bass_jax.drafters.protocols import hidden_layers_of, reads_hidden_states
 from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.executor import StepResult
 from bass_jax.engine.page_pool import PagePool
@@ -340,17 +340,18 @@ def _check_pages(pair: Pair, spec: SpecConfig) -> None:
     """Checks that paged caches are supported.
 
     Raises:
-        ValueError: with several candidates, with a drafter that reads hidden states, or with one that has a cache and
-            does not read prompts in chunks.
+        ValueError: with several candidates, or with a drafter that has a cache and does not read prompts in chunks.
     """
-    if reads_hidden_states(pair.drafter):
-        raise ValueError("page_size: expected None, because the drafter reads the target's hidden states")
     if spec.num_candidates > 1:
         raise ValueError(f"num_candidates={spec.num_candidates}: expected 1 with page_size")
-    one = jax.ShapeDtypeStruct((1, 64), np.int32), jax.ShapeDtypeStruct((1,), np.int32)
-    state = jax.eval_shape(pair.drafter.init, *one)
-    has_cache = any(isinstance(node, KVCache) for node in jax.tree.leaves(state, is_leaf=_is_dense))
-    if has_cache and not reads_in_chunks(pair):
+    if reads_in_chunks(pair):
+        return
+    shapes = [((1, 64), np.int32), ((1,), np.int32)]
+    if reads_hidden_states(pair.drafter):
+        width = pair.target.config.width * max(1, len(hidden_layers_of(pair.drafter)))
+        shapes.append(((1, 64, width), pair.target.config.dtype))
+    state = jax.eval_shape(pair.drafter.init, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+    if any(isinstance(node, KVCache) for node in jax.tree.leaves(state, is_leaf=_is_dense)):
         raise ValueError(
             "page_size: expected None, because the drafter has a cache and does not read prompts in chunks"
         )

@@ -33,7 +33,7 @@ class ForwardOutput(NamedTuple):
 
     logits: Any  # [B, T, O] float32, of the token after each position; None after a pass without the head
     cache: Any  # KVCache or PagedCache, with the tokens of this pass
-    hidden: Array  # [B, T, D], the hidden states that the head reads
+    hidden: Array  # [B, T, D], the hidden states that the head reads; with `hidden_layers` [B, T, len * D], theirs
     candidates: Any = None  # KVCache of [B, M, T, K, H] per layer, after a pass over M candidate drafts
 
 
@@ -127,6 +127,7 @@ class Decoder(nn.Module):
         cache: KVCache | PagedCache | None,
         num_candidates: int = 1,
         hidden: Float[Array, "B T E"] | None = None,
+        hidden_layers: tuple[int, ...] = (),
     ) -> ForwardOutput:
         """Runs the embedding, the layers and the final norm, but not the head.
 
@@ -137,15 +138,23 @@ class Decoder(nn.Module):
                 differentiated.
             num_candidates: number of candidate drafts in T; see `Attention`.
             hidden: the target's hidden state at the token before each, if the configuration has a `hidden_width`.
+            hidden_layers: the hidden states to return; see `Model.forward`.
         """
+        output, chosen = self._run(tokens, positions, cache, num_candidates, hidden, hidden_layers)
+        return output if chosen is None else output._replace(hidden=chosen)
+
+    def _run(self, tokens, positions, cache, num_candidates, hidden, hidden_layers):
+        """Returns the output with what the head reads, and the states of `hidden_layers`; None for none."""
         config = self.config
         x = self._embed(tokens, positions, hidden)
         angles = self._angles(positions)
         nothing = (None,) * config.num_layers
         cached = (nothing, nothing) if cache is None else split_layers(cache)
         params = self.variables.get("params", {})
-        outputs = []
+        outputs, chosen = [], {}
         for i, (layer, keys, values) in enumerate(zip(config.layers, *cached, strict=True)):
+            if i in hidden_layers:
+                chosen[i] = x
             arguments = x, positions, angles[layer.attention.rope, layer.attention.head_dim], keys, values
             if self.is_initializing():
                 out = self.layers[i](*arguments)
@@ -153,11 +162,14 @@ class Decoder(nn.Module):
                 out = _run_layer(config, layer, num_candidates, params[f"layer_{i}"], *arguments)
             x = out.x
             outputs.append(out)
+        if config.num_layers in hidden_layers:
+            chosen[config.num_layers] = x
         _, keys, values, new_keys, new_values = zip(*outputs, strict=True)
         if config.final_norm is not None:
             x = apply_norm(config.final_norm, x, self.final_norm)
         candidates = None if num_candidates == 1 else KVCache(new_keys, new_values)
-        return ForwardOutput(None, join_layers(cache, keys, values), x, candidates)
+        output = ForwardOutput(None, join_layers(cache, keys, values), x, candidates)
+        return output, jnp.concatenate([chosen[i] for i in hidden_layers], axis=-1) if hidden_layers else None
 
     def next_hidden(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
         """Predicts the target's hidden states at the tokens whose own hidden states are given."""
@@ -177,10 +189,11 @@ class Decoder(nn.Module):
             scores = config.logit_softcap * jnp.tanh(scores / config.logit_softcap)
         return replicate_on_mesh(scores)
 
-    def __call__(self, tokens, positions, cache) -> ForwardOutput:
+    def __call__(self, tokens, positions, cache, hidden_layers: tuple[int, ...] = ()) -> ForwardOutput:
         """Runs a whole pass; see `hidden_states`."""
-        output = self.hidden_states(tokens, positions, cache)
-        return output._replace(logits=self.logits(output.hidden))
+        output, chosen = self._run(tokens, positions, cache, 1, None, hidden_layers)
+        hidden = output.hidden if chosen is None else chosen
+        return output._replace(logits=self.logits(output.hidden), hidden=hidden)
 
     def _embed(self, tokens, positions, hidden):
         config = self.config

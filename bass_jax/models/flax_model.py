@@ -42,7 +42,12 @@ class Model:
         return split_heads(cache, config.tensor_axis)
 
     def forward(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache | PagedCache
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        cache: KVCache | PagedCache,
+        *,
+        hidden_layers: tuple[int, ...] = (),
     ) -> ForwardOutput:
         """Runs one pass; prefill, verification and decoding all use it.
 
@@ -51,8 +56,15 @@ class Model:
             positions: ``[B, T]`` int32: in each row consecutive positions, then padding at or past ``cache.capacity``,
                 which writes nothing and whose outputs are meaningless.
             cache: contains every earlier position of each row.
+            hidden_layers: static; the hidden states to return as `ForwardOutput.hidden`, joined in this order. Id i is
+                the input of layer i, before its norm; id L is the output of the last layer, before the final norm.
+                With ``()`` it is what the head reads: the output of the final norm. No others are kept.
+
+        Raises:
+            ValueError: if `hidden_layers` is not a tuple of integers from 0 to L.
         """
-        return _apply(self.config, self.params, tokens, positions, cache)
+        check_hidden_layers(hidden_layers, self.config.num_layers)
+        return _apply(self.config, self.params, tokens, positions, cache, hidden_layers)
 
     def hidden_states(
         self,
@@ -60,12 +72,16 @@ class Model:
         positions: Int[Array, "B T"],
         cache: KVCache | PagedCache,
         hidden: Float[Array, "B T E"] | None = None,
+        *,
+        hidden_layers: tuple[int, ...] = (),
     ) -> ForwardOutput:
         """Runs `forward` without the head, for a prefill or for a pass that scores few positions.
 
         `hidden` is for drafts with a `ModelConfig.hidden_width`: the target's hidden states at the token before each.
         """
-        return _apply(self.config, self.params, tokens, positions, cache, 1, hidden, method="hidden_states")
+        check_hidden_layers(hidden_layers, self.config.num_layers)
+        arguments = tokens, positions, cache, 1, hidden, hidden_layers
+        return _apply(self.config, self.params, *arguments, method="hidden_states")
 
     def forward_candidates(
         self, tokens: Int[Array, "B M T"], positions: Int[Array, "B M T"], cache: KVCache
@@ -102,6 +118,19 @@ class Model:
     def logits(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
         """Computes the logits of hidden states, float32."""
         return _apply(self.config, self.params, hidden, method="logits")
+
+
+def check_hidden_layers(hidden_layers: tuple[int, ...], num_layers: int) -> None:
+    """Checks the ids of hidden states; see `Model.forward`.
+
+    Raises:
+        ValueError: if they are not a tuple of integers from 0 to L.
+    """
+    is_id = isinstance(hidden_layers, tuple) and all(
+        isinstance(one, int) and not isinstance(one, bool) and 0 <= one <= num_layers for one in hidden_layers
+    )
+    if not is_id:
+        raise ValueError(f"hidden_layers={hidden_layers!r}: expected a tuple of integers from 0 to {num_layers}")
 
 
 def _cache_heads(config: ModelConfig) -> list[tuple[int, int]]:

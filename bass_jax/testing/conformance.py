@@ -36,7 +36,7 @@ def check_drafter(drafter: Drafter, vocab_size: int, *, hidden_width: int | None
     Args:
         drafter: the drafter.
         vocab_size: V of the target.
-        hidden_width: width of the target's hidden states, for a drafter that reads them.
+        hidden_width: E, the width of the hidden states that the drafter reads, if it reads any.
 
     Raises:
         AssertionError: naming the method and what was expected.
@@ -88,17 +88,21 @@ def check_drafter(drafter: Drafter, vocab_size: int, *, hidden_width: int | None
     )
     if hidden is None:  # The hidden states of the next tokens would come from the target.
         _check_rollback(name, drafter, propose, context, state, vocab_size)
-        if isinstance(drafter, ChunkedDrafter):
-            read = jax.jit(
-                lambda tokens, lengths: read_in_chunks(
-                    drafter.read, drafter.start(*tokens.shape), tokens, lengths - 1, CAPACITY
-                )
-            )
-            _check_equal(
-                straight,
-                propose(context, state=read(context.tokens, context.lengths))[0],
-                f"{name}.read: expected the same drafts as after init with the whole prompts",
-            )
+    if isinstance(drafter, ChunkedDrafter):
+
+        def read_chunk(state, tokens, positions):
+            of_target = () if hidden is None else (jnp.asarray(hidden)[tokens % vocab_size],)
+            return drafter.read(state, tokens, positions, *of_target)
+
+        @jax.jit
+        def read(tokens, lengths):
+            return read_in_chunks(read_chunk, drafter.start(*tokens.shape), tokens, lengths - 1, CAPACITY)
+
+        _check_equal(
+            straight,
+            propose(context, state=read(context.tokens, context.lengths))[0],
+            f"{name}.read: expected the same drafts as after init with the whole prompts",
+        )
     _check_sampling(name, propose, vocab_size)
     if isinstance(drafter, MultiDraftDrafter) and hidden is None:
         _check_candidates(name, drafter, init, context, vocab_size)

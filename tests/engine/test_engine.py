@@ -387,13 +387,30 @@ def test_pages_are_reserved_and_freed(pair):
     check_empty(engine)
 
 
+@pytest.mark.parametrize("config", [pytest.param(CONFIG, marks=pytest.mark.slow), PAGED], ids=["dense", "paged"])
+def test_a_drafter_of_hidden_states_is_served(pair, config):
+    """Requests come and go; the long prompt is read in three chunks."""
+    eagle = pair.with_drafter(tiny.eagle_drafter(pair.target))
+    engine = bass.Engine(eagle, SPEC, config=config, num_stop_tokens=4)
+    prompts = [[1], [3, 1, 4, 1, 5, 9, 2, 6] * 4 + [5], [2, 7], [5, 6, 7, 5]]
+    handles = []
+    while len(handles) < len(prompts) or not engine.loop.is_idle:
+        if len(handles) < len(prompts):
+            handles.append(engine.submit(prompts[len(handles)], max_new_tokens=20))
+        for _ in range(3):
+            engine.advance()
+    expected = bass.generate(eagle, prompts, SPEC, max_new_tokens=20)
+    for handle, tokens in zip(handles, expected.tokens, strict=True):
+        np.testing.assert_array_equal(handle.output().tokens, tokens)
+    check_empty(engine)
+
+
 def test_options_without_paged_caches_are_refused(pair):
     with pytest.raises(ValueError, match="num_candidates=2"):
         bass.Engine(pair, bass.SpecConfig(3, "multi_draft", num_candidates=2), config=PAGED)
-    with pytest.raises(
-        ValueError, match="page_size: expected None, because the drafter reads the target's hidden states"
-    ):
-        bass.Engine(pair.with_drafter(tiny.eagle_drafter(pair.target)), config=PAGED)
+    ensemble = tiny.ensemble_drafter(tiny.eagle_drafter(pair.target))
+    with pytest.raises(ValueError, match="page_size: expected None, because the drafter has a cache and does not"):
+        bass.Engine(pair.with_drafter(ensemble), config=PAGED)
     with pytest.raises(ValueError, match="page_size=24"):
         bass.EngineConfig(2, 64, page_size=24)
 

@@ -51,6 +51,11 @@ class EagleDrafter:
         """Always True."""
         return True
 
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """(): the final hidden state."""
+        return ()
+
     def init(self, tokens: Array, lengths: Array, hidden: Array | None = None) -> EagleState:
         """Prefills all but the last token of each row.
 
@@ -59,21 +64,34 @@ class EagleDrafter:
         """
         if hidden is None:
             raise ValueError("hidden=None: expected the target's hidden states, because the draft model reads them")
-        num_rows, capacity = tokens.shape
-        previous = jnp.pad(hidden, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-        rows = jnp.arange(num_rows)[:, None]
+        known, capacity = hidden, tokens.shape[1]
+        rows = jnp.arange(tokens.shape[0])[:, None]
 
-        def read(cache, tokens, positions):
-            before = previous[rows, jnp.minimum(positions, capacity - 1)]
-            return self.model.hidden_states(tokens, positions, cache, before).cache
+        def read(state, tokens, positions):
+            return self.read(state, tokens, positions, known[rows, jnp.minimum(positions, capacity - 1)])
 
-        cache = read_in_chunks(read, self.model.init_cache(num_rows, capacity), tokens, lengths - 1, capacity)
-        return EagleState(cache, lengths - 1, hidden, lengths - 1)
+        return read_in_chunks(read, self.start(*tokens.shape), tokens, lengths - 1, capacity)
+
+    def start(self, num_rows: int, capacity: int) -> EagleState:
+        """Returns an empty cache and no hidden states."""
+        config = self.model.config
+        hidden = jnp.zeros((num_rows, capacity, config.hidden_width or config.width), config.dtype)
+        zeros = jnp.zeros(num_rows, jnp.int32)
+        return EagleState(self.model.init_cache(num_rows, capacity), zeros, hidden, zeros)
+
+    def read(self, state: EagleState, tokens: Array, positions: Array, hidden: Array) -> EagleState:
+        """Stores the hidden states of a chunk of the prompts, and reads the chunk in one pass."""
+        rows, capacity = jnp.arange(positions.shape[0])[:, None], state.hidden.shape[1]
+        stored = state.hidden.at[rows, positions].set(self._kept(hidden).astype(state.hidden.dtype), mode="drop")
+        before = _previous(stored, positions)
+        cache = self.model.hidden_states(tokens, positions, state.cache, before).cache
+        num_read = (positions < capacity).sum(axis=1, dtype=jnp.int32)
+        return EagleState(cache, state.num_cached + num_read, stored, state.num_known + num_read)
 
     def observe(self, state: EagleState, hidden: Array, positions: Array) -> EagleState:
         """Stores the hidden states of a target pass, and drops from the cache what was read with predicted ones."""
         rows, capacity = jnp.arange(positions.shape[0])[:, None], state.hidden.shape[1]
-        stored = state.hidden.at[rows, positions].set(hidden.astype(state.hidden.dtype), mode="drop")
+        stored = state.hidden.at[rows, positions].set(self._kept(hidden).astype(state.hidden.dtype), mode="drop")
         num_seen = jnp.where(positions < capacity, positions + 1, 0).max(axis=1).astype(jnp.int32)
         num_known = jnp.where(num_seen > 0, num_seen, state.num_known)
         return EagleState(state.cache, _num_final(state), stored, num_known)
@@ -101,6 +119,10 @@ class EagleDrafter:
         """Keeps the accepted tokens that were read with the target's hidden states."""
         num_cached = jnp.minimum(_num_final(state), lengths - 1)
         return state._replace(num_cached=num_cached, num_known=lengths - 1)
+
+    def _kept(self, hidden: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+        """Returns what the state keeps of the target's hidden states."""
+        return hidden
 
     def _read_committed(
         self, state: EagleState, context: DraftContext, draft_len: int
@@ -142,9 +164,7 @@ class EagleDrafter:
         self, state: EagleState, context: DraftContext, positions: Int[Array, "B T"], is_missing: Bool[Array, "B T"]
     ) -> ForwardOutput:
         """Reads the tokens at `positions` where they are missing."""
-        rows = jnp.arange(positions.shape[0])[:, None]
-        hidden = state.hidden[rows, jnp.clip(positions - 1, 0, state.hidden.shape[1] - 1)]
-        hidden = jnp.where((positions > 0)[..., None], hidden, 0)
+        hidden = _previous(state.hidden, positions)
         inputs = jnp.where(is_missing, positions, state.cache.capacity)
         return self.model.hidden_states(tokens_at(context, positions), inputs, state.cache, hidden)
 
@@ -157,6 +177,13 @@ class EagleDrafter:
         predicted = self.model.next_hidden(hidden_states)[:, 0].astype(state.hidden.dtype)
         rows = jnp.arange(columns.shape[0])
         return state._replace(hidden=state.hidden.at[rows, columns].set(predicted, mode="drop"))
+
+
+def _previous(hidden: Float[Array, "B C E"], positions: Int[Array, "B T"]) -> Float[Array, "B T E"]:
+    """Returns the hidden states of the positions before `positions`; zeros before position 0."""
+    rows = jnp.arange(positions.shape[0])[:, None]
+    before = hidden[rows, jnp.clip(positions - 1, 0, hidden.shape[1] - 1)]
+    return jnp.where((positions > 0)[..., None], before, 0)
 
 
 def _num_final(state: EagleState) -> Int[Array, "B"]:
