@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -15,7 +15,7 @@ from bass_jax.models.families import FAMILIES, Rule, tensor_layout
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.typing import Params
 
-_HEADS = {"lm_head.weight", "embed_out.weight"}
+_HEADS = frozenset(("lm_head.weight", "embed_out.weight"))
 """Names under which a checkpoint may store a copy of a tied head."""
 
 Progress = Callable[[int, int], None]
@@ -80,9 +80,38 @@ def plan(source: TensorSource, config: ModelConfig) -> Builders:
     _check_size(source, config)
     family = FAMILIES[config.family]
     rules = family.rules(config)
+    copies = _HEADS if config.is_tied else frozenset()
+    stored, rules = match_tensors(source, rules, family.canonical, copies)
+    for copy in stored.keys() & copies:
+        _check_copy(source, stored[copy], stored[rules["embedding"].sources[0]])
+    unquantized = param_shapes(dataclasses.replace(config, quantize=None))
+    shapes = {
+        path: jax.ShapeDtypeStruct(leaf.shape, stored_dtype(config, path, leaf.dtype))
+        for path, leaf in unquantized.items()
+    }
+    return quantizing(builders_of(source, stored, rules, shapes), config)
+
+
+def match_tensors(
+    source: TensorSource,
+    rules: Mapping[str, Rule],
+    canonical: Callable[[str], str | None],
+    optional: Collection[str] = (),
+) -> tuple[dict[str, str], dict[str, Rule]]:
+    """Returns the stored name of every tensor by its canonical name, and the rules in the form that the file has.
+
+    Args:
+        source: the checkpoint.
+        rules: how our tensors are made.
+        canonical: see `bass_jax.models.families.Family`.
+        optional: tensors that no rule reads and that may be there.
+
+    Raises:
+        ValueError: naming file and tensor, if a tensor is missing or unexpected.
+    """
     stored: dict[str, str] = {}
     for name in source.names():
-        if (known := family.canonical(name)) in stored:
+        if (known := canonical(name)) in stored:
             raise ValueError(f"{source.path}: tensors {name!r} and {stored[known]!r} are one")
         if known is not None:
             stored[known] = name
@@ -90,19 +119,26 @@ def plan(source: TensorSource, config: ModelConfig) -> Builders:
     wanted = {name for rule in rules.values() for name in rule.sources}
     if missing := sorted(wanted - stored.keys()):
         raise ValueError(f"{source.path}: missing tensor {missing[0]!r} ({len(missing)} missing)")
-    copies = stored.keys() & _HEADS if config.is_tied else set()
-    if extra := sorted(stored.keys() - wanted - copies):
+    if extra := sorted(stored.keys() - wanted - set(optional)):
         raise ValueError(f"{source.path}: unexpected tensor {extra[0]!r} ({len(extra)} unexpected)")
-    for copy in copies:
-        _check_copy(source, stored[copy], stored[rules["embedding"].sources[0]])
-    unquantized = param_shapes(dataclasses.replace(config, quantize=None))
-    builders: Builders = {
-        path: functools.partial(
-            _build, source, stored, path, rules[path], leaf.shape, stored_dtype(config, path, leaf.dtype)
-        )
-        for path, leaf in unquantized.items()
+    return stored, rules
+
+
+def builders_of(
+    source: TensorSource, stored: dict[str, str], rules: Mapping[str, Rule], shapes: Mapping[str, Any]
+) -> Builders:
+    """Returns a function per path of `shapes` that builds the array.
+
+    Args:
+        source: the checkpoint.
+        stored: from `match_tensors`.
+        rules: how our tensors are made.
+        shapes: the shape and dtype of each, by path.
+    """
+    return {
+        path: functools.partial(_build, source, stored, path, rules[path], leaf.shape, leaf.dtype)
+        for path, leaf in shapes.items()
     }
-    return quantizing(builders, config)
 
 
 def _check_copy(source: TensorSource, head: str, embedding: str) -> None:

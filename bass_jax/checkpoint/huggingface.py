@@ -1,13 +1,13 @@
 """Reads Hugging Face directories: ``config.json`` and weights in one file or in shards with an index."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bass_jax.checkpoint.safetensors import FLOATS, SafetensorsFile
+from bass_jax.checkpoint.safetensors import FLOATS, INDICES, SafetensorsFile
 from bass_jax.checkpoint.torch_file import TorchFile
 from bass_jax.runtime.files import read_json
 
@@ -55,10 +55,24 @@ class HuggingFaceDirectory:
         Raises:
             ValueError: naming file and tensor, if it is not floating point.
         """
+        return self._read(name, FLOATS)
+
+    def read_indices(self, name: str) -> np.ndarray:
+        """Returns a mapped tensor of integers or booleans.
+
+        Raises:
+            ValueError: naming file and tensor, if it has another dtype.
+        """
+        return self._read(name, INDICES)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of a tensor."""
+        return self._tensors[name].shapes[name]
+
+    def _read(self, name: str, kinds: Mapping[str, Any]) -> np.ndarray:
         file = self._tensors[name]
-        if file.kinds[name] not in FLOATS:
-            kind = file.kinds[name]
-            raise ValueError(f"{file.path}: tensor {name!r} has the dtype {kind}; expected one of {list(FLOATS)}")
+        if (kind := file.kinds[name]) not in kinds:
+            raise ValueError(f"{file.path}: tensor {name!r} has the dtype {kind}; expected one of {list(kinds)}")
         return file.read(name)
 
     def release(self, names: Iterable[str]) -> None:

@@ -31,6 +31,9 @@ FLOATS = {
 DTYPES = FLOATS | {"I8": np.dtype(np.int8), "I32": np.dtype(np.int32)}
 """Stored dtypes of our own checkpoints."""
 
+INDICES = {"I64": np.dtype(np.int64), "I32": np.dtype(np.int32), "BOOL": np.dtype(np.bool_)}
+"""Stored dtypes of other libraries' tensors of token ids."""
+
 
 class SafetensorsFile:
     """The tensors of one file.
@@ -65,7 +68,7 @@ class SafetensorsFile:
 
     def read(self, name: str) -> np.ndarray:
         """Returns a mapped tensor, which is valid while the file does not change."""
-        dtype, shape = DTYPES[self.kinds[name]], self.shapes[name]
+        dtype, shape = (DTYPES | INDICES)[self.kinds[name]], self.shapes[name]
         return np.frombuffer(self._memory, dtype, math.prod(shape), self._starts[name]).reshape(shape)
 
     def release(self) -> None:

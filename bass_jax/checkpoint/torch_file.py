@@ -8,7 +8,15 @@ import numpy as np
 
 from bass_jax.runtime.files import one_line
 
-_KINDS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_KINDS = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "bool": "BOOL",
+}
 
 
 class TorchFile:
@@ -16,7 +24,7 @@ class TorchFile:
 
     Attributes:
         path: the file.
-        kinds: the stored dtype of every tensor; floating-point ones have their names in safetensors.
+        kinds: the stored dtype of every tensor; those of weights and token ids have their names in safetensors.
         shapes: the shape of every tensor.
     """
 

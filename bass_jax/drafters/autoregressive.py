@@ -1,4 +1,4 @@
-"""Autoregressive drafting, shared by the two drafters that run a network: `ModelDrafter` and `EagleDrafter`."""
+"""How drafts are chosen, one after the other or all at once; shared by the drafters that run a network."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -113,11 +113,49 @@ def choose_draft(
     Without logits processors, the distribution is computed over the model's own vocabulary and only then spread over
     the target's, because the model's may be much smaller.
     """
+    logits = _own_logits(drafter, hidden_states)
+    return _choose(drafter, logits, context, tokens, step, keys, is_sampled)
+
+
+def choose_drafts(
+    drafter: NetworkDrafter, hidden_states: Float[Array, "B G D"], context: DraftContext, *, is_sampled: bool
+) -> Proposal:
+    """Chooses all drafts of a row, given the model's hidden states at all of them.
+
+    The distribution of a draft does not depend on the drafts before it, except by logits processors.
+    """
+    rows = jnp.arange(hidden_states.shape[0])
+    threshold = confidence_threshold(drafter, context)
+    logits = _own_logits(drafter, hidden_states)
+
+    def choose(carry, step):
+        tokens, num_drafted = carry
+        own = jax.lax.dynamic_slice_in_dim(logits, step, 1, axis=1)
+        keys = jax.lax.dynamic_index_in_dim(context.keys, step, axis=1, keepdims=False)
+        draft = _choose(drafter, own, context, tokens, step, keys, is_sampled)
+        if not context.processors.is_identity:
+            tokens = tokens.at[rows, context.lengths + step].set(draft[0], mode="drop")
+        return (tokens, _stop_below(threshold, num_drafted, step, draft[2])), draft
+
+    start, steps = (context.tokens, context.num_wanted), jnp.arange(hidden_states.shape[1])
+    (_, num_drafted), drafts = jax.lax.scan(choose, start, steps)
+    tokens, probs, confidence = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), drafts)
+    return Proposal(tokens, num_drafted, probs, confidence)
+
+
+def _choose(
+    drafter: NetworkDrafter,
+    logits: Float[Array, "B 1 O"],
+    context: DraftContext,
+    tokens: Int[Array, "B C"],
+    step: Array | int,
+    keys: Key[Array, "B"],
+    is_sampled: bool,
+) -> Draft:
+    """Chooses one draft per row by the logits of the model's own vocabulary."""
     is_narrow = context.processors.is_identity
-    if is_narrow:
-        logits = _own_logits(drafter, hidden_states)
-    else:
-        logits = draft_logits(drafter, hidden_states, context, tokens, step)
+    if not is_narrow:
+        logits = _processed(drafter, logits, context, tokens, step)
     confidence = draft_confidence(drafter, logits, context)
     if not is_sampled:
         column = argmax(logits[:, 0])
@@ -133,8 +171,13 @@ def draft_logits(
     drafter: NetworkDrafter, hidden_states: Array, context: DraftContext, tokens: Array, step: Array | int
 ) -> Float[Array, "B 1 V"]:
     """Returns processed logits over the target's vocabulary; -inf for tokens that the model cannot propose."""
-    logits = _spread(drafter, _own_logits(drafter, hidden_states), -jnp.inf)
-    return context.processors(logits, tokens, context.lengths + step)
+    return _processed(drafter, _own_logits(drafter, hidden_states), context, tokens, step)
+
+
+def _processed(
+    drafter: NetworkDrafter, logits: Float[Array, "B 1 O"], context: DraftContext, tokens: Array, step: Array | int
+) -> Float[Array, "B 1 V"]:
+    return context.processors(_spread(drafter, logits, -jnp.inf), tokens, context.lengths + step)
 
 
 def draft_confidence(drafter: NetworkDrafter, logits: Array, context: DraftContext) -> Float[Array, "B"] | None:

@@ -55,7 +55,8 @@ class Attention(nn.Module):
         """
         config, attention = self.config, self.attention
         K, R, H, D = attention.num_kv_heads, attention.queries_per_kv_head, attention.head_dim, config.width
-        qkv = declare_weight(self, "qkv", (K, R + 2, H, D), ("kv_heads", None, None, "embed"))
+        # The input may be wider than the output, as in the first layer of an EAGLE-3 head.
+        qkv = declare_weight(self, "qkv", (K, R + 2, H, x.values.shape[-1]), ("kv_heads", None, None, "embed"))
         projected = project(x, qkv, rounds_to=config.rounds_to)
         if attention.has_bias:
             projected += declare(self, "qkv_bias", (K, R + 2, H), ("kv_heads", None, None), zeros)
