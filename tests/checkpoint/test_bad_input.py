@@ -68,7 +68,7 @@ def test_a_hub_id_without_a_network_is_an_error_of_one_line(monkeypatch):
         ({"hidden_size": "big"}, r"hidden_size='big': expected an integer"),
         ({"num_hidden_layers": ...}, r"missing key 'num_hidden_layers'"),
         ({"num_key_value_heads": 3}, r"num_kv_heads=3: expected a divisor of num_heads=4"),
-        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, r"rope_type='longrope': expected 'default'"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, r"rope_type='dynamic': expected 'default'"),
         ({"rope_parameters": {"rope_type": "yarn"}}, r"missing key 'factor'"),
         (
             {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0}},
