@@ -89,7 +89,7 @@ def _write_rotary(writer: gguf.GGUFWriter, config) -> None:
         return
     if scaling.kind == "llama3":
         plain = rope.base ** -(np.arange(0, attention.head_dim, 2) / attention.head_dim)
-        divisors = plain / rotary.frequencies(rope, attention.head_dim)
+        divisors = plain / rotary.frequencies(rope, attention.head_dim, context=0)
         writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
         return
     writer.add_rope_scaling_type(gguf.RopeScalingType(scaling.kind))

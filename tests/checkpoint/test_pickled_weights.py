@@ -76,7 +76,7 @@ def test_files_of_torch_are_read_and_a_pickle_with_code_is_not_run(tmp_path):
         "parameter": ("F64", matrix.astype(np.float64)),
         "half": ("F16", matrix.astype(np.float16)),
         "bfloat16": ("BF16", (matrix / 7).astype(ml_dtypes.bfloat16).view(np.uint16)),
-        "mask": ("bool", matrix > 3),
+        "mask": ("BOOL", matrix > 3),
     }
     assert found["kinds"] == {name: kind for name, (kind, _) in expected.items()}
     with np.load(tmp_path / "weights.npz") as weights:

@@ -98,10 +98,10 @@ class Eagle3Network(nn.Module):
         self.embedding = declare_weight(self, "embedding", (config.vocab_size, D), ("vocab", "embed"))
         self.fc = declare(self, "fc", (D, joined), ("embed", None))
         if head.norm_before_fc:
-            self.input_norm = declare_norm(self, "input_norm", self._norm, joined, None)
+            self.input_norm = declare_norm(self, "input_norm", self._norm, joined, axis=None)
         if head.fc_norm:
             names = [f"fc_norm_{index}" for index in range(len(head.hidden_layers))]
-            self.fc_norms = [declare_norm(self, name, self._norm, head.target_width, None) for name in names]
+            self.fc_norms = [declare_norm(self, name, self._norm, head.target_width, axis=None) for name in names]
         if head.mask_token_id is not None:
             self.mask_hidden = declare(self, "mask_hidden", (joined,), (None,))
         first = FirstLayer(config, config.layers[0], head.norm_before_residual, name="layer_0")
@@ -142,7 +142,7 @@ class Eagle3Network(nn.Module):
         for index, (layer, keys, values) in enumerate(zip(self.layers, *cached, strict=True)):
             attention = self.config.layers[index].attention
             assert attention.rope is not None
-            angles = rotary.angles(positions, attention.rope, attention.head_dim)
+            angles = rotary.angles(positions, attention.rope, attention.head_dim, self.config.context)
             inputs = (embedded, x) if index == 0 else (x,)
             out = layer(*inputs, positions, angles, keys, values)
             x = out.x
