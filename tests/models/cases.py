@@ -146,7 +146,8 @@ CONFIGS = {
     | {"mlp_only_layers": [0], "num_experts_per_tok": 1, "num_experts": 3, "num_key_value_heads": 4},
     "mixtral": _MIXTRAL,
     "mixtral-window-mqa-tied": _MIXTRAL
-    | {"sliding_window": 9, "num_key_value_heads": 1, "tie_word_embeddings": True, "num_experts_per_tok": 1},
+    | {"sliding_window": 9, "num_key_value_heads": 1, "tie_word_embeddings": True, "num_experts_per_tok": 1}
+    | {"head_dim": 12},  # Without it `transformers` fails for YaRN.
     "mixtral-head-10-all-experts-sharded": _MIXTRAL
     | {"head_dim": 10, "num_local_experts": 3, "num_experts_per_tok": 3, "rms_norm_eps": 1e-3},
     "olmoe": _OLMOE,

@@ -51,7 +51,8 @@ CASES = (
     "olmo2",
     "olmo3",
     "phi3",
-    "phi3-longrope-tied-mqa",
+    # Below the original context, `transformers` decides by the length of the text, and we by that of the model.
+    "phi3-longrope-beyond-the-original-context",
     "smollm3-tied-windows-first-layer-not-rotated",
     "granite",
     "glm",
@@ -111,7 +112,7 @@ def test_every_key_is_honored_or_refused(edits, name, tmp_path):
         elif not edit["description"].startswith(INTEGERS_ARE_NUMBERS):
             wrong.append(f"{edit['description']} (refused by transformers)")
     print(name, dict(counts))
-    assert not wrong
+    assert not wrong, wrong
     assert counts["honored"] > 0
     # A reader that refuses everything must not pass.
     assert counts["refused"] < 0.7 * counts.total()
