@@ -18,6 +18,7 @@ extensions = [
     "sphinxarg.ext",
     "autodoc_hooks",
     "config_fields",
+    "family_table",
 ]
 
 highlight_language = "text"

@@ -12,6 +12,7 @@ import yaml
 import bass_jax
 from bass_jax.experiments.experiment_config import ExperimentConfig
 from bass_jax.experiments.traffic.traffic_config import TrafficConfig
+from bass_jax.models.families import FAMILIES
 from bass_jax.training import DistillConfig
 
 ROOT = Path(__file__).parents[1]
@@ -89,6 +90,15 @@ def test_every_field_of_a_configuration_is_described(kind, monkeypatch):
     for path, section in config_keys.sections(kind):
         for name, kind_text, _, meaning in config_keys.rows(section):
             assert kind_text and meaning, f"{path}.{name}"
+
+
+def test_the_table_of_families_has_three_random_models_of_every_new_family(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "extensions")
+    rows = importlib.import_module("family_table").family_rows()
+    assert [row[0].strip("`") for row in rows] == list(FAMILIES)
+    older = ("ministral", "gpt_bigcode", "gemma3")  # Gemma 3 with vision is read as `gemma3_text`.
+    assert all(int(row[2]) >= (1 if row[0].strip("`") in older else 3) for row in rows)
+    assert all(row[1].endswith(".") and int(row[3]) for row in rows)
 
 
 def test_the_workflow_runs_targets_of_the_makefile():

@@ -4,7 +4,7 @@ Every token gets all of its experts, whatever the other tokens chose: there is n
 no row of a batch changes the output of another.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -96,9 +96,9 @@ def _run_on_mesh(config: ModelConfig, moe: MoEConfig, tokens, routing, gate_up, 
         first = 0 if experts is None else jax.lax.axis_index(experts) * gate_up.values.shape[0]
         return jax.lax.psum(run_experts(moe, tokens, routing, gate_up, down, first), axes)
 
-    def specs(weight, *axes):
-        scale = axes[: 0 if weight.scale is None else weight.scale.ndim]
-        return Weight(PartitionSpec(*axes), None if weight.scale is None else PartitionSpec(*scale))
+    def specs(weight: Weight, *axes: str | None) -> Any:
+        scale = None if weight.scale is None else PartitionSpec(*axes[: weight.scale.ndim])
+        return Weight(PartitionSpec(*axes), scale)  # type: ignore
 
     # Explicit, because XLA partitions a grouped product by gathering all experts on every device.
     per_device = jax.shard_map(

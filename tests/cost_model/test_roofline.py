@@ -3,6 +3,8 @@
 The simulations use the assumptions of `bass_jax.cost_model.devices`. They are not measurements.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import bass_jax as bass
 from bass_jax.cost_model import A100, H200, pass_shape, roofline
 from bass_jax.cost_model.roofline import fit_roofline
+from bass_jax.models import DenseMLP, MoEConfig, preset
 from bass_jax.policies.batch_table import fastest_draft_len
 from tests import tiny
 from tests.flat_config import flat_config
@@ -40,6 +43,54 @@ def test_shapes_count_the_weights():
     # Bytes of a number, layers, keys and values, heads, head size.
     assert pass_shape(tiny.config(num_layers=2)).cache_bytes == 4 * 2 * 2 * 1 * 8
     assert pass_shape(OPT_6_7B).weight_bytes == pytest.approx(2 * 6.65e9, rel=0.01)
+
+
+def test_experts_are_counted_as_read_once_by_the_tokens_that_chose_them():
+    """The expectation is compared with random choices, and the counts with the parameters."""
+    config = tiny.config(num_layers=2, moe=MoEConfig(16, 3, 24, shared=DenseMLP(8), has_shared_gate=True))
+    shape = pass_shape(config)
+    sizes = {name: leaf.size for name, leaf in bass.models.param_shapes(config).items()}
+    experts = sum(size for name, size in sizes.items() if "experts_" in name)
+    others = sum(size for name, size in sizes.items() if not any(part in name for part in ("experts_", "norm")))
+    others -= config.width * config.vocab_size
+    assert shape.expert_bytes == 4 * experts
+    assert shape.weight_bytes == 4 * others
+    assert shape.flops == 2 * (others + experts * 3 / 16)
+    random = np.random.default_rng(0)
+    for num_tokens in (1, 2, 5, 40):
+        read = [
+            len({expert for _ in range(num_tokens) for expert in random.choice(16, 3, replace=False)})
+            for _ in range(2000)
+        ]
+        expected = shape.weight_bytes + shape.expert_bytes * np.mean(read) / 16
+        assert shape.read_bytes(num_tokens) == pytest.approx(expected, rel=0.01)
+    cost = roofline(shape, pass_shape(OPT_125M), dataclasses.replace(H200, layer_seconds=0.0))
+    fitted = [(shape, rows, tokens, 64) for rows in (1, 4, 64, 512) for tokens in (1, 5)]
+    flops, bandwidth, _ = fit_roofline([(*one, float(cost.pass_seconds(*one))) for one in fitted])
+    assert bandwidth == pytest.approx(0.85 * H200.bandwidth, rel=1e-2)
+    assert flops == pytest.approx(0.5 * H200.peak_flops, rel=5e-2)
+    mixed = dataclasses.replace(
+        config, layers=(config.layers[0], dataclasses.replace(config.layers[0], mlp=MoEConfig(16, 4, 24)))
+    )
+    with pytest.raises(ValueError, match="expected the same share of active experts in all layers"):
+        pass_shape(mixed)
+
+
+@pytest.mark.parametrize("device", [A100, H200])
+def test_drafts_pay_less_for_a_target_with_experts_at_small_batches(device):
+    """At batch 1 each draft makes the target read more experts. At large batches all experts are read anyway."""
+    moe, draft = pass_shape(preset("qwen3-30b-a3b")), pass_shape(preset("qwen3-0.6b"))
+    layer = preset("qwen3-30b-a3b").layers[0]
+    dense = dataclasses.replace(
+        preset("qwen3-30b-a3b"), layers=(dataclasses.replace(layer, mlp=DenseMLP(8 * 768)),) * 48
+    )
+    rates = jnp.full(12, 0.8)
+    best = {
+        name: [fastest_draft_len(roofline(shape, draft, device), rates, n, 512, tuple(range(13))) for n in (1, 32, 64)]
+        for name, shape in {"moe": moe, "dense": pass_shape(dense)}.items()
+    }
+    assert best["moe"][0] < best["dense"][0]
+    assert max(best["moe"][1:]) > best["moe"][0]
 
 
 def test_the_fit_recovers_the_device():

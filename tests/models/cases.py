@@ -146,7 +146,8 @@ CONFIGS = {
     | {"mlp_only_layers": [0], "num_experts_per_tok": 1, "num_experts": 3, "num_key_value_heads": 4},
     "mixtral": _MIXTRAL,
     "mixtral-window-mqa-tied": _MIXTRAL
-    | {"sliding_window": 9, "num_key_value_heads": 1, "tie_word_embeddings": True, "num_experts_per_tok": 1},
+    | {"sliding_window": 9, "num_key_value_heads": 1, "tie_word_embeddings": True, "num_experts_per_tok": 1}
+    | {"head_dim": 12},  # Without it `transformers` fails for YaRN.
     "mixtral-head-10-all-experts-sharded": _MIXTRAL
     | {"head_dim": 10, "num_local_experts": 3, "num_experts_per_tok": 3, "rms_norm_eps": 1e-3},
     "olmoe": _OLMOE,
@@ -171,6 +172,8 @@ CONFIGS = {
     "phi3-longrope-tied-mqa": _PHI3
     | {"rope_parameters": _LONGROPE | {"attention_factor": 1.3}, "original_max_position_embeddings": 256}
     | {"tie_word_embeddings": True, "num_key_value_heads": 1},
+    "phi3-longrope-beyond-the-original-context": _PHI3
+    | {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 8},
     "phi3-part-rotated-window-sharded": _PHI3
     | {"rope_parameters": {"rope_type": "default", "rope_theta": 70.0, "partial_rotary_factor": 0.5}}
     | {"sliding_window": 9, "num_key_value_heads": 4},
@@ -208,6 +211,14 @@ CONFIGS = {
     | {"tie_word_embeddings": True, "num_key_value_heads": 1, "attention_bias": True, "sliding_window_pattern": 2},
     "cohere2-other-layers-sharded": _COHERE2
     | {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"], "logit_scale": 2.0},
+    "gemma3_vision": {
+        "model_type": "gemma3",
+        "text_config": _GEMMA3 | {"sliding_window_pattern": 2},
+        "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+        | {"num_attention_heads": 2, "image_size": 28, "patch_size": 14},
+        "mm_tokens_per_image": 4,
+        "pad_token_id": None,
+    },
     "falcon": _FALCON,
     "falcon-new-two-norms-bias": _FALCON
     | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True, "tie_word_embeddings": False},

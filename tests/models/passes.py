@@ -52,5 +52,5 @@ def read_texts(model: Model, texts: Sequence[Sequence[int]], capacity: int = 64)
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """Returns the largest difference divided by the largest logit."""
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
+    """Returns the largest difference divided by the largest logit, or by 1 if all logits are 0."""
+    return float(np.abs(found - expected).max() / (np.abs(expected).max() or 1.0))

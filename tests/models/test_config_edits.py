@@ -51,7 +51,8 @@ CASES = (
     "olmo2",
     "olmo3",
     "phi3",
-    "phi3-longrope-tied-mqa",
+    # Below the original context, `transformers` decides by the length of the text, and we by that of the model.
+    "phi3-longrope-beyond-the-original-context",
     "smollm3-tied-windows-first-layer-not-rotated",
     "granite",
     "glm",
@@ -63,8 +64,8 @@ CASES = (
     "falcon-new-two-norms-bias",
 )
 
-INTEGERS_ARE_NUMBERS = ("attn_logit_softcapping", "final_logit_softcapping")
-"""Keys under which `transformers` refuses the integer 4 in place of 4.0; both mean the same."""
+READ_HERE_ONLY = ("attn_logit_softcapping", "final_logit_softcapping", "model_type: granite -> ministral")
+"""Edits that `transformers` refuses: the integer 4 in place of 4.0, and another family without its ``layer_types``."""
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +109,10 @@ def test_every_key_is_honored_or_refused(edits, name, tmp_path):
         elif relative_error(known[key], base) < TOLERANCE:
             # For example null for a dropout rate, which does not affect the logits.
             counts["no effect, refused by transformers"] += 1
-        elif not edit["description"].startswith(INTEGERS_ARE_NUMBERS):
+        elif not edit["description"].startswith(READ_HERE_ONLY):
             wrong.append(f"{edit['description']} (refused by transformers)")
     print(name, dict(counts))
-    assert not wrong
+    assert not wrong, wrong
     assert counts["honored"] > 0
     # A reader that refuses everything must not pass.
     assert counts["refused"] < 0.7 * counts.total()

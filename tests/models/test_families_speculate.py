@@ -20,7 +20,7 @@ pytestmark = pytest.mark.peer
 NAMES = (
     *("codegen", "qwen3-tied-bias-windows", "opt-350m", "gemma2-untied-mqa-bias"),
     *("opt", "llama-rope-llama3", "llama-rope-yarn", "mistral-window-head-10", "ministral", "qwen2-tied-mqa-windows"),
-    *("gemma-untied-mqa", "gemma3-rope-mqa-softcap", "gpt2", "bigcode-mqa", "neox"),
+    *("gemma-untied-mqa", "gemma3-rope-mqa-softcap", "gemma3_vision", "gpt2", "bigcode-mqa", "neox"),
     *("qwen3_moe-tied-mqa-unnormalized-window", "qwen2_moe-normalized-windows-no-bias", "mixtral-window-mqa-tied"),
     *("olmoe-normalized-tied-mqa", "olmo2-tied-mqa-rope-linear", "olmo3", "phi3-longrope-tied-mqa"),
     *("smollm3-tied-windows-first-layer-not-rotated", "granite", "glm", "glm4-head-16-quarter-rotated-sharded"),

@@ -1,7 +1,9 @@
 """Keys of a ``config.json`` that are easily misread. The slow `test_config_edits` covers all keys."""
 
+import numpy as np
 import pytest
 
+from bass_jax.models import rotary
 from bass_jax.models.families import FAMILIES
 from bass_jax.models.families.base import check_common
 from bass_jax.models.model_config import ModelConfig, RopeConfig, RopeScaling
@@ -48,6 +50,43 @@ def test_an_original_context_at_the_top_level_overrides_the_nested_one(scaling):
     assert rope(found).scaling.original_context == 32
     assert rope(read("llama", rope_parameters=inside)).scaling.original_context == 64
     assert rope(read("llama", rope_parameters=scaling)).scaling.original_context == 256
+
+
+def test_the_factors_of_longrope_depend_on_the_context_of_the_model_only():
+    """`transformers` chooses them by the longest row of a batch."""
+    config = read("phi3-longrope-tied-mqa", max_position_embeddings=512)
+    scaling = rope(config).scaling
+    short, long = (rotary.frequencies(rope(config), 12, context) for context in (256, 257))
+    np.testing.assert_allclose(short * scaling.short_factors, long * scaling.long_factors, rtol=1e-6)
+    assert not np.allclose(short, long)
+    scaled = CONFIGS["phi3-longrope-tied-mqa"]["rope_parameters"] | {"long_factor": [1.0, 2.0]}
+    with pytest.raises(ValueError, match=r"rope_scaling\.long_factors: expected 6 numbers, not 2"):
+        read("phi3-longrope-tied-mqa", rope_parameters=scaled)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv=8.0: expected None"),
+        ("falcon", {"alibi": True}, "alibi=True: expected False"),
+        ("qwen3_moe", {"num_local_experts": 7}, "num_local_experts=7 and num_experts=6: expected only num_experts"),
+        ("qwen3_moe", {"num_experts_per_tok": 7}, "num_active=7: expected a whole number from 1 to 6"),
+        ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type='linear': expected 'default' or"),
+        ("gemma3_vision", {"text_config": None}, "text_config=None: expected a dictionary"),
+    ],
+)
+def test_what_a_new_family_lacks_is_refused(name, changes, message):
+    with pytest.raises(ValueError, match=message):
+        read(name, **changes)
+
+
+def test_tensors_of_a_gemma_3_with_vision_have_several_names():
+    canonical = FAMILIES["gemma3"].canonical
+    for prefix in ("language_model.model.", "model.language_model.", "model."):
+        assert canonical(f"{prefix}layers.0.mlp.up_proj.weight") == "model.layers.0.mlp.up_proj.weight"
+    assert canonical("language_model.lm_head.weight") == canonical("lm_head.weight") == "lm_head.weight"
+    for name in ("vision_tower.x", "model.vision_tower.x", "multi_modal_projector.x", "model.multi_modal_projector.x"):
+        assert canonical(name) is None
 
 
 def test_mistral_with_layer_types_is_ministral():

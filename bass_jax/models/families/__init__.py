@@ -36,6 +36,7 @@ FAMILIES: dict[str, Family] = {
         gemma.GEMMA,
         gemma.GEMMA2,
         gemma.GEMMA3,
+        gemma.GEMMA3_TEXT_PART,
         opt.FAMILY,
         codegen.FAMILY,
         gpt2.GPT2,

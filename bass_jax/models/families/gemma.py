@@ -4,8 +4,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from bass_jax.models.families import llama, rope
-from bass_jax.models.families.base import WRITTEN_ACTIVATIONS, Family, read_integer, read_number, require_values
+from bass_jax.models.families import base, llama, rope
+from bass_jax.models.families.base import (
+    WRITTEN_ACTIVATIONS,
+    Family,
+    check_common,
+    read_integer,
+    read_number,
+    require_values,
+)
 from bass_jax.models.families.windows import (
     change_attention,
     change_windowed_rope,
@@ -52,6 +59,38 @@ def read_gemma3(source: Mapping[str, Any]) -> ModelConfig:
     windowed_rope = RopeConfig(rope.read_base(local, read_number(source, "rope_local_base_freq", 10000.0)))
     config = change_windowed_rope(config, windowed_rope)
     return _sandwich(config, _read_softcap(source, "final_logit_softcapping", None))
+
+
+def read_gemma3_text_part(source: Mapping[str, Any]) -> ModelConfig:
+    """Reads the configuration of a Gemma 3 with a vision tower; its text model is that of ``gemma3_text``."""
+    text = source.get("text_config")
+    if not isinstance(text, Mapping):
+        raise ValueError(f"config.json: text_config={text!r}: expected a dictionary")
+    check_common(text)
+    require_values(text, model_type="gemma3_text")
+    defaults = {
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+    }
+    require_values(source, tie_word_embeddings=text.get("tie_word_embeddings", True))
+    return read_gemma3({**defaults, **text})
+
+
+def canonical(name: str) -> str | None:
+    """Ignores the vision tower, and removes the names of the text part; see `Family.canonical`."""
+    name = name.removeprefix("model.") if name.startswith(("model.language_model.", *_VISION_IN_MODEL)) else name
+    if name.startswith(_VISION):
+        return None
+    if name.startswith("language_model.") and not name.startswith(("language_model.model.", "language_model.lm_head.")):
+        return "model." + name.removeprefix("language_model.")
+    return base.canonical(name.removeprefix("language_model."))
+
+
+_VISION = ("vision_tower.", "multi_modal_projector.")
+_VISION_IN_MODEL = tuple(f"model.{name}" for name in _VISION)
 
 
 def _read_softcap(source: Mapping[str, Any], key: str, default: float | None) -> float | None:
@@ -131,4 +170,5 @@ def _write_windows(config: ModelConfig) -> dict[str, Any]:
 
 GEMMA = Family("gemma", read_gemma, write_gemma, llama.rules)
 GEMMA2 = Family("gemma2", read_gemma2, write_gemma2, llama.rules)
-GEMMA3 = Family("gemma3_text", read_gemma3, write_gemma3, llama.rules)
+GEMMA3 = Family("gemma3_text", read_gemma3, write_gemma3, llama.rules, canonical)
+GEMMA3_TEXT_PART = Family("gemma3", read_gemma3_text_part, write_gemma3, llama.rules, canonical)

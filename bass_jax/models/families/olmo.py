@@ -29,7 +29,8 @@ def read_olmo2(source: Mapping[str, Any]) -> ModelConfig:
 def read_olmo3(source: Mapping[str, Any]) -> ModelConfig:
     """Reads a configuration; see `Family.read_config`."""
     full, local = rope.read_typed_ropes(source, 5e5)
-    others = {key: value for key, value in source.items() if key != "rope_scaling"}
+    unused = ("rope_scaling", "original_max_position_embeddings")
+    others = {key: value for key, value in source.items() if key not in unused}
     config = _read({**others, "rope_parameters": full}, "olmo3")
     windows = read_windows(source, read_window(source), [(i + 1) % 4 != 0 for i in range(config.num_layers)])
     config = change_attention(config, windows)

@@ -122,8 +122,15 @@ def per_head(config: AttentionConfig) -> tuple[Callable, Callable]:
     return unpack, pack
 
 
-def gated_mlp(config: DenseMLP, theirs: str) -> dict[str, Rule]:
+def _check_dense(config: DenseMLP | MoEConfig) -> DenseMLP:
+    if not isinstance(config, DenseMLP):
+        raise ValueError(f"mlp={config!r}: expected a DenseMLP, because the family has no experts")
+    return config
+
+
+def gated_mlp(config: DenseMLP | MoEConfig, theirs: str) -> dict[str, Rule]:
     """Returns the rules of ``gate_proj``, ``up_proj`` and ``down_proj``, without their path."""
+    config = _check_dense(config)
     names = (f"{theirs}.gate_proj", f"{theirs}.up_proj")
     rules = {"gate_up": _gate_up(names, "weight"), "down": same(f"{theirs}.down_proj.weight")}
     if config.has_bias:
@@ -167,8 +174,9 @@ def interleaved(config: AttentionConfig, rules: dict[str, Rule]) -> dict[str, Ru
     return {name: wrap(name, rule) if name in reordered else rule for name, rule in rules.items()}
 
 
-def plain_mlp(config: DenseMLP, up: str, down: str, *, is_in_first: bool = False) -> dict[str, Rule]:
+def plain_mlp(config: DenseMLP | MoEConfig, up: str, down: str, *, is_in_first: bool = False) -> dict[str, Rule]:
     """Returns the rules of an MLP without a gate, without their path."""
+    config = _check_dense(config)
     matrix = transposed if is_in_first else same
     rules = {"up": matrix(f"{up}.weight"), "down": matrix(f"{down}.weight")}
     if config.has_bias:
