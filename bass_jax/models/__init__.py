@@ -17,14 +17,13 @@ from bass_jax.models.model_config import (
     RopeScaling,
 )
 from bass_jax.models.presets import PRESETS, preset, random_model
-from bass_jax.models.protocol import Cache, TargetModel
+from bass_jax.models.protocol import TargetModel
 from bass_jax.models.quantize_model import quantize_model
 from bass_jax.models.sharding import place_model
 
 __all__ = [
     "PRESETS",
     "AttentionConfig",
-    "Cache",
     "DenseMLP",
     "ForwardOutput",
     "LayerConfig",
