@@ -87,7 +87,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
         Args:
             prompts: texts. Those with more than ``max_prompt_length`` tokens keep their last ones.
             rollout_config: a Tunix ``RolloutConfig``. Its temperature, top-p, top-k, seed, limits and end tokens are
-                used. Without a seed, each call samples with other random numbers.
+                used. ``top_p=None`` is greedy, as in Tunix. Without a seed, each call uses other random numbers.
             kwargs: not used.
 
         Returns:
@@ -189,10 +189,10 @@ class SpeculativeRollout(base_rollout.BaseRollout):
         self, config: Any, prompts: np.ndarray, tokens: list[np.ndarray], raw: Sequence[Any], sampled: list[np.ndarray]
     ) -> list[np.ndarray]:
         """Returns the log-probabilities at the temperature, before top-k and top-p."""
-        temperature = config.temperature or 1.0
+        temperature = 1.0 if config.top_p is None else config.temperature or 1.0
         if temperature == 1.0:
             return [np.asarray(row)[: len(own)] for row, own in zip(raw, tokens, strict=True)]
-        if not (config.top_k or 0) > 0 and (config.top_p is None or config.top_p >= 1):
+        if not (config.top_k or 0) > 0 and config.top_p >= 1:
             return sampled
         completions = np.full((len(tokens), config.max_tokens_to_generate), self.pad_id(), np.int32)
         for row, own in zip(completions, tokens, strict=True):
@@ -223,8 +223,6 @@ def _groups(prompts: list[list[int]]) -> tuple[list[list[int]], int]:
 
 
 def _sampling(config: Any) -> SamplingParams:
-    return SamplingParams(
-        temperature=config.temperature,
-        top_k=max(0, config.top_k or 0),
-        top_p=1.0 if config.top_p is None else config.top_p,
-    )
+    if config.top_p is None:  # Tunix's sampler is greedy then.
+        return SamplingParams()
+    return SamplingParams(config.temperature, max(0, config.top_k or 0), config.top_p)

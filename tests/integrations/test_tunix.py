@@ -40,7 +40,7 @@ class Letters:
 def config(**changes):
     from tunix.rl.rollout.base_rollout import RolloutConfig
 
-    fields = {"max_tokens_to_generate": LIMIT, "max_prompt_length": PROMPT, "temperature": 0.0, "return_logprobs": True}
+    fields = {"max_tokens_to_generate": LIMIT, "max_prompt_length": PROMPT, "top_p": None, "return_logprobs": True}
     return RolloutConfig(**(fields | changes))
 
 
@@ -66,7 +66,7 @@ def completions(rows):
 
 
 def test_greedy_rollouts_are_those_of_tunix():
-    module = own_models.tunix_module(VOCAB, 1)
+    module = own_models.tunix_module(VOCAB, 1, 2.0)
     found, expected = speculative(module).generate(TEXTS, config()), vanilla(module).generate(TEXTS, config())
     for one, other in zip(found.tokens, expected.tokens, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -79,9 +79,9 @@ def test_greedy_rollouts_are_those_of_tunix():
 @pytest.mark.parametrize("changes", [{}, {"top_k": 4}])
 def test_sampled_rollouts_report_both_log_probabilities(changes):
     """At a temperature, before top-k, and of the distribution that was sampled from."""
-    module = own_models.tunix_module(VOCAB, 1)
+    module = own_models.tunix_module(VOCAB, 1, 2.0)
     rollout = speculative(module)
-    output = rollout.generate(TEXTS, config(temperature=0.7, seed=jax.random.PRNGKey(3), **changes))
+    output = rollout.generate(TEXTS, config(temperature=0.7, top_p=1.0, seed=jax.random.PRNGKey(3), **changes))
     assert output.tokens[0].tolist() != output.tokens[1].tolist()
     scores = rollout._score(output.left_padded_prompt_tokens, completions(output.tokens), 0.7)
     for tokens, logprobs, sampled, expected in zip(
@@ -95,7 +95,7 @@ def test_sampled_rollouts_report_both_log_probabilities(changes):
 def test_new_parameters_need_no_compilation_and_score_as_tunix_does():
     from flax import nnx
 
-    module, new = own_models.tunix_module(VOCAB, 1), own_models.tunix_module(VOCAB, 5)
+    module, new = own_models.tunix_module(VOCAB, 1, 2.0), own_models.tunix_module(VOCAB, 5, 2.0)
     rollout = speculative(module)
     before = rollout.generate(TEXTS, config())
     num_compiled = JIT_CACHE.num_compiled
@@ -116,7 +116,7 @@ def test_new_parameters_need_no_compilation_and_score_as_tunix_does():
 def test_a_part_of_the_parameters_and_an_unknown_one():
     from flax import nnx
 
-    module, new = own_models.tunix_module(VOCAB, 1), own_models.tunix_module(VOCAB, 5)
+    module, new = own_models.tunix_module(VOCAB, 1, 2.0), own_models.tunix_module(VOCAB, 5, 2.0)
     rollout = speculative(module)
     rollout.update_params({"lm_head": nnx.to_pure_dict(nnx.state(new))["lm_head"]})
     changed = nnx.to_pure_dict(nnx.state(rollout.model()))
@@ -127,7 +127,7 @@ def test_a_part_of_the_parameters_and_an_unknown_one():
 
 
 def test_long_prompts_keep_their_last_tokens_and_several_tokens_end_a_row():
-    module = own_models.tunix_module(VOCAB, 1)
+    module = own_models.tunix_module(VOCAB, 1, 2.0)
     rollout = speculative(module)
     free = rollout.generate(["abcabcabcabcabcabcabc"], config(max_prompt_length=4))
     assert free.left_padded_prompt_tokens.tolist() == [Letters().encode("cabc")[-4:]]
