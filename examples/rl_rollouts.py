@@ -180,7 +180,7 @@ def run(method: str, num_steps: int, *, num_layers: int = 2, limit: int = 24, ba
     learner = GRPOLearner(cluster, GRPOConfig(num_generations=4, beta=0.0), reward_fns=measured_reward)
     random = np.random.default_rng(0)
     texts = ["".join(random.choice(list(LETTERS), PROMPT - 2)) for _ in range(num_steps * batch)]
-    learner.train([{"prompts": texts[i : i + batch]} for i in range(0, len(texts), batch)])
+    learner.train([{"prompts": np.array(texts[i : i + batch])} for i in range(0, len(texts), batch)])
     per_second = [one["tokens"] / one["seconds"] for one in rounds]
     return {"reward": rewards, "tokens_per_second": per_second, "per_pass": [one["per_pass"] for one in rounds]}
 
