@@ -88,7 +88,7 @@ class TunixRollout(Measured, VanillaRollout):
 
         config = rollout_actor.config
         cache = CacheConfig(64, config.num_layers, config.num_kv_heads, config.head_dim)
-        super().__init__(rollout_actor, tokenizer, cache, **options)
+        super().__init__(nnx.clone(rollout_actor), tokenizer, cache, **options)
 
 
 class FrozenRollout(Measured, SpeculativeRollout):

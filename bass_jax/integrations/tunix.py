@@ -57,7 +57,10 @@ class SpeculativeRollout(base_rollout.BaseRollout):
         policy: Policy | str | None = None,
         max_batch: int = 64,
     ):
-        """Adapts the policy's model; compiles nothing.
+        """Copies the policy's parameters; compiles nothing.
+
+        The copy lets Tunix see that trainer and worker do not share parameters, so that it calls `update_params` after
+        each step.
 
         Args:
             rollout_actor: a Tunix model, as `bass_jax.models.adapters.from_tunix` takes it.
@@ -74,6 +77,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
         """
         del mesh, rollout_config
         target = from_tunix(rollout_actor)
+        target = dataclasses.replace(target, params=jax.tree.map(jnp.copy, target.params))
         drafter = find_drafter(drafter, target) if isinstance(drafter, str) else drafter
         self._structure, _ = split_module(rollout_actor)
         self._tokenizer = tokenizer if isinstance(tokenizer, TokenizerAdapter) else TokenizerAdapter(tokenizer)
@@ -192,7 +196,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
         temperature = 1.0 if config.top_p is None else config.temperature or 1.0
         if temperature == 1.0:
             return [np.asarray(row)[: len(own)] for row, own in zip(raw, tokens, strict=True)]
-        if not (config.top_k or 0) > 0 and config.top_p >= 1:
+        if not (config.top_k or 0) > 0 and (config.top_p or 1.0) >= 1.0:
             return sampled
         completions = np.full((len(tokens), config.max_tokens_to_generate), self.pad_id(), np.int32)
         for row, own in zip(completions, tokens, strict=True):

@@ -94,9 +94,11 @@ def test_sampled_rollouts_report_both_log_probabilities(changes):
 
 def test_new_parameters_need_no_compilation_and_score_as_tunix_does():
     from flax import nnx
+    from tunix.rl.utils import is_sharing_weights
 
     module, new = own_models.tunix_module(VOCAB, 1, 2.0), own_models.tunix_module(VOCAB, 5, 2.0)
     rollout = speculative(module)
+    assert not is_sharing_weights(module, rollout.model())  # else Tunix updates no parameters
     before = rollout.generate(TEXTS, config())
     num_compiled = JIT_CACHE.num_compiled
     rollout.update_params(nnx.state(new, nnx.Param))
