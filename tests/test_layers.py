@@ -21,6 +21,7 @@ LAYERS = (
     "bass_jax.policies",
     "bass_jax.decoding",
     "bass_jax.engine",
+    "bass_jax.integrations",
     "bass_jax.analysis",
     "bass_jax.testing",
     "bass_jax",

@@ -21,6 +21,7 @@ from bass_jax.decoding.step import decode_step, speculate_step
 from bass_jax.drafters import DraftContext, Proposal
 from bass_jax.drafters.autoregressive import CATCH_UP_CHUNK
 from bass_jax.engine.generate import Prompts, generate
+from bass_jax.models import require_model
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import LogitsProcessors, SamplingParams
 from bass_jax.sampling.keys import step_draft_keys
@@ -129,7 +130,9 @@ def measure_profile(
         "num_prompts": len(prompts),
         "max_new_tokens": max_new_tokens,
     }
-    return Profile(about, table, rates, pass_shape(pair.target.config), draft_pass_shape(pair.drafter))
+    return Profile(
+        about, table, rates, pass_shape(require_model(pair.target, "a profile").config), draft_pass_shape(pair.drafter)
+    )
 
 
 def step_specs(spec: SpecConfig, sampling: SamplingParams | None, draft_lens: Sequence[int]) -> dict[int, SpecConfig]:
@@ -145,7 +148,7 @@ def compiled_step(pair: Pair, state: SpecState, spec: SpecConfig, draft_len: int
 
 def timed_state(pair: Pair, spec: SpecConfig, sampling: SamplingParams | None, batch: int, context: int) -> SpecState:
     """Returns the state after the prefill of `batch` rows of `context` arbitrary tokens."""
-    rows = np.random.default_rng(0).integers(0, pair.target.config.vocab_size, (batch, context))
+    rows = np.random.default_rng(0).integers(0, pair.target.vocab_size, (batch, context))
     room = capacity_bucket(context + _ROOM) - context
     return prefill(pair, rows.tolist(), spec, sampling=sampling, max_new_tokens=room, stop_tokens=())
 

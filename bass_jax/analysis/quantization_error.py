@@ -14,7 +14,8 @@ from bass_jax.decoding.options import DecodeOptions
 from bass_jax.decoding.pair import Pair
 from bass_jax.drafters import ModelDrafter
 from bass_jax.engine.generate import Prompts, encode_prompts, generate
-from bass_jax.models import Model
+from bass_jax.models import TargetModel
+from bass_jax.models.protocol import output_ids_of
 from bass_jax.runtime.cpu_workarounds import argmax
 from bass_jax.sampling import SamplingParams
 from bass_jax.typing import Array, Float, Int
@@ -78,7 +79,7 @@ def measure_quantization_error(
     """
     if len(prompts) == 0:
         raise ValueError("prompts: expected at least one")
-    sizes = [pair.target.config.vocab_size for pair in (reference, other)]
+    sizes = [pair.target.vocab_size for pair in (reference, other)]
     if sizes[0] != sizes[1]:
         raise ValueError(f"other: its target has {sizes[1]} tokens, the reference's {sizes[0]}")
     rows = encode_prompts(reference, prompts)
@@ -118,8 +119,8 @@ def _compare_texts(reference: Pair, other: Pair, texts: Sequence[np.ndarray]) ->
 
 @jax.jit
 def _compare(
-    reference: Model,
-    other: Model,
+    reference: TargetModel,
+    other: TargetModel,
     drafters: list[ModelDrafter],
     tokens: Int[Array, "B T"],
     positions: Int[Array, "B T"],
@@ -131,10 +132,11 @@ def _compare(
     for distribution, drafter in zip(distributions, drafters):
         model, probs = drafter.model, jnp.exp(distribution)
         draft = jax.nn.softmax(_logits(model, tokens, positions)[..., : drafter.vocab_size], axis=-1)
-        columns = jnp.arange(draft.shape[-1]) if model.output_ids is None else model.output_ids
+        output_ids = output_ids_of(model)
+        columns = jnp.arange(draft.shape[-1]) if output_ids is None else output_ids
         overlaps.append(jnp.minimum(probs[..., columns], draft).sum(axis=-1))
     return [kl, argmax(true) == argmax(found), *overlaps]
 
 
-def _logits(model: Model, tokens: Int[Array, "B T"], positions: Int[Array, "B T"]) -> Float[Array, "B T O"]:
+def _logits(model: TargetModel, tokens: Int[Array, "B T"], positions: Int[Array, "B T"]) -> Float[Array, "B T O"]:
     return model.forward(tokens, positions, model.init_cache(*tokens.shape)).logits

@@ -18,6 +18,7 @@ from bass_jax.cost_model import Device, PassShape, RooflineModel, draft_pass_sha
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.state import SpecState
 from bass_jax.decoding.step import decode_step, speculate_step
+from bass_jax.models import require_model
 from bass_jax.models.mesh import mesh_of
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import SamplingParams
@@ -161,7 +162,8 @@ def run_bench(
 
 def _limits(pair: Pair, device: Device, batch: int, draft_len: int, context: int) -> tuple[float, float]:
     """Returns the bytes that a step has to read, and its shortest time in seconds."""
-    target, draft = pass_shape(pair.target.config), draft_pass_shape(pair.drafter) or PassShape()
+    target = pass_shape(require_model(pair.target, "a roofline").config)
+    draft = draft_pass_shape(pair.drafter) or PassShape()
     model = RooflineModel(target, draft, device.peak_flops, device.bandwidth, 0.0, overlap=1.0)
     seconds = model.target_seconds(batch, draft_len + 1, context) + model.draft_seconds(batch, draft_len, context, 0)
     num_bytes = target.read_bytes(batch * (draft_len + 1)) + batch * context * target.cache_bytes

@@ -60,12 +60,13 @@ def run(options: argparse.Namespace, out: Output) -> int:
     from bass_jax.analysis.roofline_benchmark import run_bench
     from bass_jax.config import SpecConfig
     from bass_jax.cost_model import measure_device
+    from bass_jax.models import require_model
     from bass_jax.runtime.xla_flags import use_compilation_cache
     from bass_jax.sampling import SamplingParams
 
     use_compilation_cache()
     pair = args.load_models(options)
-    config, tokenizer = pair.target.config, pair.tokenizer
+    config, tokenizer = require_model(pair.target, "a benchmark").config, pair.tokenizer
     spec, sampling = SpecConfig(max(options.draft_lens), options.rule), SamplingParams(options.temperature)
     with Console(stderr=True).status("measuring the device") as status:
         device = measure_device(config.dtype)

@@ -45,6 +45,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
     from bass_jax.analysis.quantization_error import measure_quantization_error
     from bass_jax.config import SpecConfig
+    from bass_jax.models import require_model
     from bass_jax.sampling import SamplingParams
 
     other, reference = args.load_models(options), args.load_models(options, **dict.fromkeys(_SETTINGS))
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         max_new_tokens=options.max_new_tokens,
         sampling=SamplingParams(options.temperature),
     )
-    both, dtype = (found.reference, found.other), reference.target.config.dtype
+    both, dtype = (found.reference, found.other), require_model(reference.target, "a comparison").config.dtype
     rows = [
         ("tokens per target pass", *(cell(one.tokens_per_pass, ".3f") for one in both)),
         ("acceptance rate", *(cell(one.acceptance_rate, ".3f") for one in both)),

@@ -88,6 +88,7 @@ def _cost_and_rates(options: argparse.Namespace, replay):
     from bass_jax.analysis.replay import replay_acceptance
     from bass_jax.cost_model import DEVICES, PassShape, draft_pass_shape, pass_shape, read_profile, roofline
     from bass_jax.decoding.load_pair import load_pair
+    from bass_jax.models import require_model
 
     if options.device is None:
         if options.profile is None:
@@ -98,5 +99,5 @@ def _cost_and_rates(options: argparse.Namespace, replay):
         raise ValueError(f"--device {options.device}: {expected_one_of(options.device, sorted(DEVICES))}")
     pair = load_pair(options.pair)
     draft = draft_pass_shape(pair.drafter) or PassShape()
-    cost = roofline(pass_shape(pair.target.config), draft, DEVICES[options.device])
+    cost = roofline(pass_shape(require_model(pair.target, "a cost model").config), draft, DEVICES[options.device])
     return cost, replay_acceptance(replay)

@@ -42,8 +42,7 @@ class ModelDrafter:
 
     Attributes:
         model: the draft model, any `bass_jax.models.TargetModel`. With `output_ids` it can propose only those tokens;
-            all other tokens have probability 0.
-            Its vocabulary may be padded to another size than the target's.
+            all other tokens have probability 0. Its vocabulary may be padded to another size than the target's.
         vocab_size: V of the target, the width of the proposed distributions.
         min_confidence: a row ends before the first draft whose most probable token has a lower probability. Traced.
             None disables the check.

@@ -220,24 +220,21 @@ def check_proposal_values(drafter: Drafter, proposal: Proposal, num_wanted: Arra
         message = f"{name}: tokens has the value {{token}}: expected 0 to {vocab_size - 1}"
         return ~is_draft | is_token, message, {"token": wrong}
 
-    def totals():
-        error = jnp.where(is_draft, jnp.abs(probs.sum(axis=-1) - 1), 0.0)
-        total = probs.sum(axis=-1).reshape(-1)[jnp.argmax(error)]
-        return (
-            error < 1e-3,
-            f"{name}: probs has the sum {{total}}: expected distributions that sum to 1",
-            {"total": total},
-        )
+    def totals(probs: Array):
+        sums = probs.sum(axis=-1)
+        error = jnp.where(is_draft, jnp.abs(sums - 1), 0.0)
+        message = f"{name}: probs has the sum {{total}}: expected distributions that sum to 1"
+        return error < 1e-3, message, {"total": sums.reshape(-1)[jnp.argmax(error)]}
 
-    def chosen():
+    def chosen(probs: Array):
         of_token = jnp.take_along_axis(probs, jnp.clip(tokens, 0, vocab_size - 1)[..., None], axis=-1)[..., 0]
         return ~is_draft | (of_token > 0), f"{name}: expected drafts with a probability above 0 in probs", {}
 
     debug_check(counts)
     debug_check(ids)
     if probs is not None:
-        debug_check(totals)
-        debug_check(chosen)
+        debug_check(lambda: totals(probs))
+        debug_check(lambda: chosen(probs))
 
 
 def reads_hidden_states(drafter: Drafter) -> TypeGuard[HiddenStateDrafter]:

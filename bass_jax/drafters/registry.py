@@ -1,6 +1,7 @@
 """The registry of drafters that need no checkpoint."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from bass_jax.drafters.ngram import NgramDrafter
@@ -34,7 +35,7 @@ def registered_drafters() -> dict[str, Callable[..., Drafter]]:
 def is_drafter_name(text: str) -> bool:
     """Returns whether `find_drafter` can find what `text` names: a registered drafter or ``"module:name"``."""
     name = text.partition("(")[0]
-    return name in _REGISTRY or ":" in name
+    return name in _REGISTRY or (":" in name and not Path(text).exists())
 
 
 def find_drafter(text: str, target: TargetModel, tokenizer: Any = None) -> Drafter:

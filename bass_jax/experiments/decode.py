@@ -21,6 +21,7 @@ from bass_jax.experiments.experiment_config import ExperimentConfig
 from bass_jax.experiments.plan import PlannedBatch, row_seed
 from bass_jax.experiments.run_directory import Record
 from bass_jax.experiments.tasks import Problem
+from bass_jax.models import require_model
 from bass_jax.policies import find_policy
 from bass_jax.runtime.files import finite
 
@@ -140,7 +141,7 @@ class BatchDecoder(NamedTuple):
             sum(loop.step_seconds),
             loop.prompt_lengths,
             self.device,
-            pass_shape(pair.target.config),
+            pass_shape(require_model(pair.target, "an experiment").config),
             None if batch.variant.method.step == "decode" else draft_pass_shape(pair.drafter),
         )
         return record | {

@@ -10,7 +10,7 @@ from bass_jax.decoding.pair import Pair
 from bass_jax.drafters import EagleDrafter, ModelDrafter, find_drafter
 from bass_jax.drafters.registry import is_drafter_name
 from bass_jax.experiments.experiment_config import MethodConfig, PairConfig
-from bass_jax.models import Model, preset, random_model
+from bass_jax.models import Model, TargetModel, preset, random_model, require_model
 
 
 class MethodPairs:
@@ -68,5 +68,6 @@ class MethodPairs:
         return pair.with_drafter(ModelDrafter(model, pair.target.vocab_size))
 
 
-def _with_attention(model: Model, attention: str) -> Model:
+def _with_attention(model: TargetModel, attention: str) -> Model:
+    model = require_model(model, "another attention")
     return dataclasses.replace(model, config=dataclasses.replace(model.config, attention_implementation=attention))

@@ -62,4 +62,4 @@ def _random_tokens(index: int, problem: Problem, pair: Pair) -> np.ndarray:
     if problem.num_random_tokens is None:
         raise ValueError("task: random weights have no tokenizer: expected task: {name: random_tokens}")
     random = np.random.default_rng(index)
-    return random.integers(0, pair.target.config.vocab_size, problem.num_random_tokens).astype(np.int32)
+    return random.integers(0, pair.target.vocab_size, problem.num_random_tokens).astype(np.int32)

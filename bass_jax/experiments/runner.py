@@ -16,6 +16,7 @@ from bass_jax.experiments.load_pairs import MethodPairs
 from bass_jax.experiments.plan import PlannedBatch, make_plan, share_of
 from bass_jax.experiments.problems import encode_problems, load_problems
 from bass_jax.experiments.run_directory import RunDirectory
+from bass_jax.models import require_model
 
 
 def run_experiment(
@@ -47,7 +48,7 @@ def run_experiment(
             return directory.path
         pairs = MethodPairs(config.pair)
         prompts, stop_strings = encode_problems(task, problems, pairs.base, config.task)
-        device = _reference_device(config, pairs.base.target.config.dtype)
+        device = _reference_device(config, require_model(pairs.base.target, "an experiment").config.dtype)
         session = {
             "command": list(sys.argv if command is None else command),
             **describe_environment(),

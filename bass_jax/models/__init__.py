@@ -5,7 +5,7 @@ Imports `bass_jax.runtime` and `kernels_pallas`. Start with `model_config.py`, t
 """
 
 from bass_jax.models.decoder import ForwardOutput
-from bass_jax.models.flax_model import Model, abstract_params, init_model, init_params, param_shapes
+from bass_jax.models.flax_model import Model, abstract_params, init_model, init_params, param_shapes, require_model
 from bass_jax.models.mesh import start_distributed, tensor_parallel_mesh
 from bass_jax.models.model_config import (
     AttentionConfig,
@@ -18,14 +18,13 @@ from bass_jax.models.model_config import (
     RopeScaling,
 )
 from bass_jax.models.presets import PRESETS, preset, random_model
-from bass_jax.models.protocol import Cache, TargetModel
+from bass_jax.models.protocol import TargetModel
 from bass_jax.models.quantize_model import quantize_model
 from bass_jax.models.sharding import place_model
 
 __all__ = [
     "PRESETS",
     "AttentionConfig",
-    "Cache",
     "DenseMLP",
     "ForwardOutput",
     "LayerConfig",
@@ -44,6 +43,7 @@ __all__ = [
     "preset",
     "quantize_model",
     "random_model",
+    "require_model",
     "start_distributed",
     "tensor_parallel_mesh",
 ]

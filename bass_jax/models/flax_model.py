@@ -143,6 +143,17 @@ def check_hidden_layers(hidden_layers: tuple[int, ...], num_layers: int) -> None
         raise ValueError(f"hidden_layers={hidden_layers!r}: expected a tuple of integers from 0 to {num_layers}")
 
 
+def require_model(model: Any, purpose: str) -> Model:
+    """Returns `model` if it is this package's own decoder, whose configuration `purpose` needs.
+
+    Raises:
+        ValueError: if it is another model.
+    """
+    if not isinstance(model, Model):
+        raise ValueError(f"target is {type(model).__name__}: expected a bass_jax.models.Model for {purpose}")
+    return model
+
+
 def _cache_heads(config: ModelConfig) -> list[tuple[int, int]]:
     return [(layer.attention.num_kv_heads, layer.attention.head_dim) for layer in config.layers]
 

@@ -82,12 +82,12 @@ def tunix_model(vocab_size: int, seed: int) -> TargetModel:
     return from_tunix(tunix_module(vocab_size, seed))
 
 
-def tunix_module(vocab_size: int, seed: int, **changes: Any) -> Any:
+def tunix_module(vocab_size: int, seed: int, scale: float = 4.0, **changes: Any) -> Any:
     """Returns a Tunix Qwen3 with one layer and large weights."""
     from tunix.models.qwen3.model import ModelConfig, Qwen3
 
     sizes: dict[str, Any] = {"num_layers": 1, "embed_dim": 32, "hidden_dim": 48, "num_heads": 4, "num_kv_heads": 2}
     sizes |= {"head_dim": 8, "rope_theta": 10_000, "norm_eps": 1e-6} | changes
     module = Qwen3(ModelConfig(vocab_size=vocab_size, **sizes), rngs=nnx.Rngs(seed))
-    nnx.update(module, jax.tree.map(lambda leaf: leaf if leaf.ndim == 1 else 4 * leaf, nnx.state(module)))
+    nnx.update(module, jax.tree.map(lambda leaf: leaf if leaf.ndim == 1 else scale * leaf, nnx.state(module)))
     return module

@@ -31,11 +31,11 @@ class _Call:
 
 
 def split_module(module: Any) -> tuple[Structure, Any]:
-    """Returns the structure of an NNX module, static, and its state, whose leaves are arrays."""
+    """Returns the structure of an NNX module, static, and its state as a nested dict of arrays."""
     from flax import nnx
 
     graphdef, state = nnx.split(module)
-    return Structure(type(module), graphdef), state
+    return Structure(type(module), graphdef), nnx.to_pure_dict(state)
 
 
 def from_flax_nnx(
