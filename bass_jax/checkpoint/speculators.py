@@ -99,8 +99,12 @@ class Speculator:
 
 
 def is_speculator(path: str | PathLike[str]) -> bool:
-    """Returns whether `path` is the directory of a draft head, by its ``config.json``."""
-    file = Path(path) / "config.json"
+    """Returns whether `path`, a directory or a Hub id, holds a draft head, by its ``config.json``.
+
+    Raises:
+        ValueError: if nothing exists at `path` and it cannot be downloaded.
+    """
+    file = resolve(path) / "config.json"
     return file.is_file() and _is_head(read_json(file))
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bass_jax.decoding.pair import Pair
-from bass_jax.drafters import Drafter, NgramDrafter, RetrievalDrafter, network_drafter
+from bass_jax.drafters import Drafter, NgramDrafter, RetrievalDrafter, SuffixDrafter, network_drafter
 from bass_jax.drafters.ensemble import ensemble_drafter
 from bass_jax.models import Model, preset, random_model
 from bass_jax.models.model_config import ModelConfig
@@ -20,7 +20,7 @@ from bass_jax.runtime.names import expected_one_of
 from bass_jax.sampling.keys import check_key
 from bass_jax.typing import Array, Key
 
-DRAFTERS = ("draft_model", "eagle", "ngram", "retrieval", "ensemble", "ensemble_eagle")
+DRAFTERS = ("draft_model", "eagle", "ngram", "suffix", "retrieval", "ensemble", "ensemble_eagle")
 """The names of drafters in `load_pair`."""
 
 
@@ -74,9 +74,10 @@ def load_pair(
             `bass_jax.checkpoint.load_model`. The pair ``"checkpoints/quickstart"`` comes with the package.
         drafter: a name, a path, ``"module:name"`` of a `Drafter`, or a `Drafter`. Names: ``"draft_model"`` (the pair's
             draft model), ``"eagle"`` (the pair's draft that reads the target's hidden states), ``"ngram"`` (prompt
-            lookup), ``"retrieval"`` (the pair's datastore), ``"ensemble"`` (prompt lookup, datastore and draft model)
-            and ``"ensemble_eagle"`` (the same with the EAGLE draft). Paths: a draft model, or a ``.safetensors``
-            datastore. Default: the pair's draft model; ``"ngram"`` if there is none.
+            lookup), ``"suffix"`` (suffix decoding), ``"retrieval"`` (the pair's datastore), ``"ensemble"`` (prompt
+            lookup, datastore and draft model) and ``"ensemble_eagle"`` (the same with the EAGLE draft). Paths: a draft
+            model, a draft head of the `speculators` format, or a ``.safetensors`` datastore. Default: the pair's draft
+            model; ``"ngram"`` if there is none.
         options: default ``ModelOptions()``.
         changes: fields of `ModelOptions`, such as ``dtype="float32"``, that replace those of `options`.
 
@@ -133,8 +134,8 @@ def _named(
     name: str, path: str | Path, target: Model, draft: Model | None, datastore: Path | None, tokenizer: Any
 ) -> Drafter:
     """Returns the drafter of a name in `DRAFTERS`."""
-    if name == "ngram":
-        return NgramDrafter()
+    if name in ("ngram", "suffix"):
+        return NgramDrafter() if name == "ngram" else SuffixDrafter()
     if draft is None and name in ("draft_model", "eagle", "ensemble_eagle"):
         kind = "draft" if name == "draft_model" else "EAGLE draft"
         raise ValueError(f"drafter={name!r}: {path} has no {kind}; expected 'ngram' or the path of a draft")
@@ -156,6 +157,11 @@ def _load_drafter(path: str, target: Model, tokenizer: Any, options: ModelOption
 
     if path.endswith(".safetensors"):
         return load_datastore(path, target, tokenizer)
+    if checkpoint.is_speculator(path):
+        if options.quantize_draft is not None:
+            raise ValueError(f"quantize_draft={options.quantize_draft!r}: expected None for the draft head {path}")
+        head = checkpoint.load_speculator(path, target, vocab_size=tokenizer.vocab_size, mesh=options.mesh)
+        return network_drafter(head, target.config.vocab_size)
     draft = checkpoint.load_draft(path, target, tokenizer, **options.of_draft)
     return network_drafter(draft, target.config.vocab_size)
 
