@@ -88,7 +88,7 @@ class Speculator:
             if num_layers is not None and (len(set(layers)) < 3 or min(layers) < 0):
                 raise ValueError(
                     f"eagle_aux_hidden_state_layer_ids=null: its default [2, L/2, L-3] = {list(layers)} needs three "
-                    f"layers, the target has {num_layers}"
+                    f"different layers, the target has {num_layers}"
                 )
         if num_layers is not None and max(layers) > num_layers:
             raise ValueError(

@@ -166,7 +166,7 @@ def test_p_eagle_drafts_from_the_distributions_of_the_reference(reference, name)
     expected = jax.nn.softmax(logits, axis=-1)
     np.testing.assert_allclose(found[anchors, depths], expected, atol=TOLERANCE, rtol=TOLERANCE)
     log_ratio = jnp.log(found[anchors, depths]) - jax.nn.log_softmax(logits, axis=-1)
-    np.testing.assert_allclose(log_ratio, 0, atol=2 * TOLERANCE)
+    np.testing.assert_allclose(log_ratio, 0, atol=3 * TOLERANCE)
 
 
 def write_head(path, layer_config=LLAMA, *, tensors=None, without=(), **config):
@@ -260,7 +260,7 @@ LAYERS = "eagle_aux_hidden_state_layer_ids"
         ({"transformer_layer_config": LLAMA | {"head_dim": 7}}, "head_dim=7"),
         ({"transformer_layer_config": LLAMA | {"layer_types": ["other"]}}, "layer_types: 'other'"),
         ({"norm_before_fc": True}, "missing tensor 'input_norm.weight'"),
-        ({"attention_bias": True, "draft_vocab_size": 20}, "missing tensor 'd2t'"),
+        ({"draft_vocab_size": 20}, "missing tensor 'd2t'"),
     ],
 )
 def test_a_head_that_does_not_fit_is_refused(tmp_path, changes, message):
@@ -307,7 +307,7 @@ def test_a_missing_key_means_the_default_of_transformers(tmp_path):
     assert (found.config.family, found.config.vocab_size, found.config.output_vocab_size) == ("qwen3", 151936, 32000)
     assert (found.config.width, attention.num_heads, attention.head_dim) == (4096, 32, 128)
     assert found.hidden_layers is None and found.head(28).hidden_layers == (2, 14, 25)
-    with pytest.raises(ValueError, match="needs three layers, the target has 5"):
+    with pytest.raises(ValueError, match="needs three different layers, the target has 5"):
         found.head(5)
 
 
