@@ -54,9 +54,11 @@ $(GPU_COMPILE)/.installed: $(VENV)/.installed
 
 peers: $(PEERS)/.installed
 
-$(PEERS)/.installed: benchmarks/peers/requirements.txt
+# The requirements of speculators pin other versions of torch and transformers than the comparisons were written against.
+$(PEERS)/.installed: benchmarks/peers/requirements.txt benchmarks/peers/no-deps.txt
 	$(PEERS_PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
+	$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement benchmarks/peers/no-deps.txt
 	@touch $@
 
 # Other implementations that only benchmarks use, each in a separate environment.

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 import bass_jax as bass
 from bass_jax.drafters import (
@@ -17,7 +18,9 @@ from bass_jax.drafters import (
     NgramDrafter,
     Proposal,
     RetrievalDrafter,
+    network_drafter,
 )
+from bass_jax.drafters.eagle.eagle3 import Eagle3Config, Eagle3Model, eagle3_param_shapes
 from bass_jax.drafters.retrieval import suffix_hashes
 from bass_jax.models import abstract_params
 from bass_jax.sampling import sample_tokens
@@ -140,6 +143,23 @@ def eagle_drafter(target: bass.models.Model, vocab_size: int = VOCAB, scale: flo
     """Returns a random draft that reads the hidden states of `target`."""
     draft = model(7, scale, vocab_size, hidden_width=target.config.width)
     return EagleDrafter(draft, vocab_size)
+
+
+def eagle3_drafter(target: bass.models.Model, vocab_size: int = VOCAB, scale: float = 16.0, mask: int | None = None):
+    """Returns a random head on two hidden states of `target`; with a mask token it drafts all tokens in one pass."""
+    decoder = dataclasses.replace(config(vocab_size), hidden_width=config().width)
+    layers = (0, target.config.num_layers)
+    head = Eagle3Config(layers, target.config.width, norm_before_residual=True, mask_token_id=mask)
+    random = np.random.default_rng(10)
+
+    def fill(leaf):
+        is_norm = leaf.ndim == 1 and leaf.shape[0] == decoder.width
+        return jnp.asarray(
+            np.ones(leaf.shape) if is_norm else 0.02 * scale * random.normal(size=leaf.shape), leaf.dtype
+        )
+
+    params = unflatten_dict(jax.tree.map(fill, eagle3_param_shapes(decoder, head)), sep="/")
+    return network_drafter(Eagle3Model(params, decoder, head), vocab_size)
 
 
 def retrieval_drafter(vocab_size: int = VOCAB, min_confidence: float = 0.0) -> RetrievalDrafter:

@@ -11,6 +11,7 @@ from bass_jax.checkpoint.inspect import Inspection, inspect_checkpoint, inspect_
 from bass_jax.checkpoint.load import load_model, load_tokenizer
 from bass_jax.checkpoint.pair_directory import checkpoints_of, datastore_of, is_pair, load_draft, load_target_and_draft
 from bass_jax.checkpoint.save import save_hugging_face, save_model
+from bass_jax.checkpoint.speculators import is_speculator, load_speculator
 from bass_jax.checkpoint.tokenizer import Tokenizer
 
 __all__ = [
@@ -23,8 +24,10 @@ __all__ = [
     "inspect_checkpoint",
     "inspect_preset",
     "is_pair",
+    "is_speculator",
     "load_draft",
     "load_model",
+    "load_speculator",
     "load_target_and_draft",
     "load_tokenizer",
     "read_datastore",

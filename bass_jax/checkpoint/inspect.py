@@ -11,6 +11,13 @@ from bass_jax.checkpoint.config_json import read_config_json
 from bass_jax.checkpoint.load import has_tokenizer, load_tokenizer, open_source, read_model_config, resolve
 from bass_jax.checkpoint.manifest import Manifest, has_manifest, read_manifest
 from bass_jax.checkpoint.pair_directory import config_mismatch
+from bass_jax.checkpoint.speculators import (
+    Speculator,
+    is_speculator,
+    mismatch,
+    read_speculator_config,
+    speculator_shapes,
+)
 from bass_jax.checkpoint.tokenizer import fingerprint_mismatch
 from bass_jax.models import param_shapes, preset
 from bass_jax.models.model_config import ModelConfig
@@ -29,6 +36,7 @@ class Inspection:
         tokenizer_vocab_size: None if the checkpoint has no tokenizer.
         source: where the weights came from, if known.
         license: license of the weights, if known.
+        head: what a draft head reads besides tokens; None for a model.
     """
 
     path: Path
@@ -39,6 +47,7 @@ class Inspection:
     tokenizer_vocab_size: int | None
     source: str | None = None
     license: str | None = None
+    head: Speculator | None = None
 
     @property
     def num_parameters(self) -> int:
@@ -48,6 +57,8 @@ class Inspection:
     @property
     def num_bytes(self) -> int:
         """Bytes of all parameters in memory, in the stored dtypes."""
+        if self.head is not None:
+            return self.num_parameters * jnp.dtype(self.config.dtype).itemsize
         leaves = param_shapes(self.config)
         return sum(math.prod(shape) * leaves[name].dtype.itemsize for name, shape in self.shapes.items())
 
@@ -69,10 +80,15 @@ def inspect_checkpoint(path: str | PathLike[str]) -> Inspection:
         ValueError: as in `load_model`, for errors that can be found without reading arrays.
     """
     path = resolve(path)
-    is_ours = has_manifest(path)
+    is_ours, head = has_manifest(path), None
     manifest = read_manifest(path) if is_ours else Manifest()
-    config = read_config_json(path) if is_ours else read_model_config(open_source(path))
-    shapes = {name: leaf.shape for name, leaf in param_shapes(config).items()}
+    if is_speculator(path):
+        head = read_speculator_config(path)
+        config = dataclasses.replace(head.config, dtype=open_source(path).dtype)
+        shapes = speculator_shapes(path, head)
+    else:
+        config = read_config_json(path) if is_ours else read_model_config(open_source(path))
+        shapes = {name: leaf.shape for name, leaf in param_shapes(config).items()}
     if manifest.shares_embedding:
         del shapes["embedding"]
     tokenizer = load_tokenizer(path) if has_tokenizer(path) else None
@@ -86,6 +102,7 @@ def inspect_checkpoint(path: str | PathLike[str]) -> Inspection:
         tokenizer_vocab_size=None if tokenizer is None else tokenizer.vocab_size,
         source=manifest.source,
         license=manifest.license,
+        head=head,
     )
 
 
@@ -104,6 +121,8 @@ def why_not_a_pair(target: Inspection, draft: Inspection) -> str | None:
     """Returns why `draft` cannot propose for `target`, or None if it can."""
     if reason := fingerprint_mismatch("draft", draft.tokenizer_fingerprint, target.tokenizer_fingerprint):
         return reason
+    if draft.head is not None:
+        return mismatch(draft.head, target.config, target.tokenizer_vocab_size)
     if reason := config_mismatch(target.config, draft.config, target.tokenizer_vocab_size):
         return reason
     width = target.config.embedding_width or target.config.width

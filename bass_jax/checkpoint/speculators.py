@@ -88,7 +88,7 @@ class Speculator:
             if num_layers is not None and (len(set(layers)) < 3 or min(layers) < 0):
                 raise ValueError(
                     f"eagle_aux_hidden_state_layer_ids=null: its default [2, L/2, L-3] = {list(layers)} needs three "
-                    f"layers, the target has {num_layers}"
+                    f"different layers, the target has {num_layers}"
                 )
         if num_layers is not None and max(layers) > num_layers:
             raise ValueError(
@@ -99,8 +99,12 @@ class Speculator:
 
 
 def is_speculator(path: str | PathLike[str]) -> bool:
-    """Returns whether `path` is the directory of a draft head, by its ``config.json``."""
-    file = Path(path) / "config.json"
+    """Returns whether `path`, a directory or a Hub id, holds a draft head, by its ``config.json``.
+
+    Raises:
+        ValueError: if nothing exists at `path` and it cannot be downloaded.
+    """
+    file = resolve(path) / "config.json"
     return file.is_file() and _is_head(read_json(file))
 
 

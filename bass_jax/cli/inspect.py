@@ -64,6 +64,15 @@ def run(options: argparse.Namespace, out: Output) -> int:
     return 0 if reason is None else 1
 
 
+def _inputs(one: "Inspection") -> str:
+    """Describes what the model reads."""
+    if one.head is None:
+        width = one.config.hidden_width
+        return "tokens" if width is None else f"tokens and the final hidden state of {width} values"
+    layers = "2, L/2, L-3" if one.head.hidden_layers is None else ", ".join(map(str, one.head.hidden_layers))
+    return f"tokens and the hidden states {layers} of {one.head.target_width} values ({one.head.kind})"
+
+
 def _preset_row(one: "Inspection") -> tuple[str | Cell, ...]:
     config = one.config
     size = (cell(one.num_parameters, ","), cell(one.num_bytes / 1e9, ".2f"), cell(one.num_cache_bytes_per_token, ","))
@@ -85,6 +94,7 @@ def _describe(one: "Inspection") -> dict[str, str | Cell]:
     proposed = "" if config.output_vocab_size is None else f", proposes {config.output_vocab_size:,}"
     return {
         "family": config.family,
+        "reads": _inputs(one),
         "layers x width": f"{config.num_layers} x {config.width}",
         "heads": f"{attention.num_heads} query, {attention.num_kv_heads} key-value, of {attention.head_dim}",
         "mlp": _describe_mlp(mlp),

@@ -5,8 +5,9 @@ drafter, copy `template.py`.
 """
 
 from bass_jax.drafters.draft_model import ModelDrafter
-from bass_jax.drafters.eagle import EagleDrafter, network_drafter
+from bass_jax.drafters.eagle import Eagle3Drafter, EagleDrafter, PEagleDrafter
 from bass_jax.drafters.ensemble import EnsembleDrafter
+from bass_jax.drafters.network_drafter import network_drafter
 from bass_jax.drafters.ngram import NgramDrafter
 from bass_jax.drafters.protocols import (
     ChunkedDrafter,
@@ -20,19 +21,23 @@ from bass_jax.drafters.protocols import (
 )
 from bass_jax.drafters.registry import find_drafter, register_drafter, registered_drafters
 from bass_jax.drafters.retrieval import RetrievalDrafter
+from bass_jax.drafters.suffix import SuffixDrafter
 
 __all__ = [
     "ChunkedDrafter",
     "DraftContext",
     "Drafter",
+    "Eagle3Drafter",
     "EagleDrafter",
     "EnsembleDrafter",
     "HiddenStateDrafter",
     "ModelDrafter",
     "MultiDraftDrafter",
     "NgramDrafter",
+    "PEagleDrafter",
     "Proposal",
     "RetrievalDrafter",
+    "SuffixDrafter",
     "find_drafter",
     "hidden_layers_of",
     "network_drafter",

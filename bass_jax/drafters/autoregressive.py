@@ -213,7 +213,7 @@ def _stop_below(
     return jnp.where(confidence < threshold, jnp.minimum(num_drafted, step), num_drafted)
 
 
-def _own_logits(drafter: NetworkDrafter, hidden_states: Array) -> Float[Array, "B 1 O"]:
+def _own_logits(drafter: NetworkDrafter, hidden_states: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
     """Returns logits over the tokens that the model can propose."""
     logits = apply_head(drafter.model, hidden_states)
     # The model's vocabulary may be padded beyond the target's.

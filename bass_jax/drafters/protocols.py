@@ -244,4 +244,4 @@ def reads_hidden_states(drafter: Drafter) -> TypeGuard[HiddenStateDrafter]:
 
 def hidden_layers_of(drafter: Drafter) -> tuple[int, ...]:
     """Returns which hidden states of the target `drafter` reads; () also for one that reads none."""
-    return drafter.hidden_layers if reads_hidden_states(drafter) else ()
+    return getattr(drafter, "hidden_layers", ()) if reads_hidden_states(drafter) else ()

@@ -49,6 +49,12 @@ EAGLE3 = {
     "scaled rope": (LLAMA | {"rope_parameters": LLAMA3_ROPE}, {"norm_before_fc": True, "norm_before_residual": True}),
     "more heads": (QWEN3 | {"num_key_value_heads": 4}, {"fc_norm": True, "norm_before_residual": True}),
 }
+PEAGLE = {
+    "plain": (LLAMA, {"mask_token_id": 3, "draft_vocab_size": 29}),
+    "normalized": (QWEN3 | {"num_hidden_layers": 2}, {"mask_token_id": 49, "fc_norm": True, "norm_output": True}),
+    "residual": (LLAMA, {"mask_token_id": 0, "norm_before_fc": True, "norm_before_residual": True}),
+    "windows": (LLAMA | WINDOWS | {"sliding_window": 6}, {"mask_token_id": 7}),
+}
 QUICK = ("reduced vocabulary", "four hidden states", "three layers", "windows")
 
 
@@ -62,7 +68,8 @@ def case(name, kind, layer_config, config):
         "config": config | {"eagle_aux_hidden_state_layer_ids": ids},
         "num_hidden": 3 if ids is None else len(ids),
         "num_tokens": NUM_TOKENS,
-        "num_steps": 1 if "layer_types" in layer_config else 4,
+        # In later steps the reference of EAGLE-3 counts windows from the first draft.
+        "num_steps": 1 if kind == "eagle3" and "layer_types" in layer_config else 4,
         "seed": sum(map(ord, name)),
     }
 
@@ -71,6 +78,7 @@ def case(name, kind, layer_config, config):
 def reference(tmp_path_factory):
     """Returns the directory in which `speculators` wrote random heads and their logits."""
     todo = [case(name, "eagle3", *one) for name, one in EAGLE3.items()]
+    todo += [case(name, "peagle", *one) for name, one in PEAGLE.items()]
     return run_reference(tmp_path_factory.mktemp("speculators"), todo, "speculators_reference.py")
 
 
@@ -123,3 +131,205 @@ def test_eagle3_computes_the_logits_of_the_reference(reference, name):
             model.output_ids, np.flatnonzero(load_file(directory / "model.safetensors")["t2d"])
         )
     check_logits(model, load_arrays(reference / f"eagle3 {name}.npz"), about["num_steps"])
+
+
+@functools.partial(jax.jit, static_argnames="num_drafts")
+def propose(drafter, tokens, hidden, num_drafts):
+    """Returns the distributions ``[T, G, V]`` of the drafts after the first r + 2 tokens, for row r."""
+    num, capacity = len(tokens) - 1, 32
+    lengths = jnp.arange(2, num + 2)
+    rows = jnp.broadcast_to(jnp.pad(tokens, (0, capacity - len(tokens))), (num, capacity))
+    hidden = jnp.pad(hidden, ((0, capacity - len(tokens)), (0, 0)))
+    state = drafter.init(rows, lengths, jnp.broadcast_to(hidden, (num, *hidden.shape)))
+    context = DraftContext(
+        tokens=rows,
+        lengths=lengths,
+        num_wanted=jnp.full(num, num_drafts),
+        sampling_arrays=bass.SamplingParams(temperature=1.0).sampling_arrays(num, VOCAB),
+        keys=jnp.broadcast_to(jax.random.key(0), (num, num_drafts)),
+        processors=LogitsProcessors(None, lengths, jnp.full((num, 1), -1)),
+    )
+    return drafter.propose(state, context, num_drafts, is_sampled=True)[0].probs
+
+
+@pytest.mark.parametrize("name", mostly_slow(PEAGLE, lambda name: name == "plain"))
+def test_p_eagle_drafts_from_the_distributions_of_the_reference(reference, name):
+    """The logits within 1e-5, and the distributions that the drafter samples from."""
+    about, arrays = case(name, "peagle", *PEAGLE[name]), load_arrays(reference / f"peagle {name}.npz")
+    model = load_speculator(reference / about["name"], target())
+    tokens, hidden = jnp.asarray(arrays["tokens"], jnp.int32), jnp.asarray(arrays["hidden"])
+    is_slot = arrays["anchors"] >= 0  # The reference also samples masks after no token.
+    anchors, depths, logits = arrays["anchors"][is_slot], arrays["depths"][is_slot], arrays["logits"][0][is_slot]
+    assert set(depths) == set(range(about["num_steps"]))
+    found = propose(PEagleDrafter(model, VOCAB), tokens, hidden, about["num_steps"])
+    found = found if model.output_ids is None else found[..., model.output_ids]
+    expected = jax.nn.softmax(logits, axis=-1)
+    np.testing.assert_allclose(found[anchors, depths], expected, atol=TOLERANCE, rtol=TOLERANCE)
+    log_ratio = jnp.log(found[anchors, depths]) - jax.nn.log_softmax(logits, axis=-1)
+    np.testing.assert_allclose(log_ratio, 0, atol=3 * TOLERANCE)
+
+
+def write_head(path, layer_config=LLAMA, *, tensors=None, without=(), **config):
+    """Writes a random head of the `speculators` format that reads three hidden states."""
+    path.mkdir()
+    config = {
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": VOCAB,
+        "transformer_layer_config": layer_config,
+    } | config
+    (path / "config.json").write_text(json.dumps({key: value for key, value in config.items() if key not in without}))
+    stored = {}
+    if tensors is None:
+        tensors = random_tensors(read_speculator_config(path))
+    stored = {name: tensor for name, tensor in tensors.items() if name not in without}
+    save_file(stored, path / "model.safetensors")
+    return path
+
+
+def random_tensors(found):
+    """Returns stored tensors by name; a reduced vocabulary holds the first tokens."""
+    random, stored = np.random.default_rng(0), {}
+    rules = tensor_rules(found.config, found.head())
+    for name, leaf in eagle3_param_shapes(found.config, found.head()).items():
+        parts = rules[name].split(random.normal(size=leaf.shape).astype(np.float32))
+        stored |= {source: np.ascontiguousarray(part) for source, part in zip(rules[name].sources, parts, strict=True)}
+    if (size := found.config.output_vocab_size) is not None:
+        stored |= {"d2t": np.zeros(size, np.int64), "t2d": np.arange(found.config.vocab_size) < size}
+    return stored
+
+
+def test_the_older_layout_is_the_same_head(tmp_path):
+    """Its layer ids are those of layer outputs, one less than ours."""
+    new = write_head(tmp_path / "new", eagle_aux_hidden_state_layer_ids=[2, 4, 5], draft_vocab_size=20)
+    tensors = {
+        name.replace("layers.0.", "midlayer."): tensor for name, tensor in load_file(new / "model.safetensors").items()
+    }
+    old = tmp_path / "old"
+    old.mkdir()
+    config = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 20} | LLAMA
+    save_file(tensors, old / "model.safetensors")
+    for own, expected in (({"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}, (2, 4, 5)), ({}, (2, 3, 4))):
+        (old / "config.json").write_text(json.dumps(config | {"eagle_config": own}))
+        assert is_speculator(old)
+        found, same = load_speculator(old, target()), load_speculator(new, target())
+        assert found.head.hidden_layers == expected
+        assert jax.tree.all(
+            jax.tree.map(np.array_equal, (found.params, found.output_ids), (same.params, same.output_ids))
+        )
+
+
+def test_a_head_without_an_embedding_uses_the_targets(tmp_path):
+    path = write_head(tmp_path / "head", without=("embed_tokens.weight",))
+    assert load_speculator(path, target()).params["embedding"] is target().params["embedding"]
+    with pytest.raises(
+        ValueError, match=r"embed_tokens.weight is missing: expected .* to be \[50, 32\], it is \[60, 32\]"
+    ):
+        load_speculator(path, target(60), vocab_size=40)
+
+
+def test_a_head_may_be_narrower_than_the_target(tmp_path):
+    path = write_head(tmp_path / "head", LLAMA | {"hidden_size": 16}, target_hidden_size=WIDTH)
+    model = load_speculator(path, target())
+    assert model.params["fc"].shape == (16, 3 * WIDTH)
+    assert model.project(jnp.ones((1, 2, 3 * WIDTH))).shape == (1, 2, 16)
+
+
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"target_hidden_size": 24}, "target_hidden_size=24: the target's hidden size is 32"),
+        (
+            {"transformer_layer_config": LLAMA | {"vocab_size": 40}, "draft_vocab_size": 40},
+            "vocab_size=40: .* 50 tokens",
+        ),
+        ({LAYERS: [1, 9, 2]}, r"eagle_aux_hidden_state_layer_ids=\[1, 9, 2\]: the target has 7 layers"),
+        ({LAYERS: [1, 1, 2]}, "eagle_aux_hidden_state_layer_ids=.*: expected distinct"),
+        ({LAYERS: "all"}, "eagle_aux_hidden_state_layer_ids='all'"),
+        ({"norm_before_fc": True, "fc_norm": True}, "fc_norm=true: expected false with norm_before_fc"),
+        ({"norm_output": 1}, "norm_output=1: expected true or false"),
+        ({"draft_vocab_size": "many"}, "draft_vocab_size='many': expected an integer"),
+        ({"speculators_model_type": "xpress"}, "speculators_model_type='xpress': expected one of"),
+        ({"speculators_model_type": "peagle"}, "missing key 'mask_token_id'"),
+        ({"speculators_model_type": "peagle", "mask_token_id": 50}, "mask_token_id=50: expected a token of the 50"),
+        ({"transformer_layer_config": 3}, "transformer_layer_config=3: expected a dictionary"),
+        ({"transformer_layer_config": LLAMA | {"model_type": "gemma3"}}, "model_type='gemma3': expected one of"),
+        ({"transformer_layer_config": LLAMA | {"hidden_act": "tan"}}, "hidden_act='tan'"),
+        ({"transformer_layer_config": LLAMA | {"head_dim": 7}}, "head_dim=7"),
+        ({"transformer_layer_config": LLAMA | {"layer_types": ["other"]}}, "layer_types: 'other'"),
+        ({"norm_before_fc": True}, "missing tensor 'input_norm.weight'"),
+        ({"draft_vocab_size": 20}, "missing tensor 'd2t'"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(tmp_path, changes, message):
+    tensors = random_tensors(read_speculator_config(write_head(tmp_path / "good")))
+    path = write_head(tmp_path / "head", tensors=tensors, **changes)
+    with pytest.raises(ValueError, match=message):
+        load_speculator(path, target())
+
+
+@pytest.mark.parametrize(
+    "name, tensor, message",
+    [
+        ("fc.weight", np.zeros((32, 64), np.float32), "misshapen tensor 'fc.weight'"),
+        ("extra.weight", np.zeros(3, np.float32), "unexpected tensor 'extra.weight'"),
+        ("midlayer.hidden_norm.weight", np.zeros(32, np.float32), "are one"),
+        ("d2t", np.zeros(19, np.int64), "tensor 'd2t' has the shape"),
+        ("d2t", np.zeros(20, np.float32), "tensor 'd2t' has the dtype F32"),
+        ("d2t", np.arange(20, dtype=np.int64) * -1, "tensor 'd2t': expected offsets of distinct tokens"),
+        ("d2t", np.full(20, 31, np.int64), "tensor 'd2t': expected offsets of distinct tokens below 50"),
+        ("t2d", np.arange(50) < 21, "tensor 't2d': expected true at the tokens of 'd2t'"),
+    ],
+)
+def test_a_damaged_head_is_refused(tmp_path, name, tensor, message):
+    good = write_head(tmp_path / "good", draft_vocab_size=20)
+    tensors = load_file(good / "model.safetensors") | {name: tensor}
+    path = write_head(tmp_path / "head", tensors=tensors, draft_vocab_size=20)
+    with pytest.raises(ValueError, match=message):
+        load_speculator(path, target())
+
+
+def test_lossy_settings_are_reported(tmp_path):
+    method = {"proposal_type": "greedy", "verifier_accept_k": 5, "accept_tolerance": 0.0}
+    with pytest.warns(UserWarning, match="verifier_accept_k=5 is ignored"):
+        write_head(tmp_path / "head", speculators_config={"proposal_methods": [method]})
+
+
+def test_a_missing_key_means_the_default_of_transformers(tmp_path):
+    path = tmp_path / "head"
+    path.mkdir()
+    config = {"speculators_model_type": "eagle3", "transformer_layer_config": {"num_hidden_layers": 1}}
+    (path / "config.json").write_text(json.dumps(config))
+    found = read_speculator_config(path)
+    attention = found.config.layers[0].attention
+    assert (found.config.family, found.config.vocab_size, found.config.output_vocab_size) == ("qwen3", 151936, 32000)
+    assert (found.config.width, attention.num_heads, attention.head_dim) == (4096, 32, 128)
+    assert found.hidden_layers is None and found.head(28).hidden_layers == (2, 14, 25)
+    with pytest.raises(ValueError, match="needs three different layers, the target has 5"):
+        found.head(5)
+
+
+def test_a_head_is_loaded_by_its_path_and_described(tmp_path, tokenizer, capsys):
+    pair_target = random_model(small_config(num_layers=7))
+    save_model(tmp_path / "target", pair_target, tokenizer=tokenizer)
+    layer_config = LLAMA | {"vocab_size": pair_target.config.vocab_size, "hidden_size": 16}
+    head = write_head(tmp_path / "head", layer_config, draft_vocab_size=40)
+    pair = bass.load_pair(tmp_path / "target", drafter=head)
+    assert isinstance(pair.drafter, Eagle3Drafter)
+    assert pair.drafter.hidden_layers == (2, 3, 4)
+    expected = bass.generate(pair, [[3, 5, 8]], step="decode", max_new_tokens=6).tokens[0]
+    np.testing.assert_array_equal(
+        bass.generate(pair, [[3, 5, 8]], bass.SpecConfig(2), max_new_tokens=6).tokens[0], expected
+    )
+    with pytest.raises(ValueError, match="quantize_draft='int8': expected None for the draft head"):
+        bass.load_pair(tmp_path / "target", drafter=head, quantize_draft="int8")
+    found = inspect_checkpoint(head)
+    assert found.num_parameters == sum(leaf.size for leaf in jax.tree.leaves(pair.drafter.model.params))
+    assert why_not_a_pair(inspect_checkpoint(tmp_path / "target"), found) is None
+    assert main(["inspect", str(tmp_path / "target"), "--draft", str(head)]) == 0
+    assert "tokens and the hidden states 2, L/2, L-3 of 16 values (eagle3)" in capsys.readouterr().out
+    other = write_head(tmp_path / "other", layer_config, draft_vocab_size=40, target_hidden_size=24)
+    reason = "target_hidden_size=24: the target's hidden size is 16"
+    assert why_not_a_pair(inspect_checkpoint(tmp_path / "target"), inspect_checkpoint(other)) == reason

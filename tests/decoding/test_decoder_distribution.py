@@ -11,7 +11,7 @@ import pytest
 
 import bass_jax as bass
 from bass_jax.acceptance import registered_rules
-from bass_jax.drafters import NgramDrafter
+from bass_jax.drafters import NgramDrafter, SuffixDrafter
 from bass_jax.sampling.keys import Role
 from bass_jax.testing.lossless import SETTINGS, tiny_target, verify_lossless
 from tests import faults, tiny
@@ -42,10 +42,13 @@ RULES = sorted(
 DRAFT = tiny.perturbed(tiny_target(), 0.15)
 DRAFTERS = {
     "eagle": tiny.eagle_drafter(tiny_target(), VOCAB, scale=4.0),
+    "eagle3": tiny.eagle3_drafter(tiny_target(), VOCAB, scale=4.0),
+    "p-eagle": tiny.eagle3_drafter(tiny_target(), VOCAB, scale=4.0, mask=2),
     "ensemble": tiny.ensemble_drafter(tiny.model_drafter(DRAFT, VOCAB), VOCAB),
     "ensemble with eagle": tiny.ensemble_drafter(tiny.eagle_drafter(tiny_target(), VOCAB, scale=4.0), VOCAB),
     "model": tiny.model_drafter(DRAFT, VOCAB),
     "ngram": NgramDrafter(),
+    "suffix": SuffixDrafter(),
     "retrieval": tiny.retrieval_drafter(VOCAB),
     "table": tiny.table_drafter(VOCAB),
 }
@@ -83,8 +86,12 @@ def test_every_rule_keeps_the_targets_distribution_with_more_samples(rule, num_c
     [
         ("token", 1, "ensemble", 3),
         ("token", 1, "eagle", 3),
+        ("token", 1, "eagle3", 3),
+        ("token", 1, "p-eagle", 3),
+        ("block", 1, "p-eagle", 2),
         ("token", 1, "ensemble with eagle", 3),
         ("token", 1, "retrieval", 3),
+        ("token", 1, "suffix", 3),
         ("block", 1, "ensemble", 2),
         ("token", 1, "model", 0),
         ("token", 1, "model", 1),

@@ -8,7 +8,7 @@ import pytest
 import bass_jax as bass
 from bass_jax.acceptance import registered_rules
 from bass_jax.config import DRAFT_LEN_BUCKETS
-from bass_jax.drafters import NgramDrafter
+from bass_jax.drafters import NgramDrafter, SuffixDrafter
 from bass_jax.drafters.template import RepeatDrafter
 from tests import tiny
 from tests.marks import mostly_slow
@@ -20,7 +20,10 @@ OTHER_DRAFTERS = (
     "reduced vocabulary",
     "shared embedding",
     "eagle",
+    "eagle3",
+    "p-eagle",
     "ngram",
+    "suffix",
     "retrieval",
     "ensemble",
     "ensemble with eagle",
@@ -47,7 +50,10 @@ def drafters(target):
         "reduced vocabulary": tiny.model_drafter(tiny.reduced_vocabulary((1, 3, 4, 5, 9))),
         "shared embedding": tiny.model_drafter(tiny.shared_embedding(target)),
         "eagle": tiny.eagle_drafter(target),
+        "eagle3": tiny.eagle3_drafter(target),
+        "p-eagle": tiny.eagle3_drafter(target, mask=4),
         "ngram": NgramDrafter(),
+        "suffix": SuffixDrafter(),
         "retrieval": tiny.retrieval_drafter(),
         "ensemble": tiny.ensemble_drafter(tiny.model_drafter(tiny.perturbed(target, 0.1))),
         "ensemble with eagle": tiny.ensemble_drafter(tiny.eagle_drafter(target)),
@@ -91,7 +97,10 @@ QUICK = {
     ("reduced vocabulary", 3),
     ("shared embedding", 1),
     ("eagle", 3),
+    ("eagle3", 3),
+    ("p-eagle", 3),
     ("ngram", 2),
+    ("suffix", 4),
     ("retrieval", 12),
     ("ensemble", 4),
     ("ensemble with eagle", 3),

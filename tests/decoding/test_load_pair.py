@@ -39,6 +39,7 @@ def directory(tmp_path_factory):
         ("draft_model", "ModelDrafter"),
         ("eagle", "EagleDrafter"),
         ("ngram", "NgramDrafter"),
+        ("suffix", "SuffixDrafter"),
         ("retrieval", "RetrievalDrafter"),
         ("ensemble", "EnsembleDrafter"),
         ("ensemble_eagle", "EnsembleDrafter"),

@@ -24,6 +24,19 @@ SPEC = bass.SpecConfig(4)
 CHANGES = {"num_heads": 8, "num_kv_heads": 4, "head_dim": 4, "vocab_size": VOCAB}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", [None, 4], ids=["eagle3", "p-eagle"])
+def test_a_draft_head_runs_on_a_mesh(expected, mask):
+    """The head is on every device, and the target is sharded."""
+    target, _ = models()
+    mesh = bass.models.tensor_parallel_mesh(2)
+    drafter = tiny.eagle3_drafter(target, VOCAB, mask=mask)
+    drafter = jax.device_put(drafter, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    run = bass.generate(bass.Pair(place_model(target, mesh), drafter), tiny.PROMPTS, SPEC, max_new_tokens=NUM_TOKENS)
+    for found, tokens in zip(run.tokens, expected, strict=True):
+        np.testing.assert_array_equal(found, tokens)
+
+
 def models(**changes) -> tuple[bass.models.Model, bass.models.Model]:
     target = tiny.model(0, **CHANGES, **changes)
     return target, tiny.perturbed(target, 0.02)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bass_jax.drafters import DraftContext, NgramDrafter, reads_hidden_states
+from bass_jax.drafters import DraftContext, NgramDrafter, SuffixDrafter, hidden_layers_of, reads_hidden_states
 from bass_jax.drafters.template import RepeatDrafter
 from bass_jax.sampling import LogitsProcessors, SamplingParams
 from bass_jax.sampling.keys import row_keys, step_draft_keys
@@ -24,7 +24,10 @@ NAMES = (
     "reduced vocabulary",
     "shared embedding",
     "eagle",
+    "eagle3",
+    "p-eagle",
     "ngram",
+    "suffix",
     "retrieval",
     "ensemble",
     "table",
@@ -44,7 +47,10 @@ def drafters():
         "reduced vocabulary": tiny.model_drafter(tiny.reduced_vocabulary((1, 3, 4, 5, 9))),
         "shared embedding": tiny.model_drafter(tiny.shared_embedding(target)),
         "eagle": tiny.eagle_drafter(target),
+        "eagle3": tiny.eagle3_drafter(target),
+        "p-eagle": tiny.eagle3_drafter(target, mask=4),
         "ngram": NgramDrafter(),
+        "suffix": SuffixDrafter(),
         "retrieval": tiny.retrieval_drafter(),
         "ensemble": tiny.ensemble_drafter(tiny.model_drafter(target)),
         "table": tiny.table_drafter(),
@@ -74,7 +80,8 @@ def init(drafter, tokens, lengths):
     """Initializes `drafter`, with arbitrary hidden states if it reads them."""
     if not reads_hidden_states(drafter):
         return drafter.init(tokens, lengths)
-    table = np.random.default_rng(3).normal(size=(VOCAB, tiny.config().width)).astype(np.float32)
+    width = tiny.config().width * max(1, len(hidden_layers_of(drafter)))
+    table = np.random.default_rng(3).normal(size=(VOCAB, width)).astype(np.float32)
     return drafter.init(tokens, lengths, jnp.asarray(table)[tokens % VOCAB])
 
 
@@ -88,7 +95,8 @@ def propose(drafter, context, is_sampled=True):
     "name", mostly_slow(NAMES, lambda name: name in ("model", "eagle", "ngram", "retrieval", "table"))
 )
 def test_a_drafter_passes_the_conformance_test(drafters, name):
-    check_drafter(drafters[name], VOCAB, hidden_width=tiny.config().width)
+    width = tiny.config().width * max(1, len(hidden_layers_of(drafters[name])))
+    check_drafter(drafters[name], VOCAB, hidden_width=width)
 
 
 def test_a_reduced_vocabulary_proposes_only_its_tokens(drafters):

@@ -419,11 +419,22 @@ def test_equal_beginnings_of_prompts_are_read_once(pair):
     assert engine.page_use.num_kept == 0 and serve(shared[:1]) == 35
 
 
-@pytest.mark.parametrize("config", [pytest.param(CONFIG, marks=pytest.mark.slow), PAGED], ids=["dense", "paged"])
-def test_a_drafter_of_hidden_states_is_served(pair, config):
+@pytest.mark.parametrize(
+    "drafter, config",
+    mostly_slow(
+        [(drafter, kind) for drafter in ("eagle", "eagle3", "p-eagle") for kind in ("dense", "paged")],
+        lambda case: case == ("eagle3", "paged"),
+    ),
+)
+def test_a_drafter_of_hidden_states_is_served(pair, drafter, config):
     """Requests come and go; the long prompt is read in three chunks."""
-    eagle = pair.with_drafter(tiny.eagle_drafter(pair.target))
-    engine = bass.Engine(eagle, SPEC, config=config, num_stop_tokens=4)
+    drafters = {
+        "eagle": tiny.eagle_drafter(pair.target),
+        "eagle3": tiny.eagle3_drafter(pair.target),
+        "p-eagle": tiny.eagle3_drafter(pair.target, mask=4),
+    }
+    eagle = pair.with_drafter(drafters[drafter])
+    engine = bass.Engine(eagle, SPEC, config=PAGED if config == "paged" else CONFIG, num_stop_tokens=4)
     prompts = [[1], [3, 1, 4, 1, 5, 9, 2, 6] * 4 + [5], [2, 7], [5, 6, 7, 5]]
     handles = []
     while len(handles) < len(prompts) or not engine.loop.is_idle:

@@ -5,9 +5,10 @@
 ``cases.json`` lists cases: ``{"name", "model", "config", "layer_config", "num_tokens", "num_steps", "seed"}``. Writes:
 
 * ``directory/name/``: the checkpoint of a random head.
-* ``directory/name.npz``: ``tokens [T + 1]``, ``hidden [T + 1, E]``, the target's hidden states, and ``logits``; of
-  EAGLE-3 ``[steps, T, O]``: in step s, entry p - 1 is of the token at position p + s + 1, where the head has read its
-  own outputs at the last s positions.
+* ``directory/name.npz``: ``tokens [T + 1]``, ``hidden [T + 1, E]``, the target's hidden states, and ``logits``. Slot i
+  reads token i + 1 with hidden state i. Of EAGLE-3 ``[steps, T, O]``: entry i of step s is of the token after s + 1
+  tokens from slot i on, at the last s of which the head reads its own outputs. Of P-EAGLE ``[1, R, O]``, with
+  ``anchors [R]`` and ``depths [R]``: row r is of the last of ``depths[r]`` masks after slot ``anchors[r]``.
 """
 
 import json
@@ -17,18 +18,19 @@ from pathlib import Path
 import numpy as np
 import torch
 from speculators.config import SpeculatorsConfig, VerifierConfig
+from speculators.losses import resolve_loss_config
 from speculators.model import SpeculatorModel
-from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+from speculators.models.peagle import core as peagle_core
 from speculators.models.peagle.config import PEagleSpeculatorConfig
 from speculators.models.peagle.core import PEagleDraftModel
+from speculators.models.peagle.data import generate_cod_sample_indices
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import AutoConfig
 
 MODELS = {
     "eagle3": (Eagle3SpeculatorConfig, Eagle3DraftModel),
     "peagle": (PEagleSpeculatorConfig, PEagleDraftModel),
-    "dflash": (DFlashSpeculatorConfig, DFlashDraftModel),
 }
 
 
@@ -64,25 +66,19 @@ def make(case) -> SpeculatorModel:
 
 
 @torch.no_grad()
-def main(cases, directory):
-    for case in json.loads(Path(cases).read_text()):
-        model = make(case)
-        model.save_pretrained(directory / case["name"])
-        generator = torch.Generator().manual_seed(case["seed"] + 1)
-        num_tokens = case["num_tokens"]
-        width = case["layer_config"]["hidden_size"]
-        tokens = torch.randint(model.verifier_vocab_size, (num_tokens + 1,), generator=generator)
-        hidden = torch.randn(num_tokens + 1, case["num_hidden"] * width, generator=generator)
-        logits = logits_of(model, lambda: RUN[case["model"]](model, case, tokens, hidden))
-        np.savez(directory / f"{case['name']}.npz", tokens=tokens, hidden=hidden, logits=logits)
-
-
-def logits_of(model, run):
-    """Returns what the head computes during `run`; the forward passes of training do not return it."""
+def run(case, directory):
+    """Writes one head and its logits."""
+    model = make(case)
+    model.save_pretrained(directory / case["name"])
+    generator = torch.Generator().manual_seed(case["seed"] + 1)
+    tokens = torch.randint(model.verifier_vocab_size, (case["num_tokens"] + 1,), generator=generator)
+    width = case["num_hidden"] * case["layer_config"]["hidden_size"]
+    hidden = torch.randn(case["num_tokens"] + 1, width, generator=generator)
     found = []
+    # The forward passes of training do not return what the head computes.
     model.lm_head.register_forward_hook(lambda module, inputs, output: found.append(output[0].float().numpy()))
-    run()
-    return np.stack(found)
+    extra = RUN[case["model"]](model, case, tokens, hidden) or {}
+    np.savez(directory / f"{case['name']}.npz", tokens=tokens, hidden=hidden, logits=np.stack(found), **extra)
 
 
 def run_eagle3(model, case, tokens, hidden):
@@ -92,9 +88,28 @@ def run_eagle3(model, case, tokens, hidden):
     model(hidden[None, :-1], tokens[None, 1:], documents, ttt_steps=case["num_steps"])
 
 
-RUN = {"eagle3": run_eagle3}
+def run_peagle(model, case, tokens, hidden):
+    """Returns the slot that each row of the logits follows, and the number of masks after it."""
+    num_tokens, chosen = len(tokens) - 1, []
+
+    def sample(**options):
+        chosen.append(generate_cod_sample_indices(**options))
+        return chosen[-1]
+
+    peagle_core.generate_cod_sample_indices = sample
+    documents = torch.zeros(1, num_tokens, dtype=torch.long)
+    options = {"num_depths": case["num_steps"], "down_sample_ratio": 1.0, "down_sample_ratio_min": 1.0}
+    options["loss_config"] = resolve_loss_config("kl_div", "eager")
+    last = torch.zeros(1, num_tokens, hidden.shape[1] // case["num_hidden"])
+    model(hidden[None, :-1], tokens[None, 1:], documents, verifier_last_hidden_states=last, **options)
+    anchors, depths = chosen[0]
+    return {"anchors": anchors, "depths": depths}
+
+
+RUN = {"eagle3": run_eagle3, "peagle": run_peagle}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # The models are small, and waiting threads would slow other processes down.
-    main(sys.argv[1], Path(sys.argv[2]))
+    for one in json.loads(Path(sys.argv[1]).read_text()):
+        run(one, Path(sys.argv[2]))

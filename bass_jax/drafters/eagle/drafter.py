@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from bass_jax.drafters.autoregressive import CATCH_UP_CHUNK, choose_draft, continue_draft, tokens_at
-from bass_jax.drafters.draft_model import ModelDrafter
 from bass_jax.drafters.protocols import DraftContext, Proposal
 from bass_jax.models.decoder import ForwardOutput
 from bass_jax.models.flax_model import Model
@@ -83,7 +82,7 @@ class EagleDrafter:
         """Stores the hidden states of a chunk of the prompts, and reads the chunk in one pass."""
         rows, capacity = jnp.arange(positions.shape[0])[:, None], state.hidden.shape[1]
         stored = state.hidden.at[rows, positions].set(self._kept(hidden).astype(state.hidden.dtype), mode="drop")
-        before = _previous(stored, positions)
+        before = previous(stored, positions)
         cache = self.model.hidden_states(tokens, positions, state.cache, before).cache
         num_read = (positions < capacity).sum(axis=1, dtype=jnp.int32)
         return EagleState(cache, state.num_cached + num_read, stored, state.num_known + num_read)
@@ -135,6 +134,18 @@ class EagleDrafter:
         where `context.tokens` includes drafts of other drafters.
         """
         num_slots = draft_len + 1
+        state = self._catch_up(state, context, num_slots)
+        is_drafting = context.num_wanted > 0
+        positions = state.num_cached[:, None] + jnp.arange(num_slots)
+        is_missing = (positions < context.lengths[:, None]) & is_drafting[:, None]
+        output = self._read(state, context, positions, is_missing)
+        last = jnp.clip(context.lengths - 1 - state.num_cached, 0, num_slots - 1)
+        hidden_states = output.hidden[jnp.arange(last.shape[0]), last][:, None]
+        state = state._replace(cache=output.cache, num_cached=jnp.where(is_drafting, context.lengths, state.num_cached))
+        return hidden_states, self._predict_last(state, hidden_states, is_drafting)
+
+    def _catch_up(self, state: EagleState, context: DraftContext, num_slots: int) -> EagleState:
+        """Reads committed tokens until the cache lacks at most `num_slots`; a loop that usually runs no pass."""
         is_drafting = context.num_wanted > 0
 
         def num_missing(state):
@@ -151,20 +162,13 @@ class EagleDrafter:
             state = state._replace(cache=output.cache, num_cached=state.num_cached + num_read)
             return self._predict_last(state, last, num_read > 0)
 
-        state = jax.lax.while_loop(lambda state: (num_missing(state) > 0).any(), catch_up, state)
-        positions = state.num_cached[:, None] + jnp.arange(num_slots)
-        is_missing = (positions < context.lengths[:, None]) & is_drafting[:, None]
-        output = self._read(state, context, positions, is_missing)
-        last = jnp.clip(context.lengths - 1 - state.num_cached, 0, num_slots - 1)
-        hidden_states = output.hidden[jnp.arange(last.shape[0]), last][:, None]
-        state = state._replace(cache=output.cache, num_cached=jnp.where(is_drafting, context.lengths, state.num_cached))
-        return hidden_states, self._predict_last(state, hidden_states, is_drafting)
+        return jax.lax.while_loop(lambda state: (num_missing(state) > 0).any(), catch_up, state)
 
     def _read(
         self, state: EagleState, context: DraftContext, positions: Int[Array, "B T"], is_missing: Bool[Array, "B T"]
     ) -> ForwardOutput:
         """Reads the tokens at `positions` where they are missing."""
-        hidden = _previous(state.hidden, positions)
+        hidden = previous(state.hidden, positions)
         inputs = jnp.where(is_missing, positions, state.cache.capacity)
         return self.model.hidden_states(tokens_at(context, positions), inputs, state.cache, hidden)
 
@@ -179,7 +183,7 @@ class EagleDrafter:
         return state._replace(hidden=state.hidden.at[rows, columns].set(predicted, mode="drop"))
 
 
-def _previous(hidden: Float[Array, "B C E"], positions: Int[Array, "B T"]) -> Float[Array, "B T E"]:
+def previous(hidden: Float[Array, "B C E"], positions: Int[Array, "B T"]) -> Float[Array, "B T E"]:
     """Returns the hidden states of the positions before `positions`; zeros before position 0."""
     rows = jnp.arange(positions.shape[0])[:, None]
     before = hidden[rows, jnp.clip(positions - 1, 0, hidden.shape[1] - 1)]
@@ -189,13 +193,3 @@ def _previous(hidden: Float[Array, "B C E"], positions: Int[Array, "B T"]) -> Fl
 def _num_final(state: EagleState) -> Int[Array, "B"]:
     """Returns how many leading tokens the cache holds that were read with the target's hidden states."""
     return jnp.minimum(state.num_cached, state.num_known + 1)
-
-
-def network_drafter(model: Model, vocab_size: int) -> ModelDrafter | EagleDrafter:
-    """Returns the drafter that runs `model`: an `EagleDrafter` if the model reads hidden states.
-
-    Args:
-        model: the draft model.
-        vocab_size: V of the target.
-    """
-    return (ModelDrafter if model.config.hidden_width is None else EagleDrafter)(model, vocab_size)
