@@ -92,7 +92,7 @@ def propose(drafter, context, is_sampled=True):
 
 
 @pytest.mark.parametrize(
-    "name", mostly_slow(NAMES, lambda name: name in ("model", "eagle", "ngram", "retrieval", "table"))
+    "name", mostly_slow(NAMES, lambda name: name in ("model", "ngram", "retrieval", "table"))
 )
 def test_a_drafter_passes_the_conformance_test(drafters, name):
     width = tiny.config().width * max(1, len(hidden_layers_of(drafters[name])))
