@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bass_jax.drafters.protocols import DraftContext, Proposal
-from bass_jax.models.protocol import TargetModel, apply_head, output_ids_of
+from bass_jax.models.protocol import SeparateHead, TargetModel, apply_head, output_ids_of
 from bass_jax.runtime.cpu_workarounds import argmax
 from bass_jax.sampling.distribution import sample_tokens, token_distribution
 from bass_jax.sampling.keys import gumbel
@@ -26,8 +26,8 @@ class NetworkDrafter(Protocol):
     """A drafter that runs a network."""
 
     @property
-    def model(self) -> TargetModel:
-        """The draft model."""
+    def model(self) -> TargetModel | SeparateHead:
+        """The draft model, or a head on the target's hidden states."""
         ...
 
     @property

@@ -105,7 +105,7 @@ def context_of(model: TargetModel) -> int | None:
     return model.context if isinstance(model, LimitedContext) else None
 
 
-def output_ids_of(model: TargetModel) -> Array | None:
+def output_ids_of(model: TargetModel | SeparateHead) -> Array | None:
     """Returns the token of each column of the logits, or None if column i is token i."""
     return model.output_ids if isinstance(model, ReducedVocabulary) else None
 
@@ -126,7 +126,7 @@ def read_tokens(
     return output.logits, output.cache
 
 
-def apply_head(model: TargetModel, states: Float[Array, "B T _"]) -> Float[Array, "B T O"]:
+def apply_head(model: TargetModel | SeparateHead, states: Float[Array, "B T _"]) -> Float[Array, "B T O"]:
     """Returns the logits of what `read_tokens` returned, or of some of its positions."""
     return model.logits(states) if isinstance(model, SeparateHead) else states
 
