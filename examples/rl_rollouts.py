@@ -147,7 +147,7 @@ def reward(prompts: list[str], completions: list[str], **options: Any) -> list[f
     return [float(share) for share in shares]
 
 
-def run(method: str, num_steps: int, *, num_layers: int = 2, limit: int = 24, batch: int = 4) -> dict[str, list[float]]:
+def run(method: str, num_steps: int, *, num_layers: int = 2, limit: int = 24, batch: int = 8) -> dict[str, list[float]]:
     """Trains for `num_steps`; returns the mean reward, tokens/s and tokens per pass of each round."""
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
     rounds: list[dict[str, float]] = []
@@ -170,7 +170,7 @@ def run(method: str, num_steps: int, *, num_layers: int = 2, limit: int = 24, ba
         role_to_mesh=dict.fromkeys(roles, mesh),
         rollout_engine=engines[method],
         training_config=rl_cluster.RLTrainingConfig(
-            actor_optimizer=optax.adam(3e-3), eval_every_n_steps=num_steps + 1, max_steps=num_steps
+            actor_optimizer=optax.adam(1e-3), eval_every_n_steps=num_steps + 1, max_steps=num_steps
         ),
         rollout_config=RolloutConfig(max_tokens_to_generate=limit, max_prompt_length=PROMPT, temperature=1.0),
     )
