@@ -58,7 +58,8 @@ class MoE(nn.Module):
     """The sum of a token's experts, each multiplied by its factor, and of the shared MLP if there is one.
 
     The parameters of the experts are ``experts_gate_up [E, 2, F, D]`` and ``experts_down [E, D, F]``. The products are
-    grouped (`jax.lax.ragged_dot_general`): on a GPU only the experts that some token chose are read.
+    `jax.lax.ragged_dot_general`. XLA for a CPU, and for a GPU with its default options, computes them as products of
+    masked tokens with all experts.
     """
 
     config: ModelConfig
