@@ -55,6 +55,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     from bass_jax.cli.traffic_display import EngineView
     from bass_jax.config import SpecConfig
     from bass_jax.engine import Engine, EngineConfig, Loop
+    from bass_jax.models.protocol import context_of
     from bass_jax.runtime.xla_flags import use_compilation_cache
 
     api_key = None if options.api_key_file is None else options.api_key_file.read_text().strip()
@@ -76,7 +77,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         policy=options.policy,
         config=EngineConfig(
             num_slots=options.slots,
-            capacity=min(options.capacity, pair.target.config.context),
+            capacity=min(options.capacity, context_of(pair.target) or options.capacity),
             max_waiting=options.max_waiting,
             page_size=options.page_size,
         ),

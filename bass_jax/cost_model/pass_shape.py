@@ -78,9 +78,10 @@ def pass_shape(config: ModelConfig) -> PassShape:
 
 def draft_pass_shape(drafter: Drafter) -> PassShape | None:
     """Returns the work of a pass of the draft model, or None for a drafter without a model of ours."""
+    if isinstance(drafter, ModelDrafter | EagleDrafter) and isinstance(drafter.model, Model):
+        return pass_shape(drafter.model.config)
     if not isinstance(drafter, Eagle3Drafter):
-        is_ours = isinstance(drafter, ModelDrafter | EagleDrafter) and isinstance(drafter.model, Model)
-        return pass_shape(drafter.model.config) if is_ours else None
+        return None
     config = drafter.model.config
     shape = pass_shape(dataclasses.replace(config, hidden_width=None))
     attention, joined = config.layers[0].attention, len(drafter.hidden_layers) * drafter.model.head.target_width

@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from bass_jax.engine import Engine, EngineClosed, QueueFull, RequestEvent, RequestHandle
+from bass_jax.models.protocol import context_of
 from bass_jax.serving.metrics import Metrics
 from bass_jax.serving.requests import MAX_CHOICES, ChatBody, CompletionBody, RequestError, parse
 from bass_jax.serving.responses import Answer, error_body, usage
@@ -145,9 +146,9 @@ class Server:
         if (body.num_logprobs or 0) > most:
             name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
             raise RequestError(f"{name}={body.num_logprobs}: this server was started with --logprobs {most}", name)
-        sampling = body.sampling(engine.pair.target.config.vocab_size)
+        sampling = body.sampling(engine.pair.target.vocab_size)
         seed = secrets.randbits(32) if body.seed is None else body.seed
-        room = min(engine.config.capacity, engine.pair.target.config.context)
+        room = min(engine.config.capacity, context_of(engine.pair.target) or engine.config.capacity)
         handles: list[RequestHandle] = []
         try:
             for prompt in prompts:

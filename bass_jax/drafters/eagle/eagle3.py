@@ -17,7 +17,7 @@ from bass_jax.models.attention import Attention, LayerOutput
 from bass_jax.models.decoder import ForwardOutput, Layer
 from bass_jax.models.kv_cache import KVCache, PagedCache, join_layers, split_layers
 from bass_jax.models.mlp import MLP
-from bass_jax.models.model_config import LayerConfig, ModelConfig, NormConfig
+from bass_jax.models.model_config import DenseMLP, LayerConfig, ModelConfig, NormConfig
 from bass_jax.models.norm import Normed, apply_norm, declare_norm, norm_for_projections
 from bass_jax.models.parameters import declare
 from bass_jax.models.weights import declare_weight, multiply, product
@@ -77,6 +77,7 @@ class FirstLayer(nn.Module):
         out = Attention(config, self.layer.attention, name="attention")(joined, positions, angles, keys, values)
         x = (normed if self.norm_before_residual else x) + out.x
         y = norm_for_projections(norm, x, declare_norm(self, "mlp_norm", norm, config.width))
+        assert isinstance(self.layer.mlp, DenseMLP)
         return out._replace(x=x + MLP(config, self.layer.mlp, name="mlp")(y))
 
 
