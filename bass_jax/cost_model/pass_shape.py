@@ -24,10 +24,10 @@ class PassShape(NamedTuple):
     def read_bytes(self, num_tokens: Any) -> Any:
         """Returns the expected bytes of weights that a pass over a number of tokens reads.
 
-        Every expert that some token chose is read once, as grouped kernels do. The expectation is that of tokens that choose their experts
-        independently, each expert with the same probability: n tokens that choose a share s each read a share
-        ``1 - (1 - s)^n``. Routers of trained models choose unevenly, and tokens of one text choose similar experts, so
-        a pass of a trained model reads fewer experts than this.
+        Every expert that some token chose is read once, as grouped kernels do. The expectation is that of tokens that
+        choose their experts independently, each expert with the same probability: n tokens that choose a share s each
+        read a share ``1 - (1 - s)^n``. Routers of trained models choose unevenly, and tokens of one text choose similar
+        experts, so a pass of a trained model reads fewer experts than this.
         """
         return self.weight_bytes + self.expert_bytes * (1.0 - (1.0 - self.expert_share) ** num_tokens)
 
