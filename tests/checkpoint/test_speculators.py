@@ -1,15 +1,23 @@
 """Draft heads of the `speculators` format compute the logits of the reference implementation."""
 
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
-from bass_jax.checkpoint.speculators import is_speculator, load_speculator
+import bass_jax as bass
+from bass_jax.checkpoint import inspect_checkpoint, is_speculator, load_speculator, save_model, why_not_a_pair
+from bass_jax.checkpoint.speculators import read_speculator_config, tensor_rules
+from bass_jax.cli.main import main
+from bass_jax.drafters import DraftContext, Eagle3Drafter, PEagleDrafter
+from bass_jax.drafters.eagle.eagle3 import eagle3_param_shapes
+from bass_jax.sampling import LogitsProcessors
 from tests import tiny
+from tests.checkpoint.small import random_model, small_config
 from tests.marks import mostly_slow
 from tests.models.conftest import load_arrays, run_reference
 
