@@ -5,7 +5,9 @@ drafter, copy `template.py`.
 """
 
 from bass_jax.drafters.draft_model import ModelDrafter
-from bass_jax.drafters.eagle import Eagle3Drafter, EagleDrafter, PEagleDrafter
+from bass_jax.drafters.eagle.drafter import EagleDrafter
+from bass_jax.drafters.eagle.eagle3 import Eagle3Drafter
+from bass_jax.drafters.eagle.p_eagle import PEagleDrafter
 from bass_jax.drafters.ensemble import EnsembleDrafter
 from bass_jax.drafters.network_drafter import network_drafter
 from bass_jax.drafters.ngram import NgramDrafter

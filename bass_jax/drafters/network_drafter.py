@@ -1,7 +1,9 @@
 """Chooses the drafter that runs a network."""
 
 from bass_jax.drafters.draft_model import ModelDrafter
-from bass_jax.drafters.eagle import Eagle3Drafter, Eagle3Model, EagleDrafter, PEagleDrafter
+from bass_jax.drafters.eagle.drafter import EagleDrafter
+from bass_jax.drafters.eagle.eagle3 import Eagle3Drafter, Eagle3Model
+from bass_jax.drafters.eagle.p_eagle import PEagleDrafter
 from bass_jax.models.flax_model import Model
 
 

@@ -71,7 +71,7 @@ OTHERS = (
     "kind, others, confidence_scale, sufficient_score",
     mostly_slow(
         [(kind, *others) for kind in ("model", "eagle") for others in OTHERS],
-        lambda case: case == ("model", *OTHERS[1]),
+        lambda case: False,
     ),
 )
 def test_every_draft_is_that_of_the_most_confident_part(target, kind, others, confidence_scale, sufficient_score):

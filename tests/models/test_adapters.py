@@ -24,10 +24,10 @@ needs_tunix = pytest.mark.skipif(
 )
 MAKERS = [
     pytest.param(own_models.plain_model, id="function"),
-    pytest.param(own_models.linen_model, id="linen"),
+    pytest.param(own_models.linen_model, id="linen", marks=pytest.mark.slow),
     pytest.param(own_models.nnx_model, id="nnx"),
     pytest.param(own_models.tunix_model, id="tunix", marks=needs_tunix),
-    pytest.param(lambda vocab_size, seed: tiny.model(seed, vocab_size=vocab_size), id="ours"),
+    pytest.param(lambda vocab_size, seed: tiny.model(seed, vocab_size=vocab_size), id="ours", marks=pytest.mark.slow),
 ]
 
 

@@ -118,9 +118,8 @@ def test_parts_of_the_experts_add_up(layer):
 SHARED = MoEConfig(4, 2, 24, shared=DenseMLP(8), has_shared_gate=True)
 
 
-@pytest.mark.parametrize(
-    ("expert_parallel", "moe"), [(2, SHARED), pytest.param(4, MoEConfig(4, 2, 24), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("expert_parallel", "moe"), [(2, SHARED), (4, MoEConfig(4, 2, 24))])
 def test_experts_on_a_mesh_give_the_logits_of_one_device(expert_parallel, moe):
     """A tiny Qwen3-MoE: norms of queries and keys, experts over ``ep``, heads and widths over ``tp``."""
     if len(jax.devices()) < 4:
