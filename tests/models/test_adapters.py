@@ -154,3 +154,10 @@ def reads_all(params, tokens, positions, cache):
 def test_a_broken_model_is_found(change, message):
     with pytest.raises(AssertionError, match=f"^FunctionModel.forward: expected .*({message})"):
         check_target(broken(change))
+
+
+def test_hidden_states_of_a_function_without_them_are_refused():
+    tokens = jnp.zeros((1, 2), jnp.int32)
+    model = own_models.plain_model(VOCAB, 1)
+    with pytest.raises(ValueError, match=r"hidden_layers=\(1,\): the model's function has no such parameter"):
+        model.forward(tokens, jnp.arange(2)[None], model.init_cache(1, 8), hidden_layers=(1,))

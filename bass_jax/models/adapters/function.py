@@ -1,6 +1,7 @@
 """A pure function and its parameters as a model: plain JAX, Equinox, and the base of the other adapters."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,15 @@ class FunctionModel:
         return self.make_cache(batch, capacity)
 
     def forward(self, tokens: Array, positions: Array, cache: Cache, *, hidden_layers: tuple[int, ...] = ()) -> Any:
-        """Runs the function, which returns a `ForwardOutput`; `hidden_layers` is passed on if it is not empty."""
+        """Runs the function, which returns a `ForwardOutput`; `hidden_layers` is passed on if it is not empty.
+
+        Raises:
+            ValueError: for `hidden_layers` if the function does not take them.
+        """
+        if hidden_layers:
+            parameters = inspect.signature(self.apply).parameters.values()
+            if not any(one.name == "hidden_layers" or one.kind is one.VAR_KEYWORD for one in parameters):
+                raise ValueError(f"hidden_layers={hidden_layers}: the model's function has no such parameter")
         options = {"hidden_layers": hidden_layers} if hidden_layers else {}
         output = self.apply(self.params, tokens, positions, cache, **options)
         is_pair = isinstance(output, tuple) and not isinstance(output, ForwardOutput) and len(output) == 2
