@@ -244,7 +244,7 @@ def test_a_rule_is_found_by_name_or_module():
         ("tokens", r"expected one of .*'greedy'.*'token'.* or 'module:attribute'; did you mean 'token'"),
         ("no_such_module:RULE", "No module named"),
         ("bass_jax.acceptance.template:RULE", "no attribute 'RULE'"),
-        ("bass_jax.acceptance.template:accept", "expected an AcceptanceRule, not function"),
+        ("bass_jax.acceptance.template:accept", "missing a required argument: 'draft_tokens'"),
         (":RULE", "Empty module name|expected"),
     ],
 )

@@ -336,7 +336,7 @@ def test_a_head_is_loaded_by_its_path_and_described(tmp_path, tokenizer, capsys)
     found = inspect_checkpoint(head)
     assert found.num_parameters == sum(leaf.size for leaf in jax.tree.leaves(pair.drafter.model.params))
     assert why_not_a_pair(inspect_checkpoint(tmp_path / "target"), found) is None
-    assert main(["inspect", str(tmp_path / "target"), "--draft", str(head)]) == 0
+    assert main(["inspect", str(tmp_path / "target"), "--draft", str(head), "--json"]) == 0
     assert "tokens and the hidden states 2, L/2, L-3 of 16 values (eagle3)" in capsys.readouterr().out
     other = write_head(tmp_path / "other", layer_config, draft_vocab_size=40, target_hidden_size=24)
     reason = "target_hidden_size=24: the target's hidden size is 16"

@@ -146,8 +146,8 @@ class BrokenModel(bass.models.Model):
 
     value: jax.Array | None = None
 
-    def forward(self, tokens, positions, cache):
-        output = super().forward(tokens, positions, cache)
+    def forward(self, tokens, positions, cache, *, hidden_layers=()):
+        output = super().forward(tokens, positions, cache, hidden_layers=hidden_layers)
         broken = output.logits.at[..., 0].set(self.value[0]) * self.value[1]
         return output._replace(logits=jnp.where((tokens == 10)[..., None], broken, output.logits))
 
