@@ -183,7 +183,7 @@ class Server:
             task.add_done_callback(self._tasks.discard)
 
     async def _run_until_ended(self, handles: list[RequestHandle]) -> None:
-        """Runs steps until cancelled requests, for which nobody waits, have ended."""
+        """Runs steps until cancelled requests have ended, because no task iterates over them any more."""
         while any(handle.finish_reason is None for handle in handles) and not self.engine.is_closed:
             await self.engine.advance_async()
 

@@ -391,8 +391,13 @@ def test_pages_are_reserved_and_freed(pair):
     check_empty(engine)
 
 
-def test_equal_beginnings_of_prompts_are_read_once(pair):
-    """Full pages are shared within a prefix group, also after their request has ended, until the room is needed."""
+def test_equal_beginnings_of_prompts_are_read_once():
+    """Full pages are shared within a prefix group, also after their request has ended, until the room is needed.
+
+    With two layers, the keys and values of a page depend on the pages before it.
+    """
+    target = tiny.model(1, num_layers=2)
+    pair = bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.07)))
     engine = bass.Engine(pair, SPEC, config=PAGED, num_stop_tokens=4)
     start = [1 + (index * index) % 7 for index in range(34)]
 
@@ -403,7 +408,9 @@ def test_equal_beginnings_of_prompts_are_read_once(pair):
         handles = [engine.submit(**request, **options) for request in requests]
         engine.run()
         for request, handle in zip(requests, handles, strict=True):
-            np.testing.assert_array_equal(handle.output().tokens, alone(pair, SPEC, request).tokens[0])
+            output, expected = handle.output(), alone(pair, SPEC, request)
+            np.testing.assert_array_equal(output.tokens, expected.tokens[0])
+            np.testing.assert_allclose(output.logprobs, expected.logprobs[0], atol=1e-4)
         assert engine.page_use[1:3] == (0, 0)
         return engine.counts.num_read - before
 
@@ -414,6 +421,7 @@ def test_equal_beginnings_of_prompts_are_read_once(pair):
     assert serve([[*start, 9, 9]], prefix_group="other") == 35
     others = [[index, *start, *range(10)] for index in range(4)]
     assert serve(others) == 4 * 44 and engine.page_use.num_kept <= 10
+    assert serve(others[3:]) == 12, "the second page, which all of them have, follows another first page"
     assert serve(shared[:1]) == 35, "the pages were needed for others"
     engine.executor.pool.forget()
     assert engine.page_use.num_kept == 0 and serve(shared[:1]) == 35
@@ -506,7 +514,10 @@ def test_an_exception_in_a_with_block_cancels_the_requests(pair):
 
 
 def test_a_step_that_fails_ends_all_requests(pair, monkeypatch):
-    """Threads and event loops that wait get the error; nobody hangs. Running, waiting and late requests are covered."""
+    """Threads and event loops that wait get the error, and none waits forever.
+
+    Running, waiting and late requests are covered.
+    """
     engine = bass.Engine(pair, SPEC, config=CONFIG, num_stop_tokens=4)
     collect, num_steps = engine.executor.collect, 0
 

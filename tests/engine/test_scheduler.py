@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bass_jax.engine import EngineConfig, Loop, QueueFull, Request, RequestHandle, Scheduler
+from bass_jax.engine.page_pool import PagePool
 from tests.engine.fakes import FakeExecutor, expected_tokens
 
 CONFIG = EngineConfig(num_slots=5, capacity=64, chunk=8)
@@ -202,3 +203,15 @@ def test_a_callback_that_raises_ends_only_its_own_request():
 def test_an_invalid_configuration_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         EngineConfig(**settings)
+
+
+def test_a_page_is_shared_only_behind_equal_pages():
+    """Two prompts have an equal second page behind different first pages."""
+    pool = PagePool(num_pages=12, page_size=4, pages_per_row=3)
+    prompts = [[1] * 4 + [2] * 6, [3] * 4 + [2] * 6]
+    tables = []
+    for prompt in (*prompts, *prompts):
+        handle = RequestHandle(Request(np.array(prompt, np.int32), 2))
+        tables.append(pool.table(handle)[0].tolist())
+        pool.publish(handle)
+    assert tables[2][:2] == tables[0][:2] and tables[3][:2] == tables[1][:2]
