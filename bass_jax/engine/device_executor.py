@@ -1,6 +1,7 @@
 """The executor that runs the steps on the device."""
 
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -111,7 +112,7 @@ class DeviceExecutor:
             self.replan()
         if warm_up:  # A policy with a clock compiles the lengths that it chooses, when it chooses them.
             num_wanted = int(self._wanted[0])
-            for bucket in (plan_bucket(steps.buckets, num_wanted),) if self._uses_clock else steps.buckets:
+            for bucket in (self._bucket(num_wanted),) if self._uses_clock else steps.buckets:
                 self._step(bucket)
 
     def start(self, handles: Sequence[RequestHandle]) -> None:
@@ -270,12 +271,15 @@ class DeviceExecutor:
 
         With a policy that measures times, a further step is compiled only when the steps since the last compilation
         took as long as a compilation does, and at most `MAX_MEASURED` are. Else the nearest compiled step is used. A
-        compiled step with fewer drafts that was not measured comes first.
+        compiled step with fewer drafts that was not measured comes first. The first step that is compiled has a power
+        of two as its bucket, so that a process finds it in the compilation cache although the estimates differ a bit.
         """
         bucket, num_rows = plan_bucket(self.steps.buckets, num_wanted), len(self.state.lengths)
         found = {one: step for one in self.steps.buckets if (step := self.steps.find(one, num_rows)) is not None}
-        if self._clock is None or not found:
+        if self._clock is None:
             return bucket
+        if not found:
+            return next((one for one in self.steps.buckets if one >= bucket and one & (one - 1) == 0), bucket)
         unmeasured = [one for one, step in found.items() if one < bucket and np.isnan(step.seconds)]
         if unmeasured or bucket in found:
             return min(unmeasured, default=bucket)
@@ -300,8 +304,9 @@ class DeviceExecutor:
         steps = [self.steps.find(draft_len_bucket(length), num_rows) for length in policy.lengths]
         self._clock = StepClock(steps, self._calibration[num_rows])
         times = self._clock.times()
-        compile_seconds = max((step.compile_seconds for step in steps if step is not None), default=0.0)
-        self._may_compile = JIT_CACHE.run_seconds >= compile_seconds
+        # The compilation cache may hold the steps that are compiled, and not the next one.
+        costs = [step.compile_seconds + step.saved_seconds for step in steps if step is not None]
+        self._may_compile = JIT_CACHE.run_seconds >= max(costs, default=math.inf)
         if jax.process_count() > 1:
             from jax.experimental.multihost_utils import broadcast_one_to_all
 
@@ -328,8 +333,8 @@ class DeviceExecutor:
                 self.regroup([*range(sizes[index - 1]), *[-1] * (size - sizes[index - 1])])
             if self._uses_clock:
                 self.replan()
-            first = plan_bucket(self.steps.buckets, int(self._wanted[1]))
-            for bucket in {self.steps.buckets[0], first} if self._uses_clock else self.steps.buckets:
+            first = {self.steps.buckets[0], self._bucket(int(self._wanted[1]))}
+            for bucket in first if self._uses_clock else self.steps.buckets:
                 self._step(bucket)
             self._plan()
             self.read(handle, 0, 1)

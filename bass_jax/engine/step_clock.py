@@ -79,17 +79,19 @@ class StepClock:
 def calibrate(pair: Pair, num_rows: int, lengths: Sequence[int]) -> np.ndarray:
     """Estimates the relative time of a step of each draft length before any is compiled: ``[A]`` float32.
 
-    It times the product of the target's largest matrix with as many tokens as a step of each length verifies. A draft
-    takes the drafter's share of the target's weights.
+    It times the product of the target's largest matrix with as many tokens as a step of the shortest, the second and
+    the longest length verifies, and interpolates between them. A draft takes the drafter's share of the target's
+    weights.
     """
     weights = _matrices(pair.target)
     own = [one for one in _matrices(pair.drafter) if not any(one is other for other in weights)]
     share = sum(one.nbytes for one in own) / sum(one.nbytes for one in weights)
     largest = max(weights, key=lambda one: one.size)
     buckets = [draft_len_bucket(length) for length in lengths]
-    seconds = {bucket: _product_seconds(largest, num_rows * (1 + bucket)) for bucket in {0, *buckets}}
-    times = [seconds[bucket] + share * length * seconds[0] for bucket, length in zip(buckets, lengths, strict=True)]
-    return np.asarray(times, np.float32)
+    timed = sorted({0, min((bucket for bucket in buckets if bucket), default=0), max(buckets)})
+    seconds = _product_seconds(largest, [num_rows * (1 + bucket) for bucket in timed])
+    times = np.interp(buckets, timed, seconds) + share * np.asarray(lengths) * seconds[0]
+    return times.astype(np.float32)
 
 
 def _matrices(model: Any) -> list[Any]:
@@ -97,13 +99,13 @@ def _matrices(model: Any) -> list[Any]:
     return [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
 
 
-def _product_seconds(weight: Any, num_tokens: int) -> float:
-    inputs = jnp.ones((num_tokens, weight.shape[-1]), weight.dtype)
-    step = JIT_CACHE.get(product, inputs, weight)
-    if np.isnan(step.seconds):
-        jax.block_until_ready(step(inputs, weight))  # The first call is slower.
-        for _ in range(5):
+def _product_seconds(weight: Any, num_tokens: Sequence[int]) -> list[float]:
+    """Times products in turns, so that other work on the machine affects all of them."""
+    inputs = [jnp.ones((num, weight.shape[-1]), weight.dtype) for num in num_tokens]
+    steps = [JIT_CACHE.get(product, one, weight, prepare=True) for one in inputs]
+    for _ in range(10):
+        for step, one in zip(steps, inputs, strict=True):
             start = time.perf_counter()
-            jax.block_until_ready(step(inputs, weight))
+            jax.block_until_ready(step(one, weight))
             step.seconds = float(np.fmin(step.seconds, time.perf_counter() - start))
-    return step.seconds
+    return [step.seconds for step in steps]

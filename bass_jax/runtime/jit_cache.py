@@ -34,6 +34,7 @@ class CompiledFunction:
     Attributes:
         call: the function.
         compile_seconds: time that its compilation took, including tracing and the call of `JitCache.get`.
+        saved_seconds: time that the compilation cache on disk saved.
         num_calls: measured calls; see `bass_jax.engine.step_clock`, as for the other attributes.
         seconds: estimated time of a call; NaN if it was not measured.
         resume_seconds: estimated further time of a step with drafts after steps without.
@@ -41,6 +42,7 @@ class CompiledFunction:
 
     call: Callable
     compile_seconds: float
+    saved_seconds: float = 0.0
     num_calls: int = 0
     seconds: float = float("nan")
     resume_seconds: float = float("nan")
@@ -59,6 +61,7 @@ class JitCache:
     Attributes:
         num_compiled: functions compiled so far.
         compile_seconds: time that this took, tracing included.
+        saved_seconds: time that the compilation cache on disk saved, in all of jax.
         run_seconds: time of the steps since the last compilation; the executor adds it.
     """
 
@@ -67,7 +70,13 @@ class JitCache:
         self._on_compile: Callable[[Callable, tuple], None] | None = None
         self.num_compiled = 0
         self.compile_seconds = 0.0
+        self.saved_seconds = 0.0
         self.run_seconds = 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._on_duration)
+
+    def _on_duration(self, event: str, duration_secs: float, **_: Any) -> None:
+        if event.endswith("/compile_time_saved_sec"):
+            self.saved_seconds += max(duration_secs, 0.0)
 
     def get(
         self, function: Callable, *args: Any, donate_argnums: tuple[int, ...] = (), prepare: bool = False
@@ -83,7 +92,7 @@ class JitCache:
         if found is None:
             if self._on_compile is not None:
                 self._on_compile(function, args)
-            start = time.perf_counter()
+            start, saved_before = time.perf_counter(), self.saved_seconds
             mesh: Any = next((placement.mesh for placement in placements if placement is not None), None)
             # Code that spreads over a mesh asks which one is set.
             with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
@@ -94,7 +103,8 @@ class JitCache:
                 if prepare and jax.default_backend() == "cpu":
                     copied = (jax.tree.map(jnp.copy, arg) if i in donate_argnums else arg for i, arg in enumerate(args))
                     jax.block_until_ready(compiled(*copied))
-            found = CompiledFunction(compiled, time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            found = CompiledFunction(compiled, seconds, self.saved_seconds - saved_before)
             self.compile_seconds += found.compile_seconds
             self.num_compiled += 1
             self.run_seconds = 0.0

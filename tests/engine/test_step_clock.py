@@ -92,7 +92,8 @@ def test_the_default_compiles_one_step_first_and_at_most_four(pair, monkeypatch)
         return [bucket for bucket in executor.steps.buckets if executor.steps.find(bucket, num_rows)]
 
     assert len(buckets()) == 1
-    executor._may_compile = False
+    assert buckets()[0] in (0, 1, 2, 4, 8)
+    assert not executor._may_compile
     executor.steps.find(buckets()[0], num_rows).seconds = 1.0
     assert {executor._bucket(num) for num in range(9)} == set(buckets())  # Too early to compile another.
     monkeypatch.setattr(device_executor, "MAX_MEASURED", 2)
