@@ -11,7 +11,12 @@ from rich.text import Text
 
 from bass_jax.cli.output import Output, cell
 from bass_jax.engine import Counts, Loop
-from bass_jax.experiments.traffic.traffic_experiment import TrafficResult, gain_over_fixed, gain_over_static
+from bass_jax.experiments.traffic.traffic_experiment import (
+    TrafficResult,
+    gain_over_fixed,
+    gain_over_phases,
+    gain_over_static,
+)
 from bass_jax.runtime.progress import LiveView
 
 _NUM_RECENT = 64
@@ -97,3 +102,8 @@ def print_gains(out: Output, results: Sequence[TrafficResult]) -> None:
         if rows:
             title = f"mean latency, better fixed length over adaptive, {batching} batching"
             out.table(("policy", "better fixed", "mean", *patterns), rows, title, num_left=3)
+        if gains := gain_over_phases(results, batching):
+            names = list(next(iter(gains.values())))
+            rows = [(policy, *(cell(gain[one], ".2f", "x") for one in names)) for policy, gain in gains.items()]
+            title = f"mean latency, best other policy of each phase over adaptive, {batching} batching"
+            out.table(("policy", *names), rows, title)

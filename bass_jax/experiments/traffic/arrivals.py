@@ -69,6 +69,12 @@ def arrival_times(num: int, phases: Sequence[Phase], seed: int = 0) -> np.ndarra
     return times
 
 
+def phase_of(times: np.ndarray, phases: Sequence[Phase]) -> np.ndarray:
+    """Returns the index of the phase in which each time lies: ``[num]`` int64."""
+    ends = np.cumsum([phase.seconds for phase in phases])
+    return np.searchsorted(ends, times % ends[-1], side="right")
+
+
 class RecordedArrivals(NamedTuple):
     """Recorded arrivals (R requests)."""
 

@@ -55,8 +55,8 @@ def pattern_times(pattern: TrafficPattern, num: int, unit: float, seed: int) -> 
     num = num if pattern.num is None else pattern.num
     if pattern.file is not None:
         return read_arrivals(pattern.file).times[:num] * unit
-    phases = pattern.phases or (Phase(1e9, pattern.inter_arrival or 1.0, pattern.cv),)
-    return arrival_times(num, [Phase(one.seconds * unit, one.inter_arrival * unit, one.cv) for one in phases], seed)
+    constant = Phase(1e9, (pattern.inter_arrival or 1.0) * unit, pattern.cv)
+    return arrival_times(num, pattern.scaled_phases(unit) or [constant], seed)
 
 
 def make_policy(name: str, cost: CostModel, rates: Sequence[float], context: float | None = None) -> Policy:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bass_jax.engine import Counts, RequestHandle
+from bass_jax.experiments.traffic.arrivals import Phase, phase_of
 from bass_jax.runtime.statistics import Percentiles, percentiles
 
 
@@ -27,10 +28,14 @@ class TrafficMetrics(NamedTuple):
     mean_draft_len: float  # drafts per running row and step
     acceptance_rate: float | None  # accepted over drafted; None without drafts
     num_regroups: int  # changes of the batch size
+    phases: Sequence[tuple[int, float]] = ()  # requests that arrived in each phase, and their mean latency
 
 
 def summarize_traffic(
-    handles: Sequence[RequestHandle], counts: Counts, objective: float | None = None
+    handles: Sequence[RequestHandle],
+    counts: Counts,
+    objective: float | None = None,
+    phases: Sequence[Phase] = (),
 ) -> TrafficMetrics:
     """Computes the measures of a run, without requests that ended without a token.
 
@@ -46,6 +51,7 @@ def summarize_traffic(
     )
     num_tokens = np.array([handle.num_tokens for handle in served])
     latency = finished - submitted
+    of_phase = [latency[phase_of(submitted, phases) == index] for index in range(len(phases))]
     seconds = float(finished.max() - submitted.min())
     return TrafficMetrics(
         num_requests=len(served),
@@ -63,4 +69,5 @@ def summarize_traffic(
         mean_draft_len=counts.num_drafted / counts.num_row_steps,
         acceptance_rate=counts.num_accepted / counts.num_drafted if counts.num_drafted else None,
         num_regroups=counts.num_regroups,
+        phases=[(len(one), float(one.mean()) if len(one) else 0.0) for one in of_phase],
     )

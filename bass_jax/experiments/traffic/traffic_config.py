@@ -84,6 +84,10 @@ class TrafficPattern:
         if self.inter_arrival is not None:
             Phase(1.0, self.inter_arrival, self.cv)
 
+    def scaled_phases(self, unit: float) -> list[Phase]:
+        """Returns the phases in seconds, given the seconds of the configuration's unit of time."""
+        return [Phase(one.seconds * unit, one.inter_arrival * unit, one.cv) for one in self.phases]
+
 
 @dataclasses.dataclass(frozen=True)
 class RequestsConfig:

@@ -70,7 +70,8 @@ def run_traffic(
                         on_run(pattern.name, batching, policy)
                         served = backend.serve(workload, batching, policy, on_step)
                         objective = None if config.objective is None else config.objective * backend.unit_seconds
-                        metrics = summarize_traffic(served.handles, served.counts, objective)._asdict()
+                        phases = pattern.scaled_phases(backend.unit_seconds)
+                        metrics = summarize_traffic(served.handles, served.counts, objective, phases)._asdict()
                         fields = {name: x._asdict() if isinstance(x, Percentiles) else x for name, x in metrics.items()}
                         record = {"config": mark, **run, "metrics": fields}
                         append_records(file, record)
@@ -113,6 +114,26 @@ def gain_over_fixed(results: Sequence[TrafficResult], batching: str) -> dict[str
         better = min(means, key=lambda one: means[one])
         found[name] = (better, means[better], gains[better])
     return found
+
+
+def gain_over_phases(results: Sequence[TrafficResult], batching: str) -> dict[str, dict[str, float]]:
+    """Compares each adaptive policy with the best other policy of each phase, chosen with hindsight.
+
+    Returns:
+        Policy → pattern with phases → mean latency if the requests of each phase had that of its best other policy,
+        over the policy's mean latency.
+    """
+    mine = [one for one in results if one.batching == batching and one.metrics.phases]
+    gains: dict[str, dict[str, float]] = {}
+    for result in mine:
+        others = [one for one in mine if one.pattern == result.pattern and one.policy != result.policy]
+        if others and not result.policy.startswith("fixed"):
+            by_phase = zip(*(one.metrics.phases for one in others), strict=True)
+            means = [min(mean for _, mean in phase) for phase in by_phase]
+            best = sum(num * mean for (num, _), mean in zip(result.metrics.phases, means, strict=True))
+            total = sum(num * mean for num, mean in result.metrics.phases)
+            gains.setdefault(result.policy, {})[result.pattern] = best / total
+    return gains
 
 
 def _key(record: Record) -> str:

@@ -14,6 +14,7 @@ from bass_jax.cli.traffic_display import print_results
 from bass_jax.engine import EngineConfig, RequestHandle
 from bass_jax.engine.loop import Counts
 from bass_jax.experiments.traffic import backends
+from bass_jax.experiments.traffic.arrivals import Phase
 from bass_jax.experiments.traffic.backends import SimulatedBackend
 from bass_jax.experiments.traffic.latency import TrafficMetrics, summarize_traffic
 from bass_jax.experiments.traffic.traffic_config import (
@@ -27,6 +28,7 @@ from bass_jax.experiments.traffic.traffic_experiment import (
     TrafficResult,
     fingerprint,
     gain_over_fixed,
+    gain_over_phases,
     gain_over_static,
     run_traffic,
 )
@@ -153,6 +155,11 @@ def test_gains():
     assert gain_over_fixed(found, "continuous") == {"mine": ("fixed(draft_len=2)", 1.25, {"a": 1.5, "b": 1.0})}
     found.append(result("a", "static", "mine", 5.0))
     assert gain_over_static(found) == {("a", "mine"): 2.5}
+    assert gain_over_phases(found, "continuous") == {}
+    phases = {"fixed(draft_len=0)": [(1, 2.0), (3, 1.0)], "fixed(draft_len=2)": [(1, 1.0), (3, 2.0)]}
+    phases["mine"] = [(1, 2.0), (3, 2.0)]
+    found = [one._replace(metrics=one.metrics._replace(phases=phases.get(one.policy, ()))) for one in found]
+    assert gain_over_phases(found, "continuous") == {"mine": {"a": 0.5, "b": 0.5}}
 
 
 def test_the_summary_of_a_run():
@@ -168,7 +175,9 @@ def test_the_summary_of_a_run():
     refused = RequestHandle(request())
     refused.finish_reason = "cancelled"
     counts = Counts(num_steps=10, num_row_steps=25, num_drafted=50, num_accepted=20, num_emitted=40)
-    summary = summarize_traffic([*handles, refused], counts, objective=3.5)
+    phases = [Phase(1.5, 1.0), Phase(0.5, 1.0), Phase(10.0, 1.0)]
+    summary = summarize_traffic([*handles, refused], counts, objective=3.5, phases=phases)
+    assert summary.phases == [(2, 2.5), (0, 0.0), (2, 4.5)]
     assert summary.num_requests == 4 and summary.num_tokens == 40
     assert summary.latency == percentiles([2.0, 3.0, 4.0, 5.0]) and summary.latency.p50 == 3.5
     assert (summary.queueing.mean, summary.first_token.p99) == (0.5, 1.25)
