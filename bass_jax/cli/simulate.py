@@ -51,7 +51,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
     cost, rates = _cost_and_rates(options, replay)
     policies: dict[str, Policy] = {f"fixed {length}": fixed(length) for length in options.fixed}
     names_of_fixed = list(policies)
-    policies |= {name: make_policy(name, cost, rates) for name in options.policy or DEFAULT_POLICIES}
+    policies |= {name: make_policy(name, cost, rates, has_clock=False) for name in options.policy or DEFAULT_POLICIES}
     start, num_batches = time.perf_counter(), 0
     for batch in options.batch:
         rows = compose(len(replay.num_tokens), batch, options.random, options.seed)

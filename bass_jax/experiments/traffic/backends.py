@@ -35,7 +35,8 @@ from bass_jax.runtime.names import expected_one_of
 
 type OnStep = Callable[[Loop], None]
 
-_POLICY_ARGUMENTS = {"auto": ("cost", "rates"), "bandit": ("cost",), "batch_table": ("cost", "rates", "context")}
+_POLICY_ARGUMENTS = {"bandit": ("cost",), "batch_table": ("cost", "rates", "context")}
+"""What policies need to know of the device and the pair. `auto` measures it where there is a clock."""
 
 
 class ServedTraffic(NamedTuple):
@@ -59,10 +60,13 @@ def pattern_times(pattern: TrafficPattern, num: int, unit: float, seed: int) -> 
     return arrival_times(num, pattern.scaled_phases(unit) or [constant], seed)
 
 
-def make_policy(name: str, cost: CostModel, rates: Sequence[float], context: float | None = None) -> Policy:
+def make_policy(
+    name: str, cost: CostModel, rates: Sequence[float], context: float | None = None, *, has_clock: bool = True
+) -> Policy:
     """Makes a policy; one that needs costs gets those of the device it runs on."""
     known = {"cost": cost, "rates": rates} | ({} if context is None else {"context": context})
-    needed = _POLICY_ARGUMENTS.get(name.partition("(")[0], ())
+    arguments = _POLICY_ARGUMENTS if has_clock else _POLICY_ARGUMENTS | {"auto": ("cost", "rates")}
+    needed = arguments.get(name.partition("(")[0], ())
     return find_policy(name, **{argument: known[argument] for argument in needed if argument in known})
 
 
