@@ -175,6 +175,18 @@ class Tokenizer:
         content = [sorted(self.vocabulary.items()), merges, self._backend.encode(_PROBE).ids]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
+    def to_llguidance(self) -> Any:
+        """Returns an ``llguidance.LLTokenizer``, for `bass_jax.sampling.grammar.Grammar`.
+
+        Raises:
+            ValueError: if no token ends a text.
+        """
+        import llguidance  # pyright: ignore[reportMissingImports]
+
+        if not self.stop_ids:
+            raise ValueError("grammar: the tokenizer has no token that ends a text")
+        return llguidance.LLTokenizer(self._backend.to_str(), eos_token=list(self.stop_ids))
+
     def save(self, directory: Path) -> None:
         """Writes ``tokenizer.json`` and its configuration into `directory`."""
         self._fast.save_pretrained(str(directory))

@@ -78,8 +78,8 @@ class Engine:
             spec: default ``SpecConfig()``. The greedy rule accepts only greedy requests.
             policy: chooses draft lengths; None uses ``spec.draft_len``, or the policy ``"auto"`` if that is None.
             config: default ``EngineConfig()``.
-            is_processed: whether requests can have logit bias, banned tokens, penalties and minimum lengths. This
-                allocates an array ``[B, V]``.
+            is_processed: whether requests can have logit bias, banned tokens, penalties, minimum lengths and grammars.
+                This allocates an array ``[B, V]``.
             num_stop_tokens: the largest number of stop tokens of a request.
             warm_up: compile everything before the first request; False compiles on first use.
             clock: returns the time in seconds, for `RequestHandle.times`.

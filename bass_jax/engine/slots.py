@@ -32,7 +32,7 @@ def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: 
         capacity: C.
         vocab_size: V of the target.
         num_stop_tokens: the width of the stop-token array.
-        is_processed: whether the rows have logit bias, penalties and minimum lengths.
+        is_processed: whether the rows have logit bias, penalties, minimum lengths and grammars.
     """
     tokens = np.zeros((1, capacity), np.int32)
     tokens[0, : len(request.prompt)] = request.prompt
@@ -63,12 +63,13 @@ def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: 
 
 def _filled(processor_arrays: ProcessorArrays | None, vocab_size: int) -> ProcessorArrays:
     """Returns arrays in which the fields that the request does not set have no effect."""
-    bias, penalties, min_new_tokens = processor_arrays or ProcessorArrays()
+    bias, penalties, min_new_tokens, grammars = processor_arrays or ProcessorArrays()
     one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
     return ProcessorArrays(
         bias=np.zeros((1, vocab_size), np.float32) if bias is None else bias,
         penalties=Penalties(one, zero, zero) if penalties is None else penalties,
         min_new_tokens=np.zeros(1, np.int32) if min_new_tokens is None else min_new_tokens,
+        grammars=np.full(1, -1, np.int32) if grammars is None else grammars,
     )
 
 
@@ -202,5 +203,7 @@ def check_sampling(sampling: SamplingParams, spec: SpecConfig, is_processed: boo
     """
     sampling_arrays = sampling.sampling_arrays(1, vocab_size)
     if sampling_arrays.processor_arrays is not None and not is_processed:
-        raise ValueError("sampling: expected no bias, bans, penalties or minimum length; see Engine(is_processed=True)")
+        raise ValueError(
+            "sampling: expected no bias, bans, penalties, minimum length or grammar; see Engine(is_processed=True)"
+        )
     check_greedy(find_rule(spec.acceptance), sampling)

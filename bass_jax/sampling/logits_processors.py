@@ -1,4 +1,4 @@
-"""Logits processors: bias, bans, penalties, minimum length and functions of the user, applied before sampling.
+"""Logits processors: bias, bans, penalties, minimum length, grammars and the user's functions, before sampling.
 
 Penalties and processors depend on the tokens before a position. A step therefore applies them position by position,
 each with the drafts before it. Otherwise the target's distribution would differ from that of regular decoding.
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from bass_jax.runtime.files import one_line
 from bass_jax.runtime.imports import import_attribute
+from bass_jax.sampling.grammar import allowed_tokens
 from bass_jax.sampling.params import Penalties, ProcessorArrays
 from bass_jax.typing import Array, Float, Int
 
@@ -23,7 +24,7 @@ type LogitsProcessor = Callable[[Array, Array, Array], Array]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LogitsProcessors:
-    """Processes logits in this order: bias and bans, penalties, minimum length, the user's functions.
+    """Processes logits in this order: bias and bans, penalties, minimum length, grammars, the user's functions.
 
     Attributes:
         processor_arrays: settings per row; None if no row has any.
@@ -56,7 +57,7 @@ class LogitsProcessors:
             return logits
         logits = logits.astype(jnp.float32)
         positions = lengths[:, None] + jnp.arange(logits.shape[1])
-        bias, penalties, min_new_tokens = self.processor_arrays or (None, None, None)
+        bias, penalties, min_new_tokens, grammars = self.processor_arrays or ProcessorArrays()
         if bias is not None:
             logits = logits + bias[:, None]
         if penalties is not None:
@@ -65,6 +66,12 @@ class LogitsProcessors:
             is_early = positions - self.prompt_lengths[:, None] < min_new_tokens[:, None]
             is_stop = _count(self.stop_tokens, self.stop_tokens >= 0, logits.shape[-1]) > 0
             logits = jnp.where(is_early[..., None] & is_stop[:, None], -jnp.inf, logits)
+        if grammars is not None:
+            num_positions, vocab_size = logits.shape[1:]
+            allowed = allowed_tokens(
+                jnp.asarray(grammars), tokens, self.prompt_lengths, lengths, num_positions, vocab_size
+            )
+            logits = jnp.where(allowed, logits, -jnp.inf)
         if self.processors:
             logits = self._process(logits, tokens, positions)
         return logits

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bass_jax.runtime.checks import check_kind, check_per_row, check_sequence, check_tokens
+from bass_jax.sampling.grammar import Grammar, check_grammars
 from bass_jax.typing import Array
 
 Setting = float | int | Sequence[float | int] | np.ndarray
@@ -33,6 +34,7 @@ class ProcessorArrays(NamedTuple):
     min_new_tokens: Array | np.ndarray | None = (
         None  # [B] int32, tokens that a row emits before a stop token is allowed
     )
+    grammars: Array | np.ndarray | None = None  # [B] int32, `Grammar.index`; -1 = none
 
 
 class SamplingArrays(NamedTuple):
@@ -49,9 +51,9 @@ class SamplingArrays(NamedTuple):
 class SamplingParams:
     """How tokens are sampled.
 
-    Each setting is one value for all rows, or a sequence with one value per row. Bias, bans, penalties and the minimum
-    length are applied to the logits first, then temperature, top-k, top-p and min-p. Settings have the meaning that
-    they have in `transformers`; frequency and presence penalties have that of OpenAI's API.
+    Each setting is one value for all rows, or a sequence with one value per row. Bias, bans, penalties, the minimum
+    length and the grammar are applied to the logits first, then temperature, top-k, top-p and min-p. Settings have the
+    meaning that they have in `transformers`; frequency and presence penalties have that of OpenAI's API.
 
     Attributes:
         temperature: divides the logits; 0 takes the most probable token.
@@ -66,6 +68,7 @@ class SamplingParams:
         allowed_tokens: token ids; all others are banned. None allows all.
         banned_tokens: token ids.
         min_new_tokens: number of tokens that a row emits before a stop token is allowed. Stop strings can still end it.
+        grammar: what the output must be, such as JSON of a schema; see `bass_jax.sampling.grammar.Grammar`.
     """
 
     temperature: Setting = 0.0
@@ -79,6 +82,7 @@ class SamplingParams:
     allowed_tokens: TokenSet = None
     banned_tokens: TokenSet = None
     min_new_tokens: Setting = 0
+    grammar: Grammar | Sequence[Grammar | None] | None = None
 
     def __post_init__(self):
         checks = {
@@ -134,10 +138,13 @@ class SamplingParams:
             presence=spread("presence_penalty", np.float32, 0),
         )
         min_new_tokens = spread("min_new_tokens", np.int32, 0)
+        grammars = check_grammars(self.grammar, num_rows)
+        indices = [-1 if grammar is None else grammar.index for grammar in grammars]
         processor_arrays = ProcessorArrays(
             bias=self._bias(num_rows, vocab_size, num_padding),
             penalties=penalties if _is_any(penalties, (1, 0, 0)) else None,
             min_new_tokens=min_new_tokens if min_new_tokens.any() else None,
+            grammars=np.asarray([*indices, *[-1] * num_padding], np.int32) if any(grammars) else None,
         )
         return SamplingArrays(
             temperature=spread("temperature", np.float32, 0),

@@ -146,7 +146,7 @@ class Server:
         if (body.num_logprobs or 0) > most:
             name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
             raise RequestError(f"{name}={body.num_logprobs}: this server was started with --logprobs {most}", name)
-        sampling = body.sampling(engine.pair.target.vocab_size)
+        sampling = body.sampling(engine.pair.target.vocab_size, engine.pair.tokenizer)
         seed = secrets.randbits(32) if body.seed is None else body.seed
         room = min(engine.config.capacity, context_of(engine.pair.target) or engine.config.capacity)
         handles: list[RequestHandle] = []

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bass_jax.checkpoint.tokenizer import Tokenizer
 from bass_jax.sampling import SamplingParams
+from bass_jax.sampling.grammar import Grammar
 
 MAX_CHOICES = 64
 """The largest number of outputs of one request: prompts times ``n``."""
@@ -38,10 +39,42 @@ class StreamOptions(_Body):
     include_usage: bool = False
 
 
-class ResponseFormat(_Body):
-    """``response_format``: only text, because outputs are not constrained yet."""
+class NamedSchema(_Body):
+    """``response_format.json_schema``. The schema always holds, whether or not `strict` is set."""
 
-    type: Literal["text"] = "text"
+    name: str
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] = {}
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(_Body):
+    """``response_format``: text, JSON, JSON of a schema; ours are a regular expression and a grammar of llguidance."""
+
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"] = "text"
+    json_schema: NamedSchema | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+    def compile(self, tokenizer: Tokenizer) -> Grammar | None:
+        """Returns the grammar; None for text.
+
+        Raises:
+            RequestError: if the grammar is missing or wrong.
+        """
+        if self.type == "text":
+            return None
+        name = f"response_format.{self.type}"
+        value: Any = {"type": "object"} if self.type == "json_object" else getattr(self, self.type)
+        if value is None:
+            raise RequestError(f"{name}: expected a value with this type", name)
+        if isinstance(value, NamedSchema):
+            value = value.schema_
+        kind = {"regex": "regex", "grammar": "lark"}.get(self.type, "json_schema")
+        try:
+            return Grammar(tokenizer, **{kind: value})
+        except ValueError as error:
+            raise RequestError(f"{name}: {error}", name) from None
 
 
 class _Options(_Body):
@@ -67,8 +100,9 @@ class _Options(_Body):
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 1.0
     min_tokens: Annotated[int, Field(ge=0)] = 0
+    response_format: ResponseFormat | None = None
 
-    def sampling(self, vocab_size: int) -> SamplingParams:
+    def sampling(self, vocab_size: int, tokenizer: Tokenizer) -> SamplingParams:
         """Returns the sampling parameters of one row; the temperature is 1 unless it is given, as in OpenAI's API."""
         bias = {}
         for key, value in (self.logit_bias or {}).items():
@@ -85,6 +119,7 @@ class _Options(_Body):
             repetition_penalty=self.repetition_penalty,
             min_new_tokens=self.min_tokens,
             logit_bias=bias or None,
+            grammar=None if self.response_format is None else self.response_format.compile(tokenizer),
         )
 
     @property
@@ -147,7 +182,6 @@ class ChatBody(_Options):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: ResponseFormat | None = None
 
     def prompts(self, tokenizer: Tokenizer) -> list[Any]:
         """Returns the token ids of the conversation."""
@@ -193,6 +227,6 @@ def parse[Body: _Options](kind: type[Body], body: bytes) -> Body:
 
 _NAMES = {
     name
-    for kind in (CompletionBody, ChatBody, Message, TextPart, StreamOptions, ResponseFormat)
+    for kind in (CompletionBody, ChatBody, Message, TextPart, StreamOptions, ResponseFormat, NamedSchema)
     for name in kind.model_fields
 }

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from bass_jax.models.protocol import TargetModel, forward
+from bass_jax.sampling.grammar import Grammar
 
 CAPACITY = 64
 """Capacity of the caches."""
@@ -95,7 +96,18 @@ def _processed(
     logits -= setting.get("presence_penalty", 0.0) * (num_emitted > 0)
     if outputs.shape[1] < setting.get("min_new_tokens", 0):
         logits[:, list(stop_tokens)] = -np.inf
+    if (grammar := setting.get("grammar")) is not None:
+        logits = np.where([_allowed(grammar, output, vocab_size) for output in outputs.tolist()], logits, -np.inf)
     return logits
+
+
+def _allowed(grammar: Grammar, output: list[int], vocab_size: int) -> np.ndarray:
+    """Returns which tokens may follow; all of them if the grammar does not allow `output`, which has probability 0."""
+    matcher = grammar.new_matcher()
+    if matcher.try_consume_tokens(output) != len(output) or matcher.stop_reason() == "EndOfSentence":
+        return np.ones(vocab_size, bool)
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+    return np.pad(bits, (0, max(0, vocab_size - len(bits))))[:vocab_size].astype(bool)
 
 
 def _with_processor(processor: Callable, logits: np.ndarray, prompt: Sequence[int], outputs: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import json
+import re
 import socket
 import threading
 import time
@@ -183,6 +184,37 @@ def test_a_client_that_leaves_cancels_its_requests(client, server):
     assert server.engine.loop.is_idle
 
 
+SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+
+
+def test_outputs_have_the_format(client):
+    """Under JSON, a schema, a regular expression and a grammar, at temperature 1, beside requests without a format."""
+    schema = {"name": "flag", "schema": SCHEMA, "strict": True}
+    formats = [
+        {"type": "json_schema", "json_schema": schema},
+        {"type": "regex", "regex": "[ab]{3}c?"},
+        {"type": "grammar", "grammar": 'start: "x" ("y" | "z")+ "."'},
+        {"type": "json_object"},
+        {"type": "text"},
+    ]
+
+    def ask(chosen, seed):
+        messages = [{"role": "user", "content": "hi"}]
+        answer = client.chat.completions.create(
+            model=MODEL, messages=messages, response_format=chosen, seed=seed, max_completion_tokens=48
+        )
+        return answer.choices[0].message.content, answer.choices[0].finish_reason
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(ask, formats * 4, range(20)))
+    patterns = [r"\{\s*\"a\"\s*:\s*(true|false)\s*\}", "[ab]{3}c?", r"x[yz]+\."]
+    for index, pattern in enumerate(patterns):
+        answers = found[index :: len(formats)]
+        assert any(reason == "stop" for _, reason in answers)
+        assert all(re.fullmatch(pattern, text) for text, reason in answers if reason == "stop"), answers
+    assert all(text.startswith("{") for text, _ in found[3 :: len(formats)])
+
+
 def send(url, path, body: bytes, key: str = KEY) -> tuple[int, dict]:
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     request = urllib.request.Request(url + path, body, headers)
@@ -217,6 +249,13 @@ WRONG_FIELDS = [
     ({"seed": 1.5}, "seed"),
     ({"echo": True}, "echo"),
     ({"unknown": 1}, "unknown"),
+    ({"response_format": {"type": "xml"}}, "response_format"),
+    ({"response_format": {"type": "regex"}}, "response_format"),
+    ({"response_format": {"type": "regex", "regex": "("}}, "response_format"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": 1}}}},
+        "response_format",
+    ),
 ]
 
 
