@@ -162,7 +162,8 @@ class DeviceExecutor:
         name = ("insert_row", len(self._finish))
         self.state, self._policy_state = self._run(name, insert_row, *arguments, donate=(1,))
         self._finish[row], self._handles[row] = FinishReason.RUNNING, handle
-        self._room_of_new = max(self._room_of_new, handle.request.max_new_tokens - 1)
+        if handle.request.is_speculative:
+            self._room_of_new = max(self._room_of_new, handle.request.max_new_tokens - 1)
         # Dense caches are copied, so the next sample of this prompt can use them.
         self._prompt = handle.request.prompt if self.pool is None else None
         if self.pool is not None and self._shares_pages:
@@ -195,6 +196,10 @@ class DeviceExecutor:
         self._send_finish()
         num_wanted = int(max(self._wanted[0], min(self._wanted[1], self._room_of_new)))
         self._room_of_new = 0
+        drafts = np.array([handle is None or handle.request.is_speculative for handle in self._handles])
+        if not drafts.all():
+            self.state = self.state._replace(draft_lens=self.state.draft_lens * place_whole(drafts, self._mesh))
+            num_wanted = num_wanted if any(h is not None and h.request.is_speculative for h in self._handles) else 0
         bucket = self._bucket(num_wanted)
         if bucket < num_wanted:  # The policy counts a draft that it wanted and did not get as rejected.
             self.state = self.state._replace(draft_lens=jnp.minimum(self.state.draft_lens, bucket))

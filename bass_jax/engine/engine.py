@@ -169,6 +169,7 @@ class Engine:
         stop_strings: Sequence[str] = (),
         priority: int = 0,
         prefix_group: str = "",
+        is_speculative: bool = True,
         on_event: Callable[[RequestEvent], None] | None = None,
     ) -> RequestHandle:
         """Adds a request to the queue.
@@ -184,6 +185,7 @@ class Engine:
             priority: requests with a higher priority are admitted first.
             prefix_group: with pages, requests whose prompts begin equally share the pages of this beginning. Requests
                 of different groups do not, so that the time of one says nothing about the prompts of another.
+            is_speculative: False drafts nothing for this request: every step emits one token of it.
             on_event: called with every event, in the thread that runs the step. If it raises an exception, only this
                 request ends, with the reason ``"error"``.
 
@@ -210,10 +212,13 @@ class Engine:
         priority = check_integer("priority", priority)
         check_callable("on_event", on_event)
         check_kind("prefix_group", prefix_group, str)
+        check_flag("is_speculative", is_speculative)
         stops = self._stops if stop_tokens is None else tuple(check_tokens("stop_tokens", stop_tokens).tolist())
         if len(stops) > self._num_stop_tokens:
             raise ValueError(f"stop_tokens has {len(stops)} values: expected at most {self._num_stop_tokens}")
-        request = Request(row.astype(np.int32), max_new_tokens, sampling, seed, stops, priority, prefix_group)
+        request = Request(
+            row.astype(np.int32), max_new_tokens, sampling, seed, stops, priority, prefix_group, is_speculative
+        )
         text = None if self.pair.tokenizer is None else StopStrings(self.pair.tokenizer, stop_strings, 1)
         handle = RequestHandle(request, driver=self, text=text, on_event=on_event, on_cancel=self.loop.cancel)
         self.loop.submit(handle)

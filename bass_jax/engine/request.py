@@ -33,6 +33,7 @@ class Request:
         stop_tokens: the output ends with the first of these.
         priority: requests with a higher priority are admitted first; equal ones by arrival.
         prefix_group: pages of a prompt's beginning are shared only with requests of the same group.
+        is_speculative: whether the request's row drafts.
     """
 
     prompt: np.ndarray
@@ -42,6 +43,7 @@ class Request:
     stop_tokens: tuple[int, ...] = ()
     priority: int = 0
     prefix_group: str = ""
+    is_speculative: bool = True
 
     @property
     def limit(self) -> int:

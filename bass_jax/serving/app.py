@@ -161,6 +161,7 @@ class Server:
                         seed=(seed + len(handles)) % 2**32,
                         stop_strings=body.stop_strings,
                         prefix_group=self.api_key or "",
+                        is_speculative=body.speculative,
                     )
                     handles.append(handle)
                 self.metrics.on_submit(len(prompt))

@@ -100,6 +100,7 @@ class _Options(_Body):
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 1.0
     min_tokens: Annotated[int, Field(ge=0)] = 0
+    speculative: bool = True
     response_format: ResponseFormat | None = None
 
     def sampling(self, vocab_size: int, tokenizer: Tokenizer) -> SamplingParams:

@@ -223,6 +223,19 @@ def test_a_drafter_that_reads_whole_prompts(pair):
 
 
 @pytest.mark.slow
+def test_requests_without_speculation(pair):
+    """They draft nothing beside requests that do, and all get what regular decoding gives."""
+    prompts = [[1, 2], [3], [4, 5, 6], [2]]
+    with bass.Engine(pair, SPEC, config=CONFIG, warm_up=False) as engine:
+        handles = [engine.submit(one, max_new_tokens=12, is_speculative=i % 2 == 0) for i, one in enumerate(prompts)]
+        outputs = [handle.result().tokens.tolist() for handle in handles]
+        assert all((handle.num_drafted > 0) == (i % 2 == 0) for i, handle in enumerate(handles))
+        engine.submit([1], max_new_tokens=8, is_speculative=False).result()
+        assert engine.executor._has_drafted is False  # Alone, it does not widen the verification.
+    expected = bass.generate(pair, prompts, bass.SpecConfig(0), max_new_tokens=12).tokens
+    assert outputs == [row.tolist() for row in expected]
+
+
 def test_log_probabilities_of_alternatives(pair):
     spec = bass.SpecConfig(2, num_logprobs=2)
     engine = bass.Engine(pair, spec, config=bass.EngineConfig(1, 64))

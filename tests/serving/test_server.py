@@ -184,6 +184,17 @@ def test_a_client_that_leaves_cancels_its_requests(client, server):
     assert server.engine.loop.is_idle
 
 
+def test_a_request_can_do_without_speculation(client):
+    options = {"model": MODEL, "prompt": "the", "max_tokens": 20, "seed": 4}
+    with_drafts, without = (
+        client.completions.create(**options, extra_body={"speculative": value}) for value in (True, False)
+    )
+    assert with_drafts.choices[0].text == without.choices[0].text
+    assert with_drafts.usage.completion_tokens_details.accepted_prediction_tokens > 0
+    assert without.usage.completion_tokens_details.accepted_prediction_tokens == 0
+    assert without.usage.completion_tokens_details.rejected_prediction_tokens == 0
+
+
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 
 
