@@ -32,6 +32,7 @@ def ragged_attention(
     window: int | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
     implementation: Implementation | None = None,
     interpret: bool = False,
     k_scale: jax.Array | None = None,
@@ -57,6 +58,7 @@ def ragged_attention(
         window: Number of positions that a query sees, itself included; None for all.
         scale: Factor on the scores; `H ** -0.5` by default.
         soft_cap: c: a scaled score x becomes `c tanh(x / c)` before masking (Gemma 2); None for no cap.
+        sinks: `[N]` float: one more score per head, whose weight is dropped (gpt-oss); None for none. Only in XLA.
         implementation: `"mosaic_gpu"`, `"triton"` or `"xla"`; by default the best one that supports the arguments.
         interpret: Run kernels in jax's interpreter, on any device; for tests.
         k_scale: `[B, K, S]` float32 scale per (head, token) of an int8 `k_cache`.
@@ -78,6 +80,8 @@ def ragged_attention(
     check_attention_inputs(inputs, form=form, window=window, soft_cap=soft_cap, implementation=implementation)
     batch, num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, capacity = k_cache.shape[1], inputs.capacity
+    if sinks is not None and sinks.shape != (num_heads,):
+        raise ValueError(f"sinks has shape {sinks.shape}: expected ({num_heads},), one per query head")
     if num_queries is None:
         num_queries = jnp.full((batch,), num_tokens, jnp.int32)
     # Finished rows may have any length, and unused entries of tables any page. Clipping keeps kernels in bounds.
@@ -93,7 +97,11 @@ def ragged_attention(
         if name == "xla":
             # A prefill materializes all weights at once, so it multiplies one rounded term of each.
             splits_weights = num_tokens <= MAX_KERNEL_TOKENS
-            return ragged_attention_xla(inputs, options, is_cache_finite=is_cache_finite, splits_weights=splits_weights)
+            return ragged_attention_xla(
+                inputs, options, sinks=sinks, is_cache_finite=is_cache_finite, splits_weights=splits_weights
+            )
+        if sinks is not None:
+            raise NotImplementedError("the kernels have no attention sinks")
         if tables is not None and k_scale is not None:
             raise NotImplementedError("the kernels read no pages of INT8")
         if num_tokens > MAX_KERNEL_TOKENS:

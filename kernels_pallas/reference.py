@@ -16,6 +16,7 @@ def ragged_attention(
     window: int | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
     k_scale: jax.Array | None = None,
     v_scale: jax.Array | None = None,
     tables: jax.Array | None = None,
@@ -23,7 +24,8 @@ def ragged_attention(
     """Computes `out[b,t,n] = sum_s softmax_s(scale * q[b,t,n] . k[b,k,s]) v[b,k,s]` with `k = n // R`.
 
     Query t of row b attends to positions `lengths[b] + t - window < s <= lengths[b] + t` (grouped-query attention,
-    Ainslie et al. 2023). With a `soft_cap` c, a scaled score x becomes `c tanh(x / c)`. The arguments are those of
+    Ainslie et al. 2023). With a `soft_cap` c, a scaled score x becomes `c tanh(x / c)`. A sink is one more score of a
+    head, whose weight is dropped. The arguments are those of
     `kernels_pallas.ops.ragged_attention`.
 
     Returns:
@@ -64,7 +66,13 @@ def ragged_attention(
     scores = jnp.einsum("btnh,bnsh->bnts", q.astype(jnp.float32), keys, precision=precision) * factor
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
-    weights = jax.nn.softmax(scores, axis=-1, where=visible)
+    if sinks is not None:
+        sink = jnp.broadcast_to(sinks.astype(jnp.float32)[:, None, None], (*scores.shape[:-1], 1))
+        with_sink = jnp.concatenate([scores, sink], axis=-1)
+        is_used = jnp.concatenate([visible, jnp.ones((*visible.shape[:-1], 1), bool)], axis=-1)
+        weights = jax.nn.softmax(with_sink, axis=-1, where=is_used)[..., :-1]
+    else:
+        weights = jax.nn.softmax(scores, axis=-1, where=visible)
     # Values that no query sees may be NaN, and 0 * NaN is NaN.
     values = jnp.where(visible.any(axis=2)[..., None], values, 0.0)
     return jnp.einsum("bnts,bnsh->btnh", jnp.where(visible, weights, 0.0), values, precision=precision)

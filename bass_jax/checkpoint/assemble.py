@@ -40,6 +40,10 @@ class TensorSource(Protocol):
         """Returns a tensor; it may be a view of memory that `release` frees."""
         ...
 
+    def read_bytes(self, name: str) -> np.ndarray:
+        """Returns a tensor of bytes, for a rule whose tensors are packed."""
+        ...
+
     def release(self, names: Iterable[str]) -> None:
         """Frees the memory that was used to read `names`."""
         ...
@@ -170,11 +174,11 @@ def _build(
     source: TensorSource, stored: dict[str, str], path: str, rule: Rule, shape: tuple[int, ...], dtype: np.dtype
 ) -> np.ndarray:
     """Builds one array."""
-    tensors = [source.read(stored[name]) for name in rule.sources]
+    tensors = [(source.read_bytes if rule.is_packed else source.read)(stored[name]) for name in rule.sources]
     # Cast before building, so that each tensor is read once and the temporaries have the size of the result.
-    parts = [tensor.astype(dtype, copy=False) for tensor in tensors]
+    parts = tensors if rule.is_packed else [tensor.astype(dtype, copy=False) for tensor in tensors]
     try:
-        array = rule.build(*parts)
+        array = rule.build(*parts).astype(dtype, copy=False)
     except (IndexError, ValueError):
         array = None
     if array is None or array.shape != shape:

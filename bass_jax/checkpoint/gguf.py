@@ -83,6 +83,10 @@ class GgufFile:
         except ValueError as error:
             raise ValueError(f"{self.path}: misshapen tensor {tensor.name!r} {error}") from None
 
+    def read_bytes(self, name: str) -> np.ndarray:
+        """Raises ValueError: `read` returns the numbers of every quantization."""
+        raise ValueError(f"{self.path}: tensor {name!r}: expected numbers, not bytes")
+
     def release(self, names: Iterable[str]) -> None:
         """Does nothing: the reader maps the whole file, and dequantized tensors own their memory."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bass_jax.checkpoint.safetensors import FLOATS, INDICES, SafetensorsFile
+from bass_jax.checkpoint.safetensors import BYTES, FLOATS, INDICES, SafetensorsFile
 from bass_jax.checkpoint.torch_file import TorchFile
 from bass_jax.runtime.files import read_json
 
@@ -64,6 +64,14 @@ class HuggingFaceDirectory:
             ValueError: naming file and tensor, if it has another dtype.
         """
         return self._read(name, INDICES)
+
+    def read_bytes(self, name: str) -> np.ndarray:
+        """Returns a mapped tensor of bytes, in which numbers are packed.
+
+        Raises:
+            ValueError: naming file and tensor, if it has another dtype.
+        """
+        return self._read(name, BYTES)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of a tensor."""

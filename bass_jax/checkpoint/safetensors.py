@@ -31,6 +31,9 @@ FLOATS = {
 DTYPES = FLOATS | {"I8": np.dtype(np.int8), "I32": np.dtype(np.int32)}
 """Stored dtypes of our own checkpoints."""
 
+BYTES = {"U8": np.dtype(np.uint8)}
+"""Stored dtypes of tensors in which numbers are packed."""
+
 INDICES = {"I64": np.dtype(np.int64), "I32": np.dtype(np.int32), "BOOL": np.dtype(np.bool_)}
 """Stored dtypes of other libraries' tensors of token ids."""
 
@@ -68,7 +71,7 @@ class SafetensorsFile:
 
     def read(self, name: str) -> np.ndarray:
         """Returns a mapped tensor, which is valid while the file does not change."""
-        dtype, shape = (DTYPES | INDICES)[self.kinds[name]], self.shapes[name]
+        dtype, shape = (DTYPES | INDICES | BYTES)[self.kinds[name]], self.shapes[name]
         return np.frombuffer(self._memory, dtype, math.prod(shape), self._starts[name]).reshape(shape)
 
     def release(self) -> None:

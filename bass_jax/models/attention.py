@@ -73,13 +73,14 @@ class Attention(nn.Module):
         is_whole = keys is None
         if is_whole:
             keys, values = new_keys.swapaxes(1, 2), new_values.swapaxes(1, 2)
+        sinks = declare(self, "sinks", (K, R), ("kv_heads", None), zeros) if attention.has_sinks else None
         parts = []
         # Each candidate attends as if it were the only one; the weights are read once for all.
         for candidate in range(num_candidates):
             own = slice(candidate * T // num_candidates, (candidate + 1) * T // num_candidates)
             new = None if is_whole else (new_keys[:, own], new_values[:, own])
             part, keys, values = _write_and_attend(
-                config, attention, queries[:, own], new, keys, values, positions[:, own]
+                config, attention, queries[:, own], new, keys, values, positions[:, own], sinks
             )
             parts.append(part)
         attended = parts[0] if num_candidates == 1 else jnp.concatenate(parts, axis=1)
@@ -103,7 +104,7 @@ class Attention(nn.Module):
         return apply_norm(norm, rows, declare_norm(self, name, norm, *shape, axis=None)).reshape(x.shape)
 
 
-def _write_and_attend(config: ModelConfig, attention: AttentionConfig, queries, new, keys, values, positions):
+def _write_and_attend(config: ModelConfig, attention: AttentionConfig, queries, new, keys, values, positions, sinks):
     """Writes new keys and values to the cache, and attends to it. On a mesh every device does so for its own heads.
 
     Args:
@@ -114,34 +115,37 @@ def _write_and_attend(config: ModelConfig, attention: AttentionConfig, queries, 
         keys: of the cache, ``[B, K, S, H]``.
         values: likewise.
         positions: ``[B, T]``.
+        sinks: ``[K, R]``, or None.
 
     Returns:
         ``(attended [B, T, N, H], keys, values)``.
     """
 
-    def run(queries, new, keys, values, positions):
+    def run(queries, new, keys, values, positions, sinks):
+        if new is None and sinks is not None:
+            return _attend(config, attention, queries, keys, values, positions, sinks), keys, values
         if new is None:
             options = {"window": attention.window, "scale": attention.scale, "soft_cap": attention.softcap}
             return causal_attention(queries, keys, values, **options), keys, values
         keys, values = append(keys, new[0], positions), append(values, new[1], positions)
-        return _attend(config, attention, queries, keys, values, positions), keys, values
+        return _attend(config, attention, queries, keys, values, positions, sinks), keys, values
 
     axis = config.tensor_axis
     if not has_axis(axis):
-        return run(queries, new, keys, values, positions)
+        return run(queries, new, keys, values, positions, sinks)
     of_tokens, of_cache = PartitionSpec(None, None, axis), PartitionSpec(None, axis)
     # Explicit, because XLA cannot partition a kernel.
     per_device = jax.shard_map(
         run,
-        in_specs=(of_tokens, of_tokens, of_cache, of_cache, PartitionSpec()),
+        in_specs=(of_tokens, of_tokens, of_cache, of_cache, PartitionSpec(), PartitionSpec(axis)),
         out_specs=(of_tokens, of_cache, of_cache),
         check_vma=False,
     )
-    return per_device(queries, new, keys, values, positions)
+    return per_device(queries, new, keys, values, positions, sinks)
 
 
-def _attend(config: ModelConfig, attention: AttentionConfig, queries, keys: Any, values: Any, positions):
-    """Attends from queries ``[B, T, N, H]`` to the cache."""
+def _attend(config: ModelConfig, attention: AttentionConfig, queries, keys: Any, values: Any, positions, sinks):
+    """Attends from queries ``[B, T, N, H]`` to the cache, or to whole sequences that start at position 0."""
     num_queries = (positions < keys.shape[2]).sum(axis=1, dtype=jnp.int32)
     num_cached = jnp.where(num_queries > 0, positions[:, 0], 0)  # before this pass; one less than committed tokens
     layout: dict[str, Any] = {"is_cache_finite": True}
@@ -165,5 +169,6 @@ def _attend(config: ModelConfig, attention: AttentionConfig, queries, keys: Any,
         window=attention.window,
         scale=attention.scale,
         soft_cap=attention.softcap,
+        sinks=None if sinks is None else sinks.reshape(-1),
         **layout,
     )

@@ -138,6 +138,7 @@ class AttentionConfig:
             ``"each_head"`` each head with scales of its own (Cohere), ``"all_heads"`` all heads at once (OLMo).
         scale: factor on the scores; None means ``head_dim ** -0.5``.
         softcap: c: a scaled score x becomes ``c tanh(x / c)`` before masking; None for no cap.
+        has_sinks: whether each head has a learned score that takes a share of the attention and adds nothing (gpt-oss).
     """
 
     num_heads: int
@@ -151,6 +152,7 @@ class AttentionConfig:
     qk_norm_span: Literal["head", "each_head", "all_heads"] = "head"
     scale: float | None = None
     softcap: float | None = None
+    has_sinks: bool = False
 
     def __post_init__(self):
         for name in ("num_heads", "num_kv_heads", "head_dim"):
@@ -208,7 +210,7 @@ class DenseMLP:
 
 @dataclasses.dataclass(frozen=True)
 class MoEConfig:
-    """A mixture of experts: gated MLPs without biases, of which a router chooses a few for each token.
+    """A mixture of experts: gated MLPs, of which a router chooses a few for each token.
 
     A softmax over the chosen experts only is the same as ``"softmax"`` with `is_normalized`.
 
@@ -227,6 +229,10 @@ class MoEConfig:
         num_active_groups: experts are chosen from the so many groups with the largest sums of their two largest scores.
         shared: an MLP that every token passes through, added to the experts; None for none.
         has_shared_gate: whether the output of `shared` is multiplied by the sigmoid of a projection of the input.
+        has_bias: whether the router and the experts have biases.
+        gate_limit: the gate g and the other projection u are limited to at most this, u also to at least its negative,
+            and become ``g sigmoid(gate_slope g) (u + 1)`` in place of ``activation(g) u`` (gpt-oss); None for no limit.
+        gate_slope: see `gate_limit`.
     """
 
     num_experts: int
@@ -241,6 +247,9 @@ class MoEConfig:
     num_active_groups: int = 1
     shared: DenseMLP | None = None
     has_shared_gate: bool = False
+    has_bias: bool = False
+    gate_limit: float | None = None
+    gate_slope: float = 1.702
 
     def __post_init__(self):
         for name in ("num_experts", "width", "num_groups"):

@@ -74,9 +74,17 @@ class MoE(nn.Module):
         tokens = values.reshape(-1, D)
         logits = matmul(tokens, declare(self, "router", (E, D), (None, "embed")), jnp.float32)
         bias = declare(self, "choice_bias", (E,), (None,), zeros, jnp.float32) if moe.has_choice_bias else None
+        if moe.has_bias:
+            logits += declare(self, "router_bias", (E,), (None,), zeros).astype(jnp.float32)
         gate_up = declare_weight(self, "experts_gate_up", (E, 2, F, D), ("experts", None, "mlp", "embed"))
         down = declare_weight(self, "experts_down", (E, D, F), ("experts", "embed", "mlp"))
-        y = _run_on_mesh(config, moe, tokens, route(moe, logits, bias), gate_up, down)
+        routing, gate_up_bias = route(moe, logits, bias), None
+        if moe.has_bias:
+            gate_up_bias = declare(self, "experts_gate_up_bias", (E, 2, F), ("experts", None, "mlp"), zeros)
+        y = _run_on_mesh(config, moe, tokens, routing, gate_up, gate_up_bias, down)
+        if moe.has_bias:
+            down_bias = declare(self, "experts_down_bias", (E, D), (None, "embed"), zeros)
+            y += jnp.einsum("ma,mad->md", routing.factors, down_bias[routing.experts].astype(jnp.float32))
         if moe.shared is not None:
             shared = MLP(config, moe.shared, name="shared")(Normed(values, None)).reshape(y.shape)
             if moe.has_shared_gate:
@@ -86,16 +94,18 @@ class MoE(nn.Module):
         return y.astype(values.dtype).reshape(values.shape)
 
 
-def _run_on_mesh(config: ModelConfig, moe: MoEConfig, tokens, routing, gate_up, down) -> Float[Array, "M D"]:
+def _run_on_mesh(
+    config: ModelConfig, moe: MoEConfig, tokens, routing, gate_up, gate_up_bias, down
+) -> Float[Array, "M D"]:
     """Runs the experts. On a mesh every device runs its part of its own experts on all tokens, and parts are added."""
     experts, width = (axis if has_axis(axis) else None for axis in config.expert_axes)
     axes = tuple(axis for axis in (experts, width) if axis is not None)
     if not axes:
-        return run_experts(moe, tokens, routing, gate_up, down, 0)
+        return run_experts(moe, tokens, routing, gate_up, gate_up_bias, down, 0)
 
-    def run(tokens, routing, gate_up, down):
+    def run(tokens, routing, gate_up, gate_up_bias, down):
         first = 0 if experts is None else jax.lax.axis_index(experts) * gate_up.values.shape[0]
-        return jax.lax.psum(run_experts(moe, tokens, routing, gate_up, down, first), axes)
+        return jax.lax.psum(run_experts(moe, tokens, routing, gate_up, gate_up_bias, down, first), axes)
 
     def specs(weight: Weight, *axes: str | None) -> Any:
         scale = None if weight.scale is None else PartitionSpec(*axes[: weight.scale.ndim])
@@ -108,12 +118,13 @@ def _run_on_mesh(config: ModelConfig, moe: MoEConfig, tokens, routing, gate_up, 
             PartitionSpec(),
             PartitionSpec(),
             specs(gate_up, experts, None, width, None),
+            PartitionSpec(experts, None, width),
             specs(down, experts, None, width),
         ),
         out_specs=PartitionSpec(),
         check_vma=False,
     )
-    return per_device(tokens, routing, gate_up, down)
+    return per_device(tokens, routing, gate_up, gate_up_bias, down)
 
 
 def run_experts(
@@ -121,6 +132,7 @@ def run_experts(
     tokens: Float[Array, "M D"],
     routing: Routing,
     gate_up: Weight,
+    gate_up_bias: Float[Array, "E 2 F"] | None,
     down: Weight,
     first: Int[Array, ""] | int,
 ) -> Float[Array, "M D"]:
@@ -131,7 +143,8 @@ def run_experts(
         tokens: the input.
         routing: experts are numbered over all experts of the layer.
         gate_up: ``[E', 2, F, D]`` of E' consecutive experts.
-        down: ``[E', D, F]`` of the same experts.
+        gate_up_bias: ``[E', 2, F]``, or None.
+        down: ``[E', D, F]`` of the same experts; their biases are not added.
         first: number of the first of them.
     """
     M, A = routing.experts.shape
@@ -152,8 +165,15 @@ def run_experts(
             return y
         return y * weight.scale.reshape(num_given, -1).at[sorted_expert].get(mode="clip")
 
-    projected = multiply(rows, gate_up).reshape(-1, 2, F).astype(tokens.dtype)
-    hidden = ACTIVATIONS[moe.activation](projected[:, 0]) * projected[:, 1]
+    projected = multiply(rows, gate_up).reshape(-1, 2, F)
+    if gate_up_bias is not None:
+        projected += gate_up_bias.at[sorted_expert].get(mode="clip")
+    gate, up = projected[:, 0].astype(tokens.dtype), projected[:, 1].astype(tokens.dtype)
+    if moe.gate_limit is None:
+        hidden = ACTIVATIONS[moe.activation](gate) * up
+    else:
+        gate, up = jnp.minimum(gate, moe.gate_limit), jnp.clip(up, -moe.gate_limit, moe.gate_limit)
+        hidden = gate * jax.nn.sigmoid(moe.gate_slope * gate) * (up + 1)
     y = multiply(hidden, down)
     # A gather back to the tokens' order, because the order of a scattered sum is not fixed on a GPU.
     back = jnp.zeros_like(order).at[order].set(jnp.arange(M * A))

@@ -9,7 +9,12 @@ from kernels_pallas.attention.weights import weight_terms
 
 
 def ragged_attention_xla(
-    inputs: AttentionInputs, options: ScoreOptions, *, is_cache_finite: bool = False, splits_weights: bool = True
+    inputs: AttentionInputs,
+    options: ScoreOptions,
+    *,
+    sinks: jax.Array | None = None,
+    is_cache_finite: bool = False,
+    splits_weights: bool = True,
 ) -> jax.Array:
     """Computes `kernels_pallas.ops.ragged_attention` as two batched matrix products and a masked softmax.
 
@@ -20,6 +25,7 @@ def ragged_attention_xla(
     Args:
         inputs: The op's arguments. Pages are gathered into a dense cache first.
         options: How scores are computed.
+        sinks: `[N]`, as in `kernels_pallas.ops.ragged_attention`.
         is_cache_finite: No position of the cache holds NaN or infinity, so V is not masked. On a CPU the masked copy
             of V takes several times as long as the product itself.
         splits_weights: Multiply 16-bit values by two terms of each weight (`weight_terms`) instead of by the rounded
@@ -57,8 +63,14 @@ def ragged_attention_xla(
     scores = jnp.where(visible, scores, -jnp.inf)
     # The maximum of a row that sees nothing is -inf, and -inf - -inf is NaN.
     row_max = jnp.maximum(scores.max(axis=-1, keepdims=True), jnp.finfo(jnp.float32).min)
+    if sinks is not None:
+        sink = jnp.tile(sinks.astype(jnp.float32).reshape(num_kv_heads, 1, group), (1, num_tokens, 1))
+        sink = sink.reshape(num_kv_heads, -1, 1)
+        row_max = jnp.maximum(row_max, sink)
     weights = jnp.exp(scores - row_max)
     row_sum = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        row_sum += jnp.exp(sink - row_max)
     if v_scale is not None:
         # Scale the weights instead of the values. Scales of unwritten positions may be NaN.
         weights *= jnp.where(written[:, None], v_scale, 0.0)[:, :, None]

@@ -277,24 +277,35 @@ def test_any_length_and_count(form, spec, data):
         assert_close(out, expected)
 
 
-@pytest.mark.parametrize("implementation", ["triton", "xla"])
-def test_equals_a_numpy_loop(implementation):
+@pytest.mark.parametrize(("implementation", "has_sinks"), [("triton", False), ("xla", False), ("xla", True)])
+def test_equals_a_numpy_loop(implementation, has_sinks):
     """An independent loop in NumPy checks the reference itself."""
     spec = AttentionSpec("tiny", 2, 3, 4, 2, 16, 20, "float32", window=4, soft_cap=0.7)
     arguments = attention_arguments(spec)
     q, k, v, lengths, num_queries = (np.asarray(arguments[n]) for n in spec.shapes())
     expected = np.zeros_like(q)
+    sinks = np.array([0.3, -2.0, 5.0, 40.0], np.float32)
     for b in range(2):
         for t in range(num_queries[b]):
             last = lengths[b] + t
             seen = slice(max(0, last - 3), last + 1)
             for n in range(4):
                 scores = 0.7 * np.tanh(k[b, n // 2, seen] @ q[b, t, n] / 4.0 / 0.7)
-                weights = np.exp(scores - scores.max())
-                expected[b, t, n] = weights @ v[b, n // 2, seen] / weights.sum()
-    np.testing.assert_allclose(reference.ragged_attention(**arguments, **spec.options), expected, atol=1e-6)
-    out = run(arguments, **spec.options, implementation=implementation)
+                weights = np.exp(scores)
+                total = weights.sum() + (np.exp(sinks[n]) if has_sinks else 0.0)
+                expected[b, t, n] = weights @ v[b, n // 2, seen] / total
+    options = spec.options | ({"sinks": jnp.asarray(sinks)} if has_sinks else {})
+    np.testing.assert_allclose(reference.ragged_attention(**arguments, **options), expected, atol=1e-6)
+    out = run(arguments, **options, implementation=implementation)
     np.testing.assert_allclose(out, expected, atol=2e-6)
+
+
+def test_kernels_refuse_sinks():
+    arguments = attention_arguments(AttentionSpec("tiny", 2, 3, 4, 2, 16, 20, "float32"))
+    with pytest.raises(NotImplementedError, match="no attention sinks"):
+        ragged_attention(**arguments, sinks=jnp.zeros(4), implementation="triton", interpret=True)
+    with pytest.raises(ValueError, match=r"sinks has shape \(3,\): expected \(4,\)"):
+        ragged_attention(**arguments, sinks=jnp.zeros(3))
 
 
 @pytest.mark.parametrize("implementation", mostly_slow(["mosaic_gpu", "triton", "xla"], lambda name: name == "triton"))

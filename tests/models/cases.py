@@ -67,6 +67,11 @@ _GLM4 = _GLM | {"model_type": "glm4"}
 _STARCODER2 = _LLAMA | {"model_type": "starcoder2", "norm_epsilon": 1e-3}
 _COHERE = _LLAMA | {"model_type": "cohere", "logit_scale": 0.3, "layer_norm_eps": 1e-3}
 _COHERE2 = _COHERE | {"model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 7}
+_GPT_OSS = (
+    _LLAMA
+    | {"model_type": "gpt_oss", "head_dim": 12, "num_local_experts": 5, "num_experts_per_tok": 2}
+    | {"sliding_window": 7, "rope_parameters": _YARN}
+)
 _FALCON = _COMMON | _SHAPE | {"model_type": "falcon", "max_position_embeddings": 128, "layer_norm_epsilon": 1e-3}
 
 CONFIGS = {
@@ -150,6 +155,13 @@ CONFIGS = {
     | {"head_dim": 12},  # Without it `transformers` fails for YaRN.
     "mixtral-head-10-all-experts-sharded": _MIXTRAL
     | {"head_dim": 10, "num_local_experts": 3, "num_experts_per_tok": 3, "rms_norm_eps": 1e-3},
+    "gpt_oss": _GPT_OSS,
+    "gpt_oss-mqa-tied-no-bias-other-layers": _GPT_OSS
+    | {"num_key_value_heads": 1, "tie_word_embeddings": True, "attention_bias": False, "num_experts_per_tok": 1}
+    | {"layer_types": ["full_attention", "sliding_attention"], "swiglu_limit": 0.4, "swiglu_alpha": 1.1},
+    "gpt_oss-head-10-all-experts-sharded": _GPT_OSS
+    | {"head_dim": 10, "num_local_experts": 3, "num_experts_per_tok": 3, "rms_norm_eps": 1e-3}
+    | {"num_hidden_layers": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
     "olmoe": _OLMOE,
     "olmoe-normalized-tied-mqa": _OLMOE
     | {"norm_topk_prob": True, "tie_word_embeddings": True, "num_key_value_heads": 1, "num_experts_per_tok": 4},

@@ -47,6 +47,7 @@ CASES = (
     "qwen3_moe-dense-layers-sharded",
     "qwen2_moe-normalized-windows-no-bias",
     "mixtral-window-mqa-tied",
+    "gpt_oss",
     "olmoe",
     "olmo2",
     "olmo3",

@@ -24,6 +24,7 @@ NAMES = (
     *("qwen3_moe-tied-mqa-unnormalized-window", "qwen2_moe-normalized-windows-no-bias", "mixtral-window-mqa-tied"),
     *("olmoe-normalized-tied-mqa", "olmo2-tied-mqa-rope-linear", "olmo3", "phi3-longrope-tied-mqa"),
     *("smollm3-tied-windows-first-layer-not-rotated", "granite", "glm", "glm4-head-16-quarter-rotated-sharded"),
+    "gpt_oss-mqa-tied-no-bias-other-layers",
     *("starcoder2-tied-mqa-window", "cohere-tied-mqa-norms", "cohere2", "falcon-new-two-norms-bias"),
 )
 

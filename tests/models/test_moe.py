@@ -71,7 +71,7 @@ def layer():
 
 @functools.partial(jax.jit, static_argnums=0)
 def run(moe, tokens, routing, gate_up, down, first=0):
-    return run_experts(moe, tokens, routing, gate_up, down, first)
+    return run_experts(moe, tokens, routing, gate_up, None, down, first)
 
 
 def test_the_output_is_the_sum_of_the_chosen_experts(layer):
@@ -115,11 +115,12 @@ def test_parts_of_the_experts_add_up(layer):
     np.testing.assert_allclose(sum(parts), whole, rtol=1e-5, atol=1e-5)
 
 
+LIMITED = MoEConfig(4, 2, 24, has_bias=True, gate_limit=0.5)
 SHARED = MoEConfig(4, 2, 24, shared=DenseMLP(8), has_shared_gate=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("expert_parallel", "moe"), [(2, SHARED), (4, MoEConfig(4, 2, 24))])
+@pytest.mark.parametrize(("expert_parallel", "moe"), [(2, SHARED), (4, MoEConfig(4, 2, 24)), (2, LIMITED)])
 def test_experts_on_a_mesh_give_the_logits_of_one_device(expert_parallel, moe):
     """A tiny Qwen3-MoE: norms of queries and keys, experts over ``ep``, heads and widths over ``tp``."""
     if len(jax.devices()) < 4:

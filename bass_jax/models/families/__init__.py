@@ -11,6 +11,7 @@ from bass_jax.models.families import (
     glm,
     gpt2,
     gpt_neox,
+    gpt_oss,
     granite,
     llama,
     mistral,
@@ -57,6 +58,7 @@ FAMILIES: dict[str, Family] = {
         cohere.COHERE,
         cohere.COHERE2,
         falcon.FAMILY,
+        gpt_oss.FAMILY,
     )
 }
 """The families by the ``model_type`` of a Hugging Face configuration."""

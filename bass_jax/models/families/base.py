@@ -23,12 +23,14 @@ class Rule:
         build: returns our tensor from them, given in this order.
         split: inverts `build`.
         alternative: another form that files may have instead. It is read if all of its tensors exist, never written.
+        is_packed: whether the stored tensors are bytes, which `build` makes numbers of.
     """
 
     sources: tuple[str, ...]
     build: Callable[..., np.ndarray]
     split: Callable[[np.ndarray], tuple[np.ndarray, ...]]
     alternative: "Rule | None" = None
+    is_packed: bool = False
 
     def form_in(self, names: Set[str]) -> "Rule":
         """Returns the form of the rule whose tensors are in `names`, this one if both or none is."""
@@ -157,7 +159,12 @@ def check_common(source: Mapping[str, Any]) -> None:
     Raises:
         ValueError: naming a key with a value that the decoder does not support.
     """
-    require_values(source, is_causal=True, quantization_config=None, add_cross_attention=False)
+    quantization = source.get("quantization_config")
+    if source.get("model_type") == "gpt_oss" and isinstance(quantization, Mapping):
+        require_values(quantization, quant_method="mxfp4")
+    else:
+        require_values(source, quantization_config=None)
+    require_values(source, is_causal=True, add_cross_attention=False)
 
 
 def check_aliases(source: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
