@@ -1,4 +1,4 @@
-"""Experts that a gpt-oss checkpoint holds in MXFP4."""
+"""gpt-oss: experts in MXFP4, and heads and experts that are spread over a mesh."""
 
 import json
 
@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import bass_jax as bass
 from bass_jax.checkpoint.load import load_model
 from bass_jax.checkpoint.save import save_hugging_face
+from bass_jax.drafters import NgramDrafter
+from bass_jax.models import Model, tensor_parallel_mesh
 from bass_jax.models.families import FAMILIES
 from bass_jax.models.families.gpt_oss import dequantize
 from bass_jax.models.flax_model import init_model
@@ -74,3 +77,19 @@ def test_other_quantizations_and_packed_tensors_elsewhere_are_refused(packed):
     save_file(tensors, path / "model.safetensors")
     with pytest.raises(ValueError, match=r"'model\.norm\.weight' has the dtype U8"):
         load_model(path)
+
+
+def test_two_devices_give_the_tokens_of_one(tmp_path):
+    """Heads with their sinks, and experts with their biases, are spread over the mesh."""
+    config = FAMILIES["gpt_oss"].read_config(CONFIGS["gpt_oss"] | {"vocab_size": 132})
+    model = init_model(config, jax.random.key(0))
+    noise = iter(jax.random.split(jax.random.key(1), 1000))
+    params = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(next(noise), x.shape, x.dtype), model.params)
+    save_hugging_face(tmp_path / "model", Model(params, config))
+    outputs = []
+    for mesh in (None, tensor_parallel_mesh(2)):
+        pair = bass.Pair(load_model(tmp_path / "model", mesh=mesh), NgramDrafter(3, 2))
+        outputs.append(bass.generate(pair, [[*range(1, 13)], [5, 6], [7]], bass.SpecConfig(3), max_new_tokens=16))
+    for row in range(3):
+        assert outputs[0].tokens[row].tolist() == outputs[1].tokens[row].tolist()
+        np.testing.assert_allclose(outputs[0].logprobs[row], outputs[1].logprobs[row], atol=3e-5)
