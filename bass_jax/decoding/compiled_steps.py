@@ -81,6 +81,10 @@ class CompiledSteps:
             self.seconds[bucket] = self.seconds.get(bucket, 0.0) + JIT_CACHE.compile_seconds - before
         return self._compiled[name]
 
+    def forget(self) -> None:
+        """Forgets the compiled steps, because the structure of the state has changed."""
+        self._compiled.clear()
+
     def _function(self, bucket: int, pair: Pair, state: SpecState) -> tuple:
         """Returns the step of `bucket` and its arguments."""
         step = decode_step if bucket == 0 and self._step is speculate_step else self._step

@@ -25,6 +25,7 @@ from bass_jax.engine.slots import (
     Pages,
     empty_prompt,
     empty_state,
+    filled,
     finish_prompt,
     insert_row,
     plan_rows,
@@ -135,6 +136,8 @@ class DeviceExecutor:
             if self._new is not None:  # The request ended while its prompt was being read.
                 self._release(self._new[0])
             self._new = handle, self._lay_out(handle)
+            if self._new[1].sampling_arrays.processor_arrays is not None:
+                self._process_logits()
             if prompt is self._prompt:  # Another sample of the last prompt.
                 return
             self._prompt = None
@@ -149,6 +152,16 @@ class DeviceExecutor:
         pages, self._reading = self._run("read_prompt_chunk", read_prompt_chunk, *arguments, donate=(1, 2))
         if pages:
             self.state = with_pages(self.state, pages)
+
+    def _process_logits(self) -> None:
+        """Gives the batch the arrays of `ProcessorArrays` if it has none. All functions are then compiled anew."""
+        sampling_arrays = self.state.sampling_arrays
+        if sampling_arrays.processor_arrays is None:
+            one = filled(None, self._pair.target.vocab_size)
+            rows = place_whole(jax.tree.map(lambda x: np.repeat(x, len(self._finish), axis=0), one), self._mesh)
+            self.state = self.state._replace(sampling_arrays=sampling_arrays._replace(processor_arrays=rows))
+            self._compiled.clear()
+            self.steps.forget()
 
     def insert(self, handle: RequestHandle, row: int) -> None:
         """Dispatches the move of the prompt that was read into `row`."""

@@ -78,8 +78,9 @@ class Engine:
             spec: default ``SpecConfig()``. The greedy rule accepts only greedy requests.
             policy: chooses draft lengths; None uses ``spec.draft_len``, or the policy ``"auto"`` if that is None.
             config: default ``EngineConfig()``.
-            is_processed: whether requests can have logit bias, banned tokens, penalties, minimum lengths and grammars.
-                This allocates an array ``[B, V]``.
+            is_processed: compile for requests with logit bias, banned tokens, penalties, minimum lengths or grammars,
+                and allocate an array ``[B, V]`` for them. Otherwise the first such request does so, and all functions
+                are compiled anew.
             num_stop_tokens: the largest number of stop tokens of a request.
             warm_up: compile everything before the first request; False compiles on first use.
             clock: returns the time in seconds, for `RequestHandle.times`.
@@ -194,7 +195,7 @@ class Engine:
 
         Raises:
             ValueError: if the request can never run: it is too long for the context, the capacity or the token budget,
-                a token is outside the vocabulary, or the engine was not made for its sampling parameters.
+                a token is outside the vocabulary, or the acceptance rule does not support its sampling parameters.
             QueueFull: if the queue is full.
             EngineClosed: after `close`, or after a step that failed.
         """
@@ -207,7 +208,8 @@ class Engine:
         check_kind("sampling", sampling, SamplingParams | None)
         self.config.check(len(row), max_new_tokens, context_of(target))
         sampling = sampling or SamplingParams()
-        check_sampling(sampling, self.spec, self._is_processed, target.vocab_size)
+        if check_sampling(sampling, self.spec, target.vocab_size):
+            self._is_processed = True
         seed = check_integer("seed", seed, 0, 2**32 - 1)
         priority = check_integer("priority", priority)
         check_callable("on_event", on_event)

@@ -41,7 +41,7 @@ def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: 
     sampling_arrays = request.sampling.sampling_arrays(1, vocab_size)
     if is_processed:
         sampling_arrays = sampling_arrays._replace(
-            processor_arrays=_filled(sampling_arrays.processor_arrays, vocab_size)
+            processor_arrays=filled(sampling_arrays.processor_arrays, vocab_size)
         )
     length, seed = np.full(1, len(request.prompt), np.int32), np.full(1, request.seed, np.uint32)
     fields: dict[str, Any] = {  # NumPy arrays, which the annotations of the state do not allow
@@ -61,8 +61,8 @@ def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: 
     return SpecState(**fields)
 
 
-def _filled(processor_arrays: ProcessorArrays | None, vocab_size: int) -> ProcessorArrays:
-    """Returns arrays in which the fields that the request does not set have no effect."""
+def filled(processor_arrays: ProcessorArrays | None, vocab_size: int) -> ProcessorArrays:
+    """Returns the arrays of one row, in which the fields that the request does not set have no effect."""
     bias, penalties, min_new_tokens, grammars = processor_arrays or ProcessorArrays()
     one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
     return ProcessorArrays(
@@ -195,15 +195,11 @@ def has_rows(policy: Policy) -> Any:
     return jax.tree.map(lambda one, other: one.shape != other.shape, few, many)
 
 
-def check_sampling(sampling: SamplingParams, spec: SpecConfig, is_processed: bool, vocab_size: int) -> None:
-    """Checks that the engine supports the sampling parameters.
+def check_sampling(sampling: SamplingParams, spec: SpecConfig, vocab_size: int) -> bool:
+    """Checks that the engine supports the sampling parameters; returns whether they process logits.
 
     Raises:
         ValueError: naming the parameter.
     """
-    sampling_arrays = sampling.sampling_arrays(1, vocab_size)
-    if sampling_arrays.processor_arrays is not None and not is_processed:
-        raise ValueError(
-            "sampling: expected no bias, bans, penalties, minimum length or grammar; see Engine(is_processed=True)"
-        )
     check_greedy(find_rule(spec.acceptance), sampling)
+    return sampling.sampling_arrays(1, vocab_size).processor_arrays is not None

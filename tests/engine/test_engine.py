@@ -193,10 +193,14 @@ def test_nothing_is_compiled_after_warm_up(engine, monkeypatch):
     assert JIT_CACHE.num_compiled == before
 
 
-@pytest.mark.slow
-def test_logits_processors(pair):
-    """Bias, bans, penalties and minimum lengths, in a batch with a row without any."""
-    engine = bass.Engine(pair, SPEC, config=bass.EngineConfig(4, 64, buckets=(4,)), is_processed=True)
+@pytest.mark.parametrize(
+    ("is_processed", "page_size"),
+    mostly_slow([(True, None), (False, None), (False, 16)], lambda one: one == (False, 16)),
+)
+def test_logits_processors(pair, is_processed, page_size):
+    """Bias, bans, penalties and minimum lengths join a batch in which a row without any is running."""
+    config = bass.EngineConfig(4, 64, buckets=(4,), chunk=16, page_size=page_size)
+    engine = bass.Engine(pair, SPEC, config=config, is_processed=is_processed, warm_up=False)
     samplings = [
         bass.SamplingParams(),
         bass.SamplingParams(0.9, repetition_penalty=1.4, frequency_penalty=0.3),
@@ -207,7 +211,11 @@ def test_logits_processors(pair):
         {"prompt": [1, 2, 3, i], "sampling": sampling, "seed": i, "stop_tokens": [5, 7], "max_new_tokens": 20}
         for i, sampling in enumerate(samplings)
     ]
-    handles = [engine.submit(**request) for request in requests]
+    handles = [engine.submit(**requests[0])]
+    for _ in range(3):
+        engine.advance()
+    assert handles[0].num_tokens > 0 and not handles[0].is_finished
+    handles += [engine.submit(**request) for request in requests[1:]]
     engine.run()
     check_outputs(pair, engine.spec, requests, handles, set())
 
@@ -222,7 +230,6 @@ def test_a_drafter_that_reads_whole_prompts(pair):
     check_outputs(pair, engine.spec, requests, handles, set())
 
 
-@pytest.mark.slow
 def test_requests_without_speculation(pair):
     """They draft nothing beside requests that do, and all get what regular decoding gives."""
     prompts = [[1, 2], [3], [4, 5, 6], [2]]
@@ -230,12 +237,11 @@ def test_requests_without_speculation(pair):
         handles = [engine.submit(one, max_new_tokens=12, is_speculative=i % 2 == 0) for i, one in enumerate(prompts)]
         outputs = [handle.result().tokens.tolist() for handle in handles]
         assert all((handle.num_drafted > 0) == (i % 2 == 0) for i, handle in enumerate(handles))
-        engine.submit([1], max_new_tokens=8, is_speculative=False).result()
-        assert engine.executor._has_drafted is False  # Alone, it does not widen the verification.
     expected = bass.generate(pair, prompts, bass.SpecConfig(0), max_new_tokens=12).tokens
     assert outputs == [row.tolist() for row in expected]
 
 
+@pytest.mark.slow
 def test_log_probabilities_of_alternatives(pair):
     spec = bass.SpecConfig(2, num_logprobs=2)
     engine = bass.Engine(pair, spec, config=bass.EngineConfig(1, 64))
@@ -328,7 +334,6 @@ def test_an_invalid_request_is_refused(token_engine):
         ({"prompt": [1], "max_new_tokens": 0}, "max_new_tokens=0"),
         ({"prompt": [1], "max_new_tokens": 5, "seed": -1}, "seed=-1"),
         ({"prompt": [1], "max_new_tokens": 5, "stop_tokens": range(5)}, "stop_tokens has 5"),
-        ({"prompt": [1], "max_new_tokens": 5, "sampling": bass.SamplingParams(min_new_tokens=3)}, "is_processed"),
     ):
         with pytest.raises(ValueError, match=message):
             token_engine.submit(**request)

@@ -172,7 +172,7 @@ def test_an_engine_serves_grammars_beside_other_requests(page_size):
     greedy = [bass.SamplingParams(grammar=Grammar(TOKENIZER, regex=f"(ab){{{num}}}c*a")) for num in (1, 2, 3, 4)]
     greedy.insert(2, bass.SamplingParams())
     options = {"max_new_tokens": 16, "stop_tokens": [END]}
-    with bass.Engine(pair, bass.SpecConfig(2, "greedy"), config=config, is_processed=True, warm_up=False) as engine:
+    with bass.Engine(pair, bass.SpecConfig(2, "greedy"), config=config, warm_up=False) as engine:
         handles = [engine.submit([0, 1, 2][: 1 + row % 3], sampling=one, **options) for row, one in enumerate(greedy)]
         handles[1].cancel()
         outputs = [handle.result().tokens.tolist() for handle in handles]
