@@ -176,7 +176,7 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
     def to_llguidance(self) -> Any:
-        """Returns an ``llguidance.LLTokenizer``, for `bass_jax.sampling.grammar.Grammar`.
+        """Returns an ``llguidance.LLTokenizer``, for `bass_jax.sampling.Grammar`.
 
         Raises:
             ValueError: if no token ends a text.

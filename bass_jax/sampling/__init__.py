@@ -5,10 +5,12 @@ distribution that is sampled from and that enters the acceptance ratio, for both
 """
 
 from bass_jax.sampling.distribution import TokenDistribution, sample_tokens, token_distribution
+from bass_jax.sampling.grammar import Grammar
 from bass_jax.sampling.logits_processors import LogitsProcessors, find_processors
 from bass_jax.sampling.params import SamplingArrays, SamplingParams
 
 __all__ = [
+    "Grammar",
     "LogitsProcessors",
     "SamplingArrays",
     "SamplingParams",

@@ -68,7 +68,7 @@ class SamplingParams:
         allowed_tokens: token ids; all others are banned. None allows all.
         banned_tokens: token ids.
         min_new_tokens: number of tokens that a row emits before a stop token is allowed. Stop strings can still end it.
-        grammar: what the output must be, such as JSON of a schema; see `bass_jax.sampling.grammar.Grammar`.
+        grammar: what the output must be, such as JSON of a schema; see `bass_jax.sampling.Grammar`.
     """
 
     temperature: Setting = 0.0
