@@ -72,9 +72,12 @@ class CompiledSteps:
                 self._compiled[bucket, len(state.lengths)] = found
 
     def get(self, bucket: int, pair: Pair, state: SpecState) -> CompiledFunction:
-        """Returns the step of `bucket`, ``(pair, state, spec)`` to ``(state, info)``, compiled for this batch."""
+        """Returns the step of `bucket`, ``(pair, state, spec)`` to ``(state, info)``, compiled for this batch.
+
+        Caches of `state` may be given as shapes, if the step is not called yet.
+        """
         name = bucket, len(state.lengths)
-        if name not in self._compiled:
+        if name not in self._compiled or not self._compiled[name].is_prepared:
             before = JIT_CACHE.compile_seconds
             function = self._function(bucket, pair, state)
             self._compiled[name] = JIT_CACHE.get(*function, donate_argnums=(1,), prepare=True)

@@ -66,34 +66,60 @@ def prefill(
         stop_tokens=stop_tokens,
     )
     layout = lay_out_prompts(pair, prompts, spec, options)
-    return read_prompts(pair, layout, layout.num_rows)
+    return FirstBatch(pair, layout, layout.num_rows).read()
 
 
-def read_prompts(pair: Pair, layout: PromptLayout, num_rows: int) -> SpecState:
-    """Reads the prompts of the first `num_rows` rows into the caches of target and drafter.
+class FirstBatch:
+    """The first rows of a layout, padded to a batch bucket. Its prompts are read into the caches of target and drafter.
 
-    Returns:
-        The state for the first step, padded to its batch bucket.
+    Attributes:
+        rows: the state without caches.
     """
-    num_padding = batch_bucket(num_rows) - num_rows
-    state = layout.rows
-    if num_rows < layout.num_rows:
-        # Padding rows can have any content, because they are inactive.
-        chosen = np.concatenate([np.arange(num_rows), np.full(num_padding, num_rows)])
-        state = jax.tree.map(lambda leaf: leaf[chosen], state)
-        state.finish[num_rows:] = FinishReason.INACTIVE
-    num_prompts = -(-num_rows // layout.num_samples)
-    first = np.arange(num_prompts) * layout.num_samples
-    tokens = np.zeros((batch_bucket(num_prompts), state.tokens.shape[1]), np.int32)
-    lengths = np.ones(len(tokens), np.int32)
-    tokens[:num_prompts], lengths[:num_prompts] = state.tokens[first], state.prompt_lengths[first]
-    caches = JIT_CACHE.get(_fill_caches, pair, tokens, lengths)(pair, tokens, lengths)
-    if layout.num_samples > 1 or len(tokens) != num_rows + num_padding:
-        source = np.concatenate([np.arange(num_rows) // layout.num_samples, np.zeros(num_padding)]).astype(np.int32)
-        caches = JIT_CACHE.get(kv.gather_rows, caches, source)(caches, source)
-    mesh = mesh_of(pair)
-    target_cache, drafter_state = place_whole(caches, mesh)
-    return place_whole(state, mesh)._replace(target_cache=target_cache, drafter_state=drafter_state)
+
+    def __init__(self, pair: Pair, layout: PromptLayout, num_rows: int):
+        """Selects the first `num_rows` rows; compiles nothing."""
+        num_padding = batch_bucket(num_rows) - num_rows
+        rows = layout.rows
+        if num_rows < layout.num_rows:
+            # Padding rows can have any content, because they are inactive.
+            chosen = np.concatenate([np.arange(num_rows), np.full(num_padding, num_rows)])
+            rows = jax.tree.map(lambda leaf: leaf[chosen], rows)
+            rows.finish[num_rows:] = FinishReason.INACTIVE
+        num_prompts = -(-num_rows // layout.num_samples)
+        first = np.arange(num_prompts) * layout.num_samples
+        tokens = np.zeros((batch_bucket(num_prompts), rows.tokens.shape[1]), np.int32)
+        lengths = np.ones(len(tokens), np.int32)
+        tokens[:num_prompts], lengths[:num_prompts] = rows.tokens[first], rows.prompt_lengths[first]
+        self._source = None
+        if layout.num_samples > 1 or len(tokens) != num_rows + num_padding:
+            source = np.concatenate([np.arange(num_rows) // layout.num_samples, np.zeros(num_padding)])
+            self._source = source.astype(np.int32)
+        self._mesh, self._arguments = mesh_of(pair), (pair, tokens, lengths)
+        self.rows = place_whole(rows, self._mesh)
+
+    def shapes(self) -> SpecState | None:
+        """Returns the state with its caches as shapes; None on a mesh, where shapes do not tell the placement."""
+        if self._mesh is not None:
+            return None
+        pair, _, _ = self._arguments
+
+        def empty(tokens, lengths):
+            return finish_prompts(pair, start_prompts(pair, *tokens.shape), tokens, lengths)
+
+        caches = jax.eval_shape(empty, self.rows.tokens, self.rows.lengths)
+        return self.rows._replace(target_cache=caches.target_cache, drafter_state=caches.drafter_state)
+
+    def compile(self) -> None:
+        """Begins to compile `read`, in a thread."""
+        JIT_CACHE.get(_fill_caches, *self._arguments, in_background=True)
+
+    def read(self) -> SpecState:
+        """Reads the prompts; returns the state for the first step."""
+        caches = JIT_CACHE.get(_fill_caches, *self._arguments)(*self._arguments)
+        if self._source is not None:
+            caches = JIT_CACHE.get(kv.gather_rows, caches, self._source)(caches, self._source)
+        target_cache, drafter_state = place_whole(caches, self._mesh)
+        return self.rows._replace(target_cache=target_cache, drafter_state=drafter_state)
 
 
 class PromptState(NamedTuple):

@@ -61,8 +61,6 @@ class DeviceExecutor:
         config: EngineConfig,
         lay_out: Callable[[RequestHandle], SpecState],
         state: SpecState | None = None,
-        *,
-        warm_up: bool = True,
     ):
         """Allocates a batch.
 
@@ -71,8 +69,8 @@ class DeviceExecutor:
             steps: the compiled steps.
             config: sizes and limits.
             lay_out: returns the row of a request, a state with a batch of one and without caches.
-            state: of a batch whose prompts were read; None makes an empty batch of the smallest size.
-            warm_up: compile the steps of this batch size now; False compiles them on first use.
+            state: of a batch whose prompts were read, or its caches as shapes, and `fill` later; None makes an empty
+                batch of the smallest size.
         """
         self._pair, self.steps, self._config, self._lay_out = pair, steps, config, lay_out
         self._policy, self._mesh = steps.policy, mesh_of(pair)
@@ -111,10 +109,18 @@ class DeviceExecutor:
         if self._policy is not None:
             self._policy_state = self._policy.init(num_rows)
             self.replan()
-        if warm_up:  # A policy with a clock compiles the lengths that it chooses, when it chooses them.
-            num_wanted = int(self._wanted[0])
-            for bucket in (self._bucket(num_wanted),) if self._uses_clock else steps.buckets:
-                self._step(bucket)
+
+    def compile_steps(self) -> None:
+        """Compiles the steps of this batch size; of a policy with a clock the one that it has planned.
+
+        Other steps are compiled on first use.
+        """
+        for bucket in (self._bucket(int(self._wanted[0])),) if self._uses_clock else self.steps.buckets:
+            self._step(bucket)
+
+    def fill(self, state: SpecState) -> None:
+        """Takes the caches of `state` in place of shapes."""
+        self.state = self.state._replace(target_cache=state.target_cache, drafter_state=state.drafter_state)
 
     def start(self, handles: Sequence[RequestHandle]) -> None:
         """Assigns requests to the first rows of a batch that was given as a state."""

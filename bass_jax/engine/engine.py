@@ -112,7 +112,7 @@ class Engine:
             policy = fixed(spec.draft_len)
         steps = CompiledSteps("speculate", spec, False, policy)
         check_candidates(pair, steps.spec, find_rule(steps.spec.acceptance))
-        self.executor = DeviceExecutor(pair, steps, self.config, self._lay_out, warm_up=False)
+        self.executor = DeviceExecutor(pair, steps, self.config, self._lay_out)
         if warm_up:
             self.executor.warm_up()
         self.loop = Loop(Scheduler(self.config, self.executor.num_shared), self.executor, clock, on_step)

@@ -101,8 +101,8 @@ def _matrices(model: Any) -> list[Any]:
 
 def _product_seconds(weight: Any, num_tokens: Sequence[int]) -> list[float]:
     """Times products in turns, so that other work on the machine affects all of them."""
-    inputs = [jnp.ones((num, weight.shape[-1]), weight.dtype) for num in num_tokens]
-    steps = [JIT_CACHE.get(product, one, weight, prepare=True) for one in inputs]
+    inputs = [np.ones((num, weight.shape[-1]), weight.dtype) for num in num_tokens]
+    steps = [JIT_CACHE.get(product, one, weight) for one in inputs]
     for _ in range(10):
         for step, one in zip(steps, inputs, strict=True):
             start = time.perf_counter()

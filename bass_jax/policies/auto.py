@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bass_jax.config import DRAFT_LEN_BUCKETS
 from bass_jax.cost_model import CostModel, Profile
@@ -80,8 +81,10 @@ class Auto:
 
     def init(self, num_rows: int) -> AutoState:
         """Returns counts of 0."""
-        positions, rows, lengths = (jnp.zeros(num) for num in (self.prior.shape[0], num_rows, len(self.lengths)))
-        return AutoState(positions, positions, rows, rows, lengths, jnp.int32(-1), jnp.int32(0))
+        nums = self.prior.shape[0], num_rows, len(self.lengths)
+        positions, rows, lengths = (np.zeros(num, np.float32) for num in nums)
+        state = AutoState(positions, positions, rows, rows, lengths, np.int32(-1), np.int32(0))  # type: ignore
+        return jax.device_put(state)  # Unlike `jnp.zeros`, this compiles nothing.
 
     def update(self, state: AutoState, stats: PolicyStats) -> tuple[AutoState, Plan]:
         """Counts the drafts of the last step, and chooses the next length."""
@@ -186,7 +189,7 @@ def auto(
         cost, rates = cost_and_rates("auto", profile, cost, rates)
     rates = list(rates or [PRIOR_ACCEPTANCE])
     rates = [*rates, *[rates[-1]] * lengths[-1]][: lengths[-1]]
-    return Auto(cost, jnp.asarray(rates, jnp.float32), lengths=tuple(lengths), **settings)
+    return Auto(cost, jax.device_put(np.asarray(rates, np.float32)), lengths=tuple(lengths), **settings)
 
 
 register_policy("auto", auto)

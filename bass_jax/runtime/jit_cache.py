@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,8 +34,9 @@ class CompiledFunction:
 
     Attributes:
         call: the function.
-        compile_seconds: time that its compilation took, including tracing and the call of `JitCache.get`.
+        compile_seconds: time that its compilation took, including tracing and the first call.
         saved_seconds: time that the compilation cache on disk saved.
+        is_prepared: whether it needs no first call; see `JitCache.get`.
         num_calls: measured calls; see `bass_jax.engine.step_clock`, as for the other attributes.
         seconds: estimated time of a call; NaN if it was not measured.
         resume_seconds: estimated further time of a step with drafts after steps without.
@@ -43,6 +45,7 @@ class CompiledFunction:
     call: Callable
     compile_seconds: float
     saved_seconds: float = 0.0
+    is_prepared: bool = False
     num_calls: int = 0
     seconds: float = float("nan")
     resume_seconds: float = float("nan")
@@ -61,7 +64,6 @@ class JitCache:
     Attributes:
         num_compiled: functions compiled so far.
         compile_seconds: time that this took, tracing included.
-        saved_seconds: time that the compilation cache on disk saved, in all of jax.
         run_seconds: time of the steps since the last compilation; the executor adds it.
     """
 
@@ -70,47 +72,84 @@ class JitCache:
         self._on_compile: Callable[[Callable, tuple], None] | None = None
         self.num_compiled = 0
         self.compile_seconds = 0.0
-        self.saved_seconds = 0.0
         self.run_seconds = 0.0
+        self._saved = _SavedSeconds()
         jax.monitoring.register_event_duration_secs_listener(self._on_duration)
 
     def _on_duration(self, event: str, duration_secs: float, **_: Any) -> None:
         if event.endswith("/compile_time_saved_sec"):
-            self.saved_seconds += max(duration_secs, 0.0)
+            self._saved.seconds += max(duration_secs, 0.0)
 
     def get(
-        self, function: Callable, *args: Any, donate_argnums: tuple[int, ...] = (), prepare: bool = False
+        self,
+        function: Callable,
+        *args: Any,
+        donate_argnums: tuple[int, ...] = (),
+        prepare: bool = False,
+        in_background: bool = False,
     ) -> CompiledFunction:
         """Returns `function` compiled for arguments of these shapes, placements and static parts.
 
         With `prepare`, a function that is compiled for a CPU is called once, with copies of what it donates. XLA for a
         CPU prepares every product in the first call: 0.2 to 0.3 s for a step of SmolLM2-135M (two cores, 2026-11-25).
-        This counts as compilation, so that the calls of a step take equally long.
+        This counts as compilation, so that the calls of a step take equally long. Where an argument is a
+        `jax.ShapeDtypeStruct`, a later call of `get` prepares the function.
+
+        With `in_background`, only tracing is done here, and XLA compiles in a thread. `compile_seconds` then has the
+        time that the first call waits for it.
         """
         key, placements = _key(function, args, donate_argnums)
         found = self._compiled.pop(key, None)
         if found is None:
             if self._on_compile is not None:
                 self._on_compile(function, args)
-            start, saved_before = time.perf_counter(), self.saved_seconds
+            start, saved_before = time.perf_counter(), self._saved.seconds
             mesh: Any = next((placement.mesh for placement in placements if placement is not None), None)
             # Code that spreads over a mesh asks which one is set.
             with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
                 traced = _renewed(with_checks(function) if is_debugging() else function)
                 lowered = jax.jit(traced, donate_argnums=donate_argnums).lower(*args)
-                compiled: Callable = lowered.compile(compiler_options=COMPILER_OPTIONS)
-                compiled = raising(compiled) if is_debugging() else compiled
-                if prepare and jax.default_backend() == "cpu":
-                    copied = (jax.tree.map(jnp.copy, arg) if i in donate_argnums else arg for i, arg in enumerate(args))
-                    jax.block_until_ready(compiled(*copied))
-            seconds = time.perf_counter() - start
-            found = CompiledFunction(compiled, seconds, self.saved_seconds - saved_before)
-            self.compile_seconds += found.compile_seconds
+                compiled = self._in_background(lowered) if in_background else _compile(lowered)
+            found = CompiledFunction(compiled, 0.0, self._saved.seconds - saved_before)
+            self._add_seconds(found, time.perf_counter() - start)
             self.num_compiled += 1
             self.run_seconds = 0.0
             self._make_room()
         self._compiled[key] = found  # The last one is the one that was used last.
+        if prepare and not found.is_prepared:
+            self._prepare(found, args, donate_argnums)
         return found
+
+    def _add_seconds(self, compiled: CompiledFunction, seconds: float) -> None:
+        compiled.compile_seconds += seconds
+        self.compile_seconds += seconds
+
+    def _in_background(self, lowered: Any) -> Callable:
+        """Compiles in a thread; returns a function that waits for it."""
+        from concurrent.futures import ThreadPoolExecutor  # Only where something is compiled, not at every import.
+
+        thread = ThreadPoolExecutor(1)
+        future = thread.submit(_compile, lowered)
+        thread.shutdown(wait=False)
+
+        def call(*args):
+            start = time.perf_counter()
+            if not future.done():
+                future.exception()
+                self.compile_seconds += time.perf_counter() - start
+            return future.result()(*args)
+
+        return call
+
+    def _prepare(self, compiled: CompiledFunction, args: tuple, donate_argnums: tuple[int, ...]) -> None:
+        if jax.default_backend() == "cpu":
+            if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
+                return
+            start = time.perf_counter()
+            copied = (jax.tree.map(jnp.copy, arg) if i in donate_argnums else arg for i, arg in enumerate(args))
+            jax.block_until_ready(compiled(*copied))
+            self._add_seconds(compiled, time.perf_counter() - start)
+        compiled.is_prepared = True
 
     def _make_room(self) -> None:
         """Drops the functions that were used least recently."""
@@ -138,6 +177,17 @@ class JitCache:
     def clear(self) -> None:
         """Forgets all compiled functions; those that are asked for again are compiled again."""
         self._compiled.clear()
+
+
+class _SavedSeconds(threading.local):
+    """Time that the compilation cache on disk has saved in this thread, in all of jax."""
+
+    seconds = 0.0
+
+
+def _compile(lowered: Any) -> Callable:
+    compiled = lowered.compile(compiler_options=COMPILER_OPTIONS)
+    return raising(compiled) if is_debugging() else compiled
 
 
 def _renewed(function: Callable) -> Callable:
