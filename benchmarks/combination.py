@@ -13,7 +13,6 @@ the ensemble as it is, and of ensembles with other scales. Nothing is timed. The
 """
 
 import datetime
-import functools
 import itertools
 import json
 from typing import Any, NamedTuple
@@ -170,14 +169,14 @@ def _propose(part: Any, tokens, lengths):
 def network_predictions(drafter: ModelDrafter, rollout: Rollout) -> Predictions:
     """Returns the predictions of a network, from one pass over the prompt and the answer."""
     (batch,) = single_batches([rollout], drafter.model)
-    best, confidence = jax.device_get(_predict(drafter.model.config, drafter.model.params, batch))
+    best, confidence = jax.device_get(_predict(drafter.model, batch))
     num = len(rollout.response)
     return Predictions(proposed_ids(drafter.model)[best[:num]], confidence[:num])
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _predict(config, params, batch):
-    distribution = jax.nn.softmax(response_logits(config, params, batch).astype(jnp.float32), axis=-1)
+@jax.jit
+def _predict(draft, batch):
+    distribution = jax.nn.softmax(response_logits(draft, batch).astype(jnp.float32), axis=-1)
     return jnp.argmax(distribution, axis=-1), distribution.max(axis=-1)
 
 

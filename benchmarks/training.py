@@ -125,11 +125,11 @@ def stepper(config: DistillConfig, draft):
         jax.tree.map(jnp.array, params), jax.jit(optimizer.init)(params)
     )  # A copy, because a step donates it.
     embedding, weights = draft.params["embedding"].astype(config.training.dtype), weights_at(config.loss, 0.0)
-    step_config = differentiated_config(config.training, draft.config)
+    step_draft = dataclasses.replace(draft, params={}, config=differentiated_config(config.training, draft.config))
 
     def step(batch: TrainingBatch) -> None:
         nonlocal state
-        state, *rest = train_step(step_config, config.loss.unroll, optimizer, state, embedding, batch, weights)
+        state, *rest = train_step(config.loss.unroll, optimizer, step_draft, state, embedding, batch, weights)
         jax.block_until_ready((state, rest))
 
     return step

@@ -11,7 +11,7 @@ from bass_jax.checkpoint.inspect import Inspection, inspect_checkpoint, inspect_
 from bass_jax.checkpoint.load import load_model, load_tokenizer
 from bass_jax.checkpoint.pair_directory import checkpoints_of, datastore_of, is_pair, load_draft, load_target_and_draft
 from bass_jax.checkpoint.save import save_hugging_face, save_model
-from bass_jax.checkpoint.speculators import is_speculator, load_speculator
+from bass_jax.checkpoint.speculators import is_speculator, load_speculator, save_speculator
 from bass_jax.checkpoint.tokenizer import Tokenizer
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "read_datastore",
     "save_hugging_face",
     "save_model",
+    "save_speculator",
     "why_not_a_pair",
     "write_datastore",
 ]

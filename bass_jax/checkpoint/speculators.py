@@ -1,4 +1,4 @@
-"""Reads draft heads of the `speculators` format, and of the older layout of EAGLE-3.
+"""Reads and writes draft heads of the `speculators` format; reads the older layout of EAGLE-3 too.
 
 A directory holds ``config.json`` and safetensors (or ``pytorch_model.bin``). In the `speculators` format
 ``speculators_model_type`` names the kind of head, and ``transformer_layer_config`` is a Hugging Face configuration in
@@ -7,6 +7,7 @@ first layer ``midlayer``.
 """
 
 import dataclasses
+import json
 import warnings
 from collections.abc import Mapping
 from os import PathLike
@@ -16,11 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bass_jax.checkpoint.assemble import builders_of, match_tensors, place_arrays
 from bass_jax.checkpoint.huggingface import HuggingFaceDirectory
 from bass_jax.checkpoint.load import resolve
+from bass_jax.checkpoint.save import replaced
 from bass_jax.drafters.eagle.eagle3 import Eagle3Config, Eagle3Model, eagle3_param_shapes
 from bass_jax.models import Model
 from bass_jax.models.families import FAMILIES, Rule, base, tensor_names, windows
@@ -165,6 +168,61 @@ def load_speculator(
     if output_ids is not None:
         output_ids = jax.device_put(jnp.asarray(output_ids, jnp.int32), replicated)
     return Eagle3Model(params, config, head, output_ids)
+
+
+def save_speculator(
+    directory: str | PathLike[str], model: Eagle3Model, target: Model, *, target_name: str, draft_len: int = 4
+) -> None:
+    """Writes an EAGLE-3 head in the `speculators` format, in bfloat16, with its embedding.
+
+    Args:
+        directory: an existing checkpoint there is replaced.
+        model: the head.
+        target: the model that it drafts for.
+        target_name: path or Hub id of the target, for other programs.
+        draft_len: suggested draft length, for other programs.
+
+    Raises:
+        ValueError: if the directory holds something else, or the head is no EAGLE-3 head in floating point.
+    """
+    from safetensors.numpy import save_file
+
+    path, config, head = Path(directory), model.config, model.head
+    if head.mask_token_id is not None or config.quantize is not None:
+        raise ValueError(f"{path}: expected an EAGLE-3 head without INT8 weights")
+    params, tensors = flatten_dict(model.params, sep="/"), {}
+    for name, rule in tensor_rules(config, head).items():
+        parts = rule.split(np.asarray(jnp.asarray(params[name], jnp.bfloat16)))
+        tensors |= {source: np.ascontiguousarray(part) for source, part in zip(rule.sources, parts, strict=True)}
+    num_columns = config.output_vocab_size or config.vocab_size
+    if model.output_ids is not None:
+        ids = np.asarray(model.output_ids, np.int64)
+        tensors["d2t"] = ids - np.arange(len(ids))
+        tensors["t2d"] = np.isin(np.arange(config.vocab_size), ids)
+    layers = FAMILIES[config.family].write_config(dataclasses.replace(config, output_vocab_size=None))
+    proposal = {"proposal_type": "greedy", "speculative_tokens": draft_len}
+    architectures = FAMILIES[target.config.family].write_config(target.config)["architectures"]
+    content = {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal | _LOSSLESS],
+            "verifier": {"name_or_path": target_name, "architectures": architectures},
+        },
+        "transformer_layer_config": layers,
+        "draft_vocab_size": num_columns,
+        "target_hidden_size": head.target_width,
+        "eagle_aux_hidden_state_layer_ids": list(head.hidden_layers),
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }
+    with replaced(path) as partial:
+        (partial / "config.json").write_text(
+            json.dumps(content | {one: getattr(head, one) for one in _FLAGS}, indent=2)
+        )
+        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
 
 
 def speculator_shapes(path: Path, found: Speculator) -> dict[str, tuple[int, ...]]:

@@ -1,23 +1,23 @@
 """How often a draft proposes its target's token, and how many tokens per target pass that gives."""
 
-import functools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.drafters import EagleDrafter
+from bass_jax.drafters import Eagle3Drafter, EagleDrafter
+from bass_jax.drafters.eagle.eagle3 import Eagle3Model
 from bass_jax.models import Model
-from bass_jax.models.model_config import ModelConfig
 from bass_jax.runtime.cpu_workarounds import argmax
 from bass_jax.training.batches import TrainingBatch, single_batches
 from bass_jax.training.draft_vocabulary import proposed_ids
+from bass_jax.training.init_draft import Draft, reads_target
 from bass_jax.training.loss import response_logits
 from bass_jax.training.replay_speculation import speculate_on
 from bass_jax.training.rollout import Rollout
-from bass_jax.typing import Array, Bool, Float, Int, Params
+from bass_jax.typing import Array, Bool, Float, Int
 
 
 class Agreement(NamedTuple):
@@ -52,7 +52,7 @@ def accepted_runs(agrees: Bool[np.ndarray, "n"], draft_len: int) -> Int[np.ndarr
     return np.array(emitted, np.int32)
 
 
-def measure_agreement(draft: Model, rollouts: Sequence[Rollout], draft_len: int) -> Agreement:
+def measure_agreement(draft: Draft, rollouts: Sequence[Rollout], draft_len: int) -> Agreement:
     """Measures a draft on greedy rollouts of its target.
 
     For a draft that reads the target's hidden states, `agreement` is that of the first draft of a pass, which reads
@@ -64,9 +64,10 @@ def measure_agreement(draft: Model, rollouts: Sequence[Rollout], draft_len: int)
     if any(rollout.temperature > 0 for rollout in rollouts) or not rollouts:
         raise ValueError("rollouts: expected greedy ones, at least one")
     measured = agreement_of(list(teacher_forced(draft, rollouts)), draft_len)
-    if draft.config.hidden_width is None:
+    if not reads_target(draft):
         return measured
-    speculation = speculate_on(EagleDrafter(draft, draft.config.vocab_size), rollouts, draft_len)
+    kind: Any = Eagle3Drafter if isinstance(draft, Eagle3Model) else EagleDrafter
+    speculation = speculate_on(kind(draft, draft.config.vocab_size), rollouts, draft_len)
     return measured._replace(tokens_per_pass=speculation.tokens_per_pass)
 
 
@@ -77,20 +78,20 @@ def agreement_of(matches: Sequence[Bool[np.ndarray, "_"]], draft_len: int) -> Ag
     return Agreement(len(flat), float(flat.mean()), len(flat) / num_passes)
 
 
-def teacher_forced(draft: Model, rollouts: Sequence[Rollout]) -> Iterator[Bool[np.ndarray, "n"]]:
+def teacher_forced(draft: Draft, rollouts: Sequence[Rollout]) -> Iterator[Bool[np.ndarray, "n"]]:
     """Yields, per rollout, where the draft's most probable token is the answer's, given the answer up to there."""
     ids = proposed_ids(draft)
     for rollout, batch in zip(rollouts, single_batches(rollouts, draft), strict=True):
-        predicted = jax.device_get(_predict(draft.config, draft.params, batch))
+        predicted = jax.device_get(_predict(draft, batch))
         yield ids[predicted[: len(rollout.response)]] == rollout.response
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _predict(config: ModelConfig, params: Params, batch: TrainingBatch) -> Int[Array, "M"]:
-    return argmax(response_logits(config, params, batch))
+@jax.jit
+def _predict(draft: Draft, batch: TrainingBatch) -> Int[Array, "M"]:
+    return argmax(response_logits(draft, batch))
 
 
-def sampled_acceptance(draft: Model, target: Model, rollouts: Sequence[Rollout]) -> float:
+def sampled_acceptance(draft: Draft, target: Model, rollouts: Sequence[Rollout]) -> float:
     """Returns the mean of ``sum_x min(p(x), q(x))`` over the positions of sampled answers.
 
     This is the probability that the acceptance rule of Leviathan et al. (2023) accepts a draft. p and q are the full
@@ -117,11 +118,8 @@ def sampled_acceptance(draft: Model, target: Model, rollouts: Sequence[Rollout])
 
 @jax.jit
 def _overlap(
-    draft: Model, target: Model, batch: TrainingBatch, ids: Int[Array, "O"], temperature: Float[Array, ""]
+    draft: Draft, target: Model, batch: TrainingBatch, ids: Int[Array, "O"], temperature: Float[Array, ""]
 ) -> Float[Array, "M"]:
     """Returns ``sum_x min(p(x), q(x))`` at each response position."""
-    p, q = (
-        jax.nn.softmax(response_logits(model.config, model.params, batch) / temperature, axis=-1)
-        for model in (target, draft)
-    )
+    p, q = (jax.nn.softmax(response_logits(model, batch) / temperature, axis=-1) for model in (target, draft))
     return jnp.minimum(p[:, ids], q).sum(axis=-1)

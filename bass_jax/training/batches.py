@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bass_jax.models import Model
 from bass_jax.training.draft_vocabulary import output_columns, proposed_ids
+from bass_jax.training.init_draft import Draft, reads_target
 from bass_jax.training.rollout import Rollout
 from bass_jax.typing import Float, Int
 
@@ -29,7 +29,7 @@ class TrainingBatch(NamedTuple):
     distribution_probs: Float[np.ndarray, "M k"]  # float32, renormalized over those with a column; 0 if there are none
     labels: Int[np.ndarray, "M"]  # int32, output column of the most probable token, or -1
     distribution_mass: Float[np.ndarray, "M"]  # float32, probability of the tokens with a column, not renormalized
-    hidden: Float[np.ndarray, "B T E"] | None = None  # float16, the target's hidden states, if the draft reads them
+    hidden: Float[np.ndarray, "B T E"] | None = None  # the target's hidden states, if the draft reads them
 
 
 def epoch_batches(
@@ -147,13 +147,13 @@ def pad_sequences(
     return tokens, lengths
 
 
-def single_batches(rollouts: Sequence[Rollout], draft: Model) -> Iterator[TrainingBatch]:
+def single_batches(rollouts: Sequence[Rollout], draft: Draft) -> Iterator[TrainingBatch]:
     """Yields one batch per rollout for an evaluation, padded to few shapes."""
     columns = output_columns(proposed_ids(draft), draft.config.vocab_size)
     longest = max(len(rollout.response) for rollout in rollouts)
     for rollout in rollouts:
         length = _padded_length(rollout, _EVALUATION_GRAIN)
-        yield make_batch([rollout], columns, length, longest, 1, draft.config.hidden_width is not None)
+        yield make_batch([rollout], columns, length, longest, 1, reads_target(draft))
 
 
 def _pad_hidden(rows: Sequence[Rollout], num_rows: int, length: int) -> Float[np.ndarray, "B T E"]:
@@ -162,7 +162,7 @@ def _pad_hidden(rows: Sequence[Rollout], num_rows: int, length: int) -> Float[np
         raise ValueError(
             "rollouts without the target's hidden states: write the corpus with rollout.keep_hidden_states"
         )
-    padded = np.zeros((num_rows, length, kept[0].shape[1]), np.float16)
+    padded = np.zeros((num_rows, length, kept[0].shape[1]), kept[0].dtype)
     for index, hidden in enumerate(kept):
         padded[index, : len(hidden)] = hidden
     return padded

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.checkpoint import Tokenizer, load_model, save_model
+from bass_jax.checkpoint import Tokenizer, load_model, load_speculator, save_model, save_speculator
 from bass_jax.checkpoint.load import resolve
+from bass_jax.drafters.eagle.eagle3 import Eagle3Model
 from bass_jax.models import Model
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.runtime.files import write_atomically
@@ -22,7 +23,15 @@ from bass_jax.training.data import CorpusRows, corpus_rows, extra_corpora
 from bass_jax.training.distill_config import DistillConfig
 from bass_jax.training.draft_vocabulary import choose_output_ids, proposed_ids
 from bass_jax.training.evaluate import evaluate, write_held_out
-from bass_jax.training.init_draft import add_hidden_input, add_layers, change_output_ids, draft_config, init_draft
+from bass_jax.training.init_draft import (
+    Draft,
+    add_hidden_input,
+    add_layers,
+    change_output_ids,
+    draft_config,
+    init_draft,
+    init_eagle3,
+)
 from bass_jax.training.prompts import PromptSource, prompt_source
 from bass_jax.training.train_log import TrainProgress
 from bass_jax.training.trainer import train
@@ -36,10 +45,10 @@ _OUTPUT_IDS = "output_ids.npy"
 class Distilled(NamedTuple):
     """The result of a distillation."""
 
-    draft: Model  # with the target's embedding, float32
+    draft: Draft  # with the target's embedding, float32
     agreements: dict[str, Agreement]  # with greedy answers, by held-out domain
     acceptances: dict[str, dict[float, float]]  # of sampled answers, by held-out domain and temperature
-    directory: Path  # the draft's checkpoint
+    directory: Path  # the draft's checkpoint; an EAGLE-3 head's is in the `speculators` format
 
 
 def distill(config: DistillConfig, *, stages: Sequence[str] = STAGES, show_progress: bool = False) -> Distilled:
@@ -72,12 +81,18 @@ def distill(config: DistillConfig, *, stages: Sequence[str] = STAGES, show_progr
 
         draft = train(config, rows, draft, target, progress=show, load_only="train" not in stages)
     directory = Path(config.output_dir) / "draft"
-    export(draft, directory, tokenizer, is_packed=config.is_packed)
+    if isinstance(draft, Eagle3Model):
+        save_speculator(directory, draft, target, target_name=config.target, draft_len=config.draft_len)
+    else:
+        export(draft, directory, tokenizer, is_packed=config.is_packed)
     agreements, acceptances = {}, {}
     if "evaluate" in stages and source.held_out():
         held_out = write_held_out(config, source, target, tokenizer)
         # The stored parameters are rounded, so they are read back.
-        stored = load_model(directory, dtype="float32", embedding=draft.params["embedding"])
+        if isinstance(draft, Eagle3Model):
+            stored = load_speculator(directory, target)
+        else:
+            stored = load_model(directory, dtype="float32", embedding=draft.params["embedding"])
         agreements, acceptances = evaluate(stored, target, held_out, config.draft_len, config.held_out_temperatures)
         report = {
             name: agreement._asdict() | {"acceptance": acceptances.get(name, {})}
@@ -123,7 +138,7 @@ def generate_corpus(
 
 def new_draft(
     config: DistillConfig, source: PromptSource, rows: CorpusRows, target: Model, tokenizer: Tokenizer
-) -> Model:
+) -> Draft:
     """Makes the draft that a training begins with: `draft.start`, or a new one.
 
     The output vocabulary is chosen once per `output_dir` and stored, so that the corpus may grow.
@@ -140,7 +155,17 @@ def new_draft(
     if shape.start is None:
         has_all = shape.output_vocab_size is None
         output_ids = np.arange(target_config.vocab_size, dtype=np.int32) if has_all else choose(special)
-        return init_draft(shape, target, output_ids, jax.random.key(config.seed))
+        init = init_eagle3 if shape.kind == "eagle3" else init_draft
+        return init(shape, target, output_ids, jax.random.key(config.seed))
+    if shape.kind == "eagle3":
+        head = load_speculator(shape.start, target)
+        wanted = jax.eval_shape(lambda: init_eagle3(shape, target, proposed_ids(head), jax.random.key(0)))
+        if (head.config, head.head) != (wanted.config, wanted.head):
+            raise ValueError(
+                f"draft.start: {shape.start}: expected {wanted.config} and {wanted.head}, found {head.config} and "
+                f"{head.head}"
+            )
+        return head
     draft = load_model(shape.start, dtype="float32", embedding=jnp.asarray(target.params["embedding"], jnp.float32))
     if draft.config.num_layers < shape.num_layers:
         draft = add_layers(draft, shape.num_layers)

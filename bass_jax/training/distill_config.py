@@ -81,10 +81,14 @@ class RolloutConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DraftConfig:
-    """The size of the draft. The vocabulary, the context and the rotary base are the target's.
+    """The draft. The vocabulary, the context and the rotary base are the target's.
 
     Attributes:
-        width: D.
+        kind: ``"decoder"``, a small model; or ``"eagle3"``, an EAGLE-3 head on hidden states of the target, which are
+            computed during the training.
+        hidden_layers: the hidden states that an EAGLE-3 head reads, as in `bass_jax.models.Model.forward`; default
+            ``(2, L // 2, L - 3)``.
+        width: D; for an EAGLE-3 head the target's.
         num_layers: L.
         num_heads: N.
         num_kv_heads: K.
@@ -92,7 +96,7 @@ class DraftConfig:
         mlp_width: F.
         output_vocab_size: O, tokens that the draft can propose: the most frequent ones of the corpus, all single bytes
             and all special tokens. None: the target's vocabulary.
-        reads_hidden: the draft also reads the target's final hidden state at the previous token.
+        reads_hidden: a decoder that also reads the target's final hidden state at the previous token.
         target_layers: layers of the target, in order, that the draft starts as. Its size is then the target's, except
             for `output_vocab_size`.
         start: path of a draft for this target to continue from. It must have the size above, with three exceptions:
@@ -100,6 +104,8 @@ class DraftConfig:
             set. What is added does not change the draft's predictions at first.
     """
 
+    kind: Literal["decoder", "eagle3"] = "decoder"
+    hidden_layers: tuple[int, ...] = ()
     width: int = 256
     num_layers: int = 4
     num_heads: int = 4
@@ -114,6 +120,11 @@ class DraftConfig:
     def __post_init__(self):
         if self.start is not None and self.target_layers:
             raise ValueError(f"start={self.start!r}, target_layers={self.target_layers}: expected one of them")
+        if self.kind == "eagle3" and (self.reads_hidden or self.target_layers):
+            name = "reads_hidden" if self.reads_hidden else "target_layers"
+            raise ValueError(f"{name}={getattr(self, name)}: expected none with kind='eagle3'")
+        if self.kind != "eagle3" and self.hidden_layers:
+            raise ValueError(f"hidden_layers={self.hidden_layers}: expected () with kind={self.kind!r}")
 
 
 type Schedule = float | int | tuple[tuple[float | int, float | int], ...]
@@ -291,7 +302,9 @@ class DistillConfig:
     def __post_init__(self):
         if any(not temperature > 0 for temperature in self.held_out_temperatures):
             raise ValueError(f"held_out_temperatures={self.held_out_temperatures}: expected numbers above 0")
-        if self.draft.reads_hidden and self.training.on_policy_share:
+        if self.is_packed and self.draft.kind == "eagle3":
+            raise ValueError("is_packed=True: expected False for an EAGLE-3 head, whose format stores bfloat16")
+        if (self.draft.reads_hidden or self.draft.kind == "eagle3") and self.training.on_policy_share:
             share = self.training.on_policy_share
             raise ValueError(f"on_policy_share={share}: expected 0 for a draft that reads hidden states")
 

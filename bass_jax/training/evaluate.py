@@ -5,12 +5,14 @@ from collections.abc import Sequence
 import jax
 
 from bass_jax.checkpoint import Tokenizer
+from bass_jax.drafters.eagle.eagle3 import Eagle3Model
 from bass_jax.models import Model
 from bass_jax.training.agreement import Agreement, measure_agreement, sampled_acceptance
 from bass_jax.training.corpus import Corpus
 from bass_jax.training.distill_config import DistillConfig
+from bass_jax.training.init_draft import Draft
 from bass_jax.training.prompts import PromptSource
-from bass_jax.training.rollout import Rollout, batches_by_length, roll_out
+from bass_jax.training.rollout import Rollout, batches_by_length, roll_out, with_hidden
 
 _BATCH = 32
 
@@ -62,7 +64,7 @@ def write_held_out(config: DistillConfig, source: PromptSource, target: Model, t
 
 
 def evaluate(
-    draft: Model, target: Model, held_out: Corpus, draft_len: int, temperatures: Sequence[float] = ()
+    draft: Draft, target: Model, held_out: Corpus, draft_len: int, temperatures: Sequence[float] = ()
 ) -> tuple[dict[str, Agreement], dict[str, dict[float, float]]]:
     """Measures a draft on the answers to held-out prompts.
 
@@ -71,11 +73,15 @@ def evaluate(
         domain and temperature.
     """
     greedy = held_out_groups(held_out, is_sampled=False)
-    agreements = {name: measure_agreement(draft, rows, draft_len) for (name, _), rows in greedy}
+
+    def readable(rows: list[Rollout]) -> list[Rollout]:
+        return with_hidden(rows, target, draft.head.hidden_layers) if isinstance(draft, Eagle3Model) else rows
+
+    agreements = {name: measure_agreement(draft, readable(rows), draft_len) for (name, _), rows in greedy}
     acceptances: dict[str, dict[float, float]] = {}
     for (name, temperature), rows in held_out_groups(held_out, is_sampled=True):
         if temperature in {_rounded(wanted) for wanted in temperatures}:
-            acceptances.setdefault(name, {})[temperature] = sampled_acceptance(draft, target, rows)
+            acceptances.setdefault(name, {})[temperature] = sampled_acceptance(draft, target, readable(rows))
     return agreements, acceptances
 
 

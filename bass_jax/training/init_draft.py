@@ -6,10 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bass_jax.drafters.eagle.eagle3 import Eagle3Config, Eagle3Model, init_eagle3_params
 from bass_jax.models import Model, init_params
 from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig, RopeConfig
 from bass_jax.training.distill_config import DraftConfig
 from bass_jax.typing import Array, Float, Int, Key, Params
+
+type Draft = Model | Eagle3Model
+"""What a distillation trains."""
 
 _HEAD_SCALE = 0.02
 
@@ -20,6 +24,11 @@ _RESIDUAL_OUTPUTS = ("out", "out_bias", "down", "down_bias")
 """Parameters of a layer whose products are added to the residual stream."""
 
 
+def reads_target(draft: Draft) -> bool:
+    """Returns whether the draft reads hidden states of its target."""
+    return isinstance(draft, Eagle3Model) or draft.config.hidden_width is not None
+
+
 def draft_config(shape: DraftConfig, target: ModelConfig, dtype: str = "float32") -> ModelConfig:
     """Returns the configuration of a draft for a target.
 
@@ -28,7 +37,7 @@ def draft_config(shape: DraftConfig, target: ModelConfig, dtype: str = "float32"
     """
     common = {
         "output_vocab_size": shape.output_vocab_size,
-        "hidden_width": target.width if shape.reads_hidden else None,
+        "hidden_width": target.width if shape.reads_hidden or shape.kind == "eagle3" else None,
         "dtype": dtype,
     }
     if shape.target_layers:
@@ -91,6 +100,43 @@ def init_draft(shape: DraftConfig, target: Model, output_ids: Int[np.ndarray, "O
         if shape.reads_hidden and config.embedding_width == config.hidden_width:
             params |= _hidden_params(target, directions, projected)
     return Model(jax.tree.map(jnp.asarray, params), config, None if has_all else jnp.asarray(output_ids))
+
+
+def init_eagle3(
+    shape: DraftConfig, target: Model, output_ids: Int[np.ndarray, "O"], key: Key[Array, ""]
+) -> Eagle3Model:
+    """Returns an untrained EAGLE-3 head that shares the target's embedding.
+
+    It starts as if the target ended after the last layer that it reads: `fc` passes on that layer's hidden states, and
+    the final norm and the head are the target's.
+
+    Raises:
+        ValueError: if `shape` has another width than the target, or the target does not have one of the layers.
+    """
+    config = target.config
+    if shape.width != config.width:
+        raise ValueError(
+            f"draft.width={shape.width}: expected the target's width {config.width}, because an EAGLE-3 head reads its "
+            "embedding"
+        )
+    layers = shape.hidden_layers or (2, config.num_layers // 2, config.num_layers - 3)
+    if len(set(layers)) < len(layers) or not all(0 <= layer <= config.num_layers for layer in layers):
+        raise ValueError(f"draft.hidden_layers={list(layers)}: expected different ids from 0 to {config.num_layers}")
+    own = dataclasses.replace(draft_config(shape, config), embedding_width=None)
+    head = Eagle3Config(layers, config.width)
+    params = dict(init_eagle3_params(own, head, key))
+    rows = target.params["embedding" if config.is_tied else "head"]
+    passed_on = np.zeros(params["fc"].shape, np.float32)
+    passed_on[:, -config.width :] = np.eye(config.width)
+    params |= {
+        "embedding": target.params["embedding"],
+        "fc": passed_on,
+        "head": rows if own.output_vocab_size is None else rows[output_ids],
+    }
+    if isinstance(norm := target.params.get("final_norm"), jax.Array) and norm.shape == params["final_norm"].shape:
+        params["final_norm"] = norm
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
+    return Eagle3Model(params, own, head, None if own.output_vocab_size is None else jnp.asarray(output_ids))
 
 
 def _hidden_params(target: Model, directions: Float[np.ndarray, "E D"], projected: Float[np.ndarray, "O D"]) -> Params:

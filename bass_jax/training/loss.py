@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bass_jax.drafters.eagle.eagle3 import Eagle3Model
 from bass_jax.models.decoder import decoder
-from bass_jax.models.model_config import ModelConfig
 from bass_jax.training.batches import TrainingBatch
 from bass_jax.training.distill_config import LossConfig
-from bass_jax.typing import Array, Bool, Float, Int, Params
+from bass_jax.training.init_draft import Draft, reads_target
+from bass_jax.typing import Array, Bool, Float, Int
 
 _MIN_PROB = 1e-6
 """Lower bound of the probabilities in the divergences, which keeps them finite."""
@@ -44,52 +45,59 @@ def weights_at(config: LossConfig, share: float) -> LossWeights:
 
 
 def response_hidden(
-    config: ModelConfig, params: Params, batch: TrainingBatch, unroll: int = 1
+    draft: Draft, batch: TrainingBatch, unroll: int = 1
 ) -> tuple[tuple[Float[Array, "M D"], ...], Float[Array, "M E"] | None]:
     """Runs the draft over whole sequences and returns its hidden states at the response positions.
 
     A draft that reads the target's hidden states runs `unroll` times. The first pass reads them everywhere, as before
     the first draft of a step. In the last pass, of every ``2 unroll`` positions the last ``unroll - 1`` read the states
     that the draft predicted, as before its later drafts. The earlier positions then still read true states, as in
-    decoding.
+    decoding. This is the training-time test of EAGLE-3 without its own attention mask.
 
     Returns:
         ``(passes, target_hidden)``: the draft's hidden states of the first pass, and of the last if there are several;
-        and the target's hidden states at the same positions, or None if the draft reads none.
+        and the target's hidden states at the same positions if the draft predicts them, else None.
     """
     columns = jnp.arange(batch.tokens.shape[1])
     # Padding has a position past the end.
     positions = jnp.where(columns < batch.lengths[:, None], columns, batch.tokens.shape[1])
-    module, variables, tokens = decoder(config), {"params": params}, jnp.asarray(batch.tokens)
+    tokens, target_hidden = jnp.asarray(batch.tokens), None
 
     def run(hidden):
+        if isinstance(draft, Eagle3Model):
+            return draft.read_sequences(tokens, positions, hidden)
+        variables = {"params": draft.params}
+        module = decoder(draft.config)
         return module.apply(variables, tokens, positions, None, 1, hidden, method="hidden_states").hidden  # type: ignore
 
-    if config.hidden_width is None:
-        passes, target_hidden = [run(None)], None
+    if not reads_target(draft):
+        passes = [run(None)]
     else:
-        target_hidden = jnp.asarray(batch.hidden, config.dtype)
-        passes = [run(_previous(target_hidden))]
+        known = jnp.asarray(batch.hidden, draft.config.dtype)
+        if isinstance(draft, Eagle3Model):
+            known = draft.project(known)
+        else:
+            target_hidden = known
+        passes = [run(_previous(known))]
         turn = (columns + jnp.arange(len(batch.tokens))[:, None]) % (2 * unroll)
         for _ in range(unroll - 1):
-            predicted = module.apply(variables, passes[-1], method="next_hidden")
-            inputs = jnp.where((turn > unroll)[..., None], _previous(predicted), _previous(target_hidden))  # type: ignore
-            passes = [passes[0], run(inputs)]
+            predicted = draft.next_hidden(passes[-1]).astype(known.dtype)
+            passes = [passes[0], run(jnp.where((turn > unroll)[..., None], _previous(predicted), _previous(known)))]
     is_real, selected = jnp.asarray(batch.weights) > 0, jnp.asarray(batch.selected)
-    rows = tuple(_take_rows(hidden.reshape(-1, config.width), selected, is_real) for hidden in passes)
+    rows = tuple(_take_rows(hidden.reshape(-1, draft.config.width), selected, is_real) for hidden in passes)
     if target_hidden is None:
         return rows, None
     return rows, target_hidden.reshape(-1, target_hidden.shape[-1])[batch.selected]
 
 
-def response_logits(config: ModelConfig, params: Params, batch: TrainingBatch) -> Float[Array, "M O"]:
+def response_logits(draft: Draft, batch: TrainingBatch) -> Float[Array, "M O"]:
     """Returns the logits at the response positions; the target's hidden states are read everywhere."""
-    (hidden,), _ = response_hidden(config, params, batch)
-    return decoder(config).apply({"params": params}, hidden[None], method="logits")[0]  # type: ignore
+    (hidden,), _ = response_hidden(draft, batch)
+    return draft.logits(hidden[None])[0]
 
 
 def distillation_loss(
-    config: ModelConfig, params: Params, batch: TrainingBatch, weights: LossWeights, unroll: int = 1
+    draft: Draft, batch: TrainingBatch, weights: LossWeights, unroll: int = 1
 ) -> tuple[Float[Array, ""], LossParts]:
     """Computes the weighted sum of distances between the draft's distribution and the target's.
 
@@ -97,31 +105,25 @@ def distillation_loss(
     its tokens there counts 0. If there are several passes, the first and the last have equal weight.
 
     Args:
-        config: of the draft.
-        params: of the draft, with its embedding.
-        batch: the batch.
+        draft: with its embedding.
+        batch: the batch, with the target's hidden states if the draft reads them.
         weights: of the parts.
         unroll: see `LossConfig`.
 
     Returns:
         ``(loss, parts)``, means per response token.
     """
-    passes, target_hidden = response_hidden(config, params, batch, unroll)
-    each = [_loss_parts(config, params, batch, hidden, target_hidden) for hidden in passes]
+    passes, target_hidden = response_hidden(draft, batch, unroll)
+    each = [_loss_parts(draft, batch, hidden, target_hidden) for hidden in passes]
     parts: LossParts = jax.tree.map(lambda *values: sum(values) / len(values), *each)
     loss = sum(weight * getattr(parts, name) for name, weight in weights._asdict().items())
     return jnp.asarray(loss), parts
 
 
 def _loss_parts(
-    config: ModelConfig,
-    params: Params,
-    batch: TrainingBatch,
-    hidden: Float[Array, "M D"],
-    target_hidden: Float[Array, "M E"] | None,
+    draft: Draft, batch: TrainingBatch, hidden: Float[Array, "M D"], target_hidden: Float[Array, "M E"] | None
 ) -> LossParts:
-    module, variables = decoder(config), {"params": params}
-    logits: Array = module.apply(variables, hidden[None], method="logits")[0]  # type: ignore
+    logits = draft.logits(hidden[None])[0]
     # Compared with the largest logit instead of its index: XLA's argmax on a CPU runs element by element.
     largest = jax.lax.stop_gradient(logits.max(axis=-1))
     count = jnp.maximum(batch.weights.sum(), 1)
@@ -135,7 +137,7 @@ def _loss_parts(
     reverse, total_variation = _distances(batch, logprobs)
     hidden_error = jnp.zeros(())
     if target_hidden is not None:
-        predicted: Array = module.apply(variables, hidden[None], method="next_hidden")[0]  # type: ignore
+        predicted = draft.next_hidden(hidden[None])[0]
         error, size = (
             jnp.square(x.astype(jnp.float32)).mean(axis=-1) for x in (predicted - target_hidden, target_hidden)
         )

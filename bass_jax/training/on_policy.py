@@ -4,15 +4,15 @@ Source: Agarwal et al. 2024 (GKD, arXiv 2306.13649).
 """
 
 import functools
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bass_jax.models import Model
 from bass_jax.training.batches import TrainingBatch, make_batch, pad_sequences
 from bass_jax.training.distill_config import DistillConfig
-from bass_jax.training.rollout import Rollout, roll_out, top_distribution
+from bass_jax.training.rollout import Rollout, roll_out, sequence_hidden, top_distribution
 from bass_jax.training.training_checkpoints import TrainPosition
 from bass_jax.typing import Array, Int
 
@@ -23,7 +23,7 @@ def on_policy_batch(
     config: DistillConfig,
     batch: TrainingBatch,
     position: TrainPosition,
-    draft: Model,
+    draft: Any,
     target: Model,
     columns: Int[np.ndarray, "V"],
 ) -> TrainingBatch:
@@ -68,7 +68,7 @@ def score_answers(target: Model, rollouts: list[Rollout], top: int, length: int)
         length: sequences are padded to this.
     """
     tokens, lengths = pad_sequences([row.inputs for row in rollouts], len(rollouts), length)
-    hidden = _hidden(target, tokens, lengths)
+    hidden = sequence_hidden(target, tokens, lengths)
     scored = []
     for index, row in enumerate(rollouts):
         first, count = len(row.prompt) - 1, len(row.response)
@@ -89,14 +89,6 @@ def _prompts(batch: TrainingBatch) -> tuple[list[np.ndarray], list[int]]:
         prompts.append(batch.tokens[index, : columns[0] + 1])
         limits.append(len(columns))
     return prompts, limits
-
-
-@jax.jit
-def _hidden(target: Model, tokens, lengths) -> Array:
-    columns = jnp.arange(tokens.shape[1])
-    positions = jnp.where(columns < lengths[:, None], columns, tokens.shape[1])
-    cache = target.init_cache(*tokens.shape)
-    return target.hidden_states(tokens, positions, cache).hidden.astype(jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnums=2)

@@ -4,9 +4,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bass_jax.models.model_config import ModelConfig
+from bass_jax.drafters.eagle.eagle3 import Eagle3Model
 from bass_jax.models.sharding import param_shardings
 from bass_jax.training.distill_config import TrainingConfig
+from bass_jax.training.init_draft import Draft
 from bass_jax.typing import Params
 
 
@@ -25,15 +26,17 @@ def training_mesh(options: TrainingConfig) -> Mesh | None:
     return Mesh(np.array(jax.devices()[:count]).reshape(shape), ("data", "tp")) if count > 1 else None
 
 
-def place_params(params: Params, draft: ModelConfig, mesh: Mesh | None) -> Params:
-    """Splits attention heads, MLP and vocabulary.
+def place_params(params: Params, draft: Draft, mesh: Mesh | None) -> Params:
+    """Splits attention heads, MLP and vocabulary; an EAGLE-3 head is copied to every device.
 
     Raises:
         ValueError: if a parameter cannot be split evenly.
     """
     if mesh is None:
         return params
-    shardings = param_shardings(draft, mesh)
+    if isinstance(draft, Eagle3Model):
+        return place(params, mesh)
+    shardings = param_shardings(draft.config, mesh)
     return {name: jax.device_put(leaf, shardings[name]) for name, leaf in params.items()}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from bass_jax.acceptance.base import leading_run
 from bass_jax.decoding.positions import input_positions
-from bass_jax.drafters import DraftContext, Drafter, hidden_layers_of, reads_hidden_states
+from bass_jax.drafters import DraftContext, Drafter, reads_hidden_states
 from bass_jax.sampling import LogitsProcessors, SamplingParams
 from bass_jax.training.batches import pad_sequences
 from bass_jax.training.rollout import Rollout
@@ -40,7 +40,8 @@ def speculate_on(drafter: Drafter, rollouts: Sequence[Rollout], draft_len: int, 
 
     Args:
         drafter: of any kind.
-        rollouts: greedy; with the target's hidden states if the drafter reads them.
+        rollouts: greedy; with the hidden states of the target that the drafter reads; see
+            `bass_jax.training.rollout.with_hidden`.
         draft_len: G, the maximum.
         batch: rows at a time.
 
@@ -53,8 +54,6 @@ def speculate_on(drafter: Drafter, rollouts: Sequence[Rollout], draft_len: int, 
         raise ValueError(
             "rollouts: the drafter reads the target's hidden states; write them with rollout.keep_hidden_states"
         )
-    if layers := hidden_layers_of(drafter):
-        raise ValueError(f"drafter: hidden_layers={layers}: expected (), because rollouts keep the final hidden state")
     total = np.zeros(4, np.int64)
     ordered = sorted(rollouts, key=lambda rollout: len(rollout.prompt) + len(rollout.response))
     for start in range(0, len(ordered), batch):

@@ -30,7 +30,7 @@ class Rollout(NamedTuple):
     distribution_ids: np.ndarray  # [n, top] int32, the most probable tokens in descending order
     distribution_logprobs: np.ndarray  # [n, top] float32, their natural logarithms at temperature 1
     temperature: float  # 0: greedy
-    hidden: np.ndarray | None = None  # [p + n - 1, D] float16, the target's final hidden states, if they were kept
+    hidden: np.ndarray | None = None  # [p + n - 1, E], hidden states of the target; in a corpus float16, its final ones
 
     @property
     def inputs(self) -> np.ndarray:
@@ -150,6 +150,37 @@ def roll_out(
         hidden = np.concatenate([*prompt_hidden(index), *written]) if keep_hidden else None
         rollouts.append(Rollout(np.asarray(prompt, np.int32), response, ids, logprobs, temperature, hidden))
     return rollouts
+
+
+@functools.partial(jax.jit, static_argnames="hidden_layers")
+def sequence_hidden(
+    target: Model, tokens: Int[Array, "B T"], lengths: Int[Array, "B"], hidden_layers: tuple[int, ...] = ()
+) -> Float[Array, "B T E"]:
+    """Returns the target's hidden states, float32, at all positions of padded sequences.
+
+    Args:
+        target: the target.
+        tokens: ``[B, T]`` int32.
+        lengths: ``[B]`` int32.
+        hidden_layers: as in `Model.forward`.
+    """
+    columns = jnp.arange(tokens.shape[1])
+    positions = jnp.where(columns < lengths[:, None], columns, tokens.shape[1])
+    cache = target.init_cache(*tokens.shape)
+    output = target.hidden_states(tokens, positions, cache, hidden_layers=hidden_layers)
+    return output.hidden.astype(jnp.float32)
+
+
+def with_hidden(rollouts: Sequence[Rollout], target: Model, hidden_layers: tuple[int, ...]) -> list[Rollout]:
+    """Returns rollouts with the target's hidden states, float32, of the given layers."""
+    found = []
+    for rollout in rollouts:
+        inputs = rollout.inputs
+        tokens = np.zeros((1, _round_up(len(inputs), _CAPACITY_GRAIN)), np.int32)
+        tokens[0, : len(inputs)] = inputs
+        hidden = sequence_hidden(target, tokens, np.array([len(inputs)]), hidden_layers=hidden_layers)
+        found.append(rollout._replace(hidden=np.asarray(hidden[0, : len(inputs)])))
+    return found
 
 
 def batches_by_length(lengths: Sequence[int], batch: int, window: int) -> Iterator[list[int]]:

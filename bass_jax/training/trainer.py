@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from bass_jax.drafters.eagle.eagle3 import Eagle3Model
 from bass_jax.models import Model
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.training.agreement import measure_agreement
@@ -18,11 +19,12 @@ from bass_jax.training.batches import TrainingBatch, epoch_batches
 from bass_jax.training.data import CorpusRows
 from bass_jax.training.distill_config import DistillConfig, TrainingConfig
 from bass_jax.training.draft_vocabulary import output_columns, proposed_ids
+from bass_jax.training.init_draft import Draft, reads_target
 from bass_jax.training.loss import LossParts, LossWeights, distillation_loss, weights_at
 from bass_jax.training.on_policy import on_policy_batch
 from bass_jax.training.optimizer import make_optimizer
 from bass_jax.training.placement import place, place_params, training_mesh
-from bass_jax.training.rollout import Rollout
+from bass_jax.training.rollout import Rollout, sequence_hidden, with_hidden
 from bass_jax.training.train_log import TrainLog, TrainProgress
 from bass_jax.training.training_checkpoints import TrainingCheckpoints, TrainPosition
 from bass_jax.typing import Array, Float, Params
@@ -40,12 +42,12 @@ class TrainState(NamedTuple):
 def train(
     config: DistillConfig,
     rows: CorpusRows,
-    draft: Model,
+    draft: Draft,
     target: Model,
     *,
     progress: Callable[[TrainProgress], None] | None = None,
     load_only: bool = False,
-) -> Model:
+) -> Draft:
     """Trains up to the configured step, from the last training checkpoint if there is one.
 
     The order of the data depends on the seed, the epoch and the epoch's shards, which the checkpoint holds. A run that
@@ -56,7 +58,8 @@ def train(
         config: of the distillation; ``checkpoints/`` and ``metrics.jsonl`` are written to its ``output_dir``.
         rows: of the corpus.
         draft: initial parameters, with the target's embedding.
-        target: scores the draft's own answers, if `on_policy_share` is not 0.
+        target: computes the hidden states that an EAGLE-3 head reads; and scores the draft's own answers, if
+            `on_policy_share` is not 0.
         progress: called with every line of the log.
         load_only: take no step and return the draft of the last checkpoint.
 
@@ -70,16 +73,16 @@ def train(
     options, output = config.training, Path(config.output_dir)
     mesh = training_mesh(options)
     params = {name: leaf for name, leaf in draft.params.items() if name != "embedding"}
-    params = place_params(params, draft.config, mesh)
+    params = place_params(params, draft, mesh)
     embedding = place(draft.params["embedding"], mesh)
     optimizer = make_optimizer(config.optimizer, options.num_steps, options.accumulate)
     initial = TrainState(params, jax.jit(optimizer.init)(params))
     columns = output_columns(proposed_ids(draft), draft.config.vocab_size)
-    step_config = differentiated_config(options, draft.config)
+    step_draft = dataclasses.replace(draft, params={}, config=differentiated_config(options, draft.config))
     step_embedding = embedding.astype(options.dtype)
 
-    def current(state: TrainState) -> Model:
-        return Model(state.params | {"embedding": embedding}, draft.config, draft.output_ids)
+    def current(state: TrainState) -> Draft:
+        return dataclasses.replace(draft, params=state.params | {"embedding": embedding})
 
     with TrainingCheckpoints(output / "checkpoints") as checkpoints:
         found = checkpoints.load(initial)
@@ -90,14 +93,19 @@ def train(
         log = TrainLog(output / "metrics.jsonl", position.step, progress)
         is_over = load_only or is_spent(log.tokens_per_pass(), options.patience)
         last = position.step if is_over else options.num_steps
-        batches = _batches(config, rows, columns, draft.config, position, last)
+        batches = _batches(config, rows, columns, draft, position, last)
+        evaluated = _Evaluated(rows, draft, target)
         for position, batch, num_tokens, is_step in batches:
             weights = weights_at(config.loss, position.step / options.num_steps)
             if options.on_policy_share:
                 batch = on_policy_batch(config, batch, position, current(state), target, columns)
+            if isinstance(draft, Eagle3Model):
+                layers = draft.head.hidden_layers
+                hidden = sequence_hidden(target, batch.tokens, batch.lengths, hidden_layers=layers)
+                batch = batch._replace(hidden=np.asarray(hidden))
             batch = place(batch, mesh, "data")
             state, loss, parts = train_step(
-                step_config, config.loss.unroll, optimizer, state, step_embedding, batch, weights
+                config.loss.unroll, optimizer, step_draft, state, step_embedding, batch, weights
             )
             log.add(position.step if is_step else position.step + 1, loss, parts)
             if not is_step:
@@ -106,9 +114,8 @@ def train(
             if is_due or position.step % options.log_every == 0:
                 log.write(position, num_tokens)
             if is_due:
-                evaluated = _evaluated_rows(rows, position, draft.config)
-                if evaluated:
-                    log.write_held_out(position, measure_agreement(current(state), evaluated, config.draft_len))
+                if chosen := evaluated.rows(position):
+                    log.write_held_out(position, measure_agreement(current(state), chosen, config.draft_len))
                 tokens_per_pass = log.tokens_per_pass()
                 best = best_step(tokens_per_pass) if options.patience is not None and tokens_per_pass else None
                 checkpoints.save(position, state, best)
@@ -141,11 +148,11 @@ def is_spent(tokens_per_pass: dict[int, float], patience: int | None) -> bool:
     return sum(step > best for step in tokens_per_pass) >= patience
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def train_step(
-    config: ModelConfig,
     unroll: int,
     optimizer: optax.GradientTransformation,
+    draft: Draft,
     state: TrainState,
     embedding: Float[Array, "E V"],
     batch: TrainingBatch,
@@ -153,12 +160,13 @@ def train_step(
 ) -> tuple[TrainState, Float[Array, ""], LossParts]:
     """Takes one step of the optimizer on one batch. Donates `state`.
 
-    The parameters are float32; the passes have the dtype of `config`.
+    The parameters are float32; the passes have the dtype of `draft`, whose own parameters are not read.
     """
 
     def loss_of(params):
-        cast = jax.tree.map(lambda leaf: leaf.astype(config.dtype), params)
-        return distillation_loss(config, cast | {"embedding": embedding}, batch, weights, unroll)
+        cast = jax.tree.map(lambda leaf: leaf.astype(draft.config.dtype), params)
+        found = dataclasses.replace(draft, params=cast | {"embedding": embedding})
+        return distillation_loss(found, batch, weights, unroll)
 
     (loss, parts), gradient = jax.value_and_grad(loss_of, has_aux=True)(state.params)
     updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
@@ -166,14 +174,14 @@ def train_step(
 
 
 def _batches(
-    config: DistillConfig, rows: CorpusRows, columns: np.ndarray, draft: ModelConfig, position: TrainPosition, last: int
+    config: DistillConfig, rows: CorpusRows, columns: np.ndarray, draft: Draft, position: TrainPosition, last: int
 ) -> Iterator[tuple[TrainPosition, TrainingBatch, int, bool]]:
     """Yields the batches from `position` to step `last`.
 
     Each comes with the position after it, the response tokens of its epoch, and whether it completes an optimizer step.
     """
     options, num_batches = config.training, 0
-    reads_hidden = draft.hidden_width is not None
+    reads_hidden = isinstance(draft, Model) and reads_target(draft)
     while position.step < last:
         trained = rows.trained(position.shards)
         if reads_hidden:
@@ -213,9 +221,20 @@ def rows_with_hidden(rows: Sequence[Rollout]) -> list[Rollout]:
     return kept
 
 
-def _evaluated_rows(rows: CorpusRows, position: TrainPosition, draft: ModelConfig) -> list[Rollout]:
-    """Returns greedy answers to held-out prompts of the corpus, at most `_MAX_EVALUATED`."""
-    found = rows.held_out(position.shards)
-    if draft.hidden_width is not None:
-        found = [row for row in found if row.hidden is not None]
-    return found[:_MAX_EVALUATED]
+class _Evaluated:
+    """Greedy answers to held-out prompts of the corpus, at most `_MAX_EVALUATED`."""
+
+    def __init__(self, rows: CorpusRows, draft: Draft, target: Model):
+        self._rows, self._draft, self._target = rows, draft, target
+        self._found: list[Rollout] = []
+
+    def rows(self, position: TrainPosition) -> list[Rollout]:
+        """Returns the rows for a checkpoint at `position`, with the hidden states that the draft reads."""
+        found = self._rows.held_out(position.shards)
+        if isinstance(self._draft, Eagle3Model):
+            if len(self._found) < min(len(found), _MAX_EVALUATED):
+                self._found = with_hidden(found[:_MAX_EVALUATED], self._target, self._draft.head.hidden_layers)
+            return self._found
+        if reads_target(self._draft):
+            found = [row for row in found if row.hidden is not None]
+        return found[:_MAX_EVALUATED]

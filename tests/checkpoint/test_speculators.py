@@ -1,5 +1,6 @@
 """Draft heads of the `speculators` format compute the logits of the reference implementation."""
 
+import dataclasses
 import functools
 import json
 
@@ -10,7 +11,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import bass_jax as bass
-from bass_jax.checkpoint import inspect_checkpoint, is_speculator, load_speculator, save_model, why_not_a_pair
+from bass_jax.checkpoint import (
+    inspect_checkpoint,
+    is_speculator,
+    load_speculator,
+    save_hugging_face,
+    save_model,
+    save_speculator,
+    why_not_a_pair,
+)
 from bass_jax.checkpoint.speculators import read_speculator_config, tensor_rules
 from bass_jax.cli.main import main
 from bass_jax.drafters import DraftContext, Eagle3Drafter, PEagleDrafter
@@ -139,6 +148,24 @@ def test_eagle3_computes_the_logits_of_the_reference(reference, name):
             model.output_ids, np.flatnonzero(load_file(directory / "model.safetensors")["t2d"])
         )
     check_logits(model, load_arrays(reference / f"eagle3 {name}.npz"), about["num_steps"])
+
+
+@pytest.mark.parametrize("name", mostly_slow(["reduced vocabulary", "four hidden states"], lambda name: "four" in name))
+def test_speculators_reads_what_is_written(reference, tmp_path, name):
+    """Its logits are those of the head, whose parameters are rounded to bfloat16."""
+    about = case(name, "eagle3", *EAGLE3[name])
+    model = load_speculator(reference / f"eagle3 {name}", target())
+    # `speculators` takes the embedding of the target.
+    save_hugging_face(tmp_path / "target", target())
+    model = dataclasses.replace(model, params=model.params | {"embedding": target().params["embedding"]})
+    save_speculator(tmp_path / "head", model, target(), target_name=str(tmp_path / "target"), draft_len=5)
+    written = load_speculator(tmp_path / "head", target())
+    assert (written.config, written.head) == (model.config, model.head)
+    for one, other in zip(jax.tree.leaves(written), jax.tree.leaves(model), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2**-8)
+    save_speculator(tmp_path / "head", model, target(), target_name=str(tmp_path / "target"))  # Replaces it.
+    again = run_reference(tmp_path, [about | {"checkpoint": str(tmp_path / "head")}], "speculators_reference.py")
+    check_logits(written, load_arrays(again / f"{about['name']}.npz"), about["num_steps"])
 
 
 @functools.partial(jax.jit, static_argnames="num_drafts")

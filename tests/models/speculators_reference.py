@@ -2,7 +2,8 @@
 
     python speculators_reference.py cases.json directory
 
-``cases.json`` lists cases: ``{"name", "model", "config", "layer_config", "num_tokens", "num_steps", "seed"}``. Writes:
+``cases.json`` lists cases: ``{"name", "model", "config", "layer_config", "num_tokens", "num_steps", "seed"}``, and
+``"checkpoint"`` for a head that exists. Writes:
 
 * ``directory/name/``: the checkpoint of a random head.
 * ``directory/name.npz``: ``tokens [T + 1]``, ``hidden [T + 1, E]``, the target's hidden states, and ``logits``. Slot i
@@ -35,7 +36,13 @@ MODELS = {
 
 
 def make(case) -> SpeculatorModel:
-    """Returns a head whose parameters are all random."""
+    """Returns a head whose parameters are all random, or the one of the case's checkpoint."""
+    if "checkpoint" in case:
+        loaded = SpeculatorModel.from_pretrained(case["checkpoint"])
+        loaded.config.transformer_layer_config._attn_implementation = "eager"
+        model = type(loaded)(loaded.config)
+        model.load_state_dict(loaded.state_dict())
+        return model.float().eval()
     config_class, model_class = MODELS[case["model"]]
     layer_config = AutoConfig.for_model(**case["layer_config"])
     layer_config._attn_implementation = "eager"

@@ -11,7 +11,7 @@ from bass_jax.runtime.yaml_config import parse_yaml
 from bass_jax.training.corpus import Corpus
 from bass_jax.training.data import CorpusRows
 from bass_jax.training.distill_config import DistillConfig
-from bass_jax.training.init_draft import init_draft
+from bass_jax.training.init_draft import init_draft, init_eagle3
 from bass_jax.training.rollout import Rollout
 from tests import tiny
 
@@ -126,7 +126,8 @@ def make_draft(target, drafts):
         ids = np.arange(config.draft.output_vocab_size, dtype=np.int32) if output_ids is None else output_ids
         key = (config.draft, config.seed, ids.tobytes())
         if key not in drafts:
-            drafts[key] = init_draft(config.draft, target, ids, jax.random.key(config.seed))
+            init = init_eagle3 if config.draft.kind == "eagle3" else init_draft
+            drafts[key] = init(config.draft, target, ids, jax.random.key(config.seed))
         return drafts[key]
 
     return make

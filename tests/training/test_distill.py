@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import yaml
 
-from bass_jax.checkpoint import Tokenizer, load_model, load_tokenizer, read_datastore, save_model
+import bass_jax as bass
+from bass_jax.checkpoint import Tokenizer, load_model, load_speculator, load_tokenizer, read_datastore, save_model
 from bass_jax.checkpoint.tokenizer import import_transformers
 from bass_jax.cli.main import main
+from bass_jax.drafters import Eagle3Drafter
 from bass_jax.training import distill, distill_datastore, generate_corpus, load_distill_config
 from bass_jax.training.agreement import measure_agreement
 from bass_jax.training.corpus import Corpus
@@ -238,3 +240,76 @@ def test_missing_data_are_found_before_the_target_is_loaded(root, tmp_path, monk
     for begin in (distill, generate_corpus):
         with pytest.raises(ValueError, match=message):
             begin(config)
+
+
+@pytest.fixture(scope="module")
+def eagle3(finished, root, run, tmp_path_factory):
+    """An EAGLE-3 head that learned from the same corpus, and its configuration."""
+    changes = {
+        "output_dir": str(tmp_path_factory.mktemp("eagle3") / "run"),
+        "corpus_dir": str(root / "run"),
+        "draft.kind": "eagle3",
+        "draft.width": load_model(root / "target").config.width,
+        "draft.hidden_layers": [0, 1],
+        "loss.unroll": 3,
+        "training.num_steps": 12,
+    }
+    return run(changes, stages=("train", "evaluate")), changes
+
+
+def test_an_eagle3_head_is_written_in_the_format_of_speculators(eagle3, root):
+    """The stored head is the trained one, rounded to bfloat16, and generates with its target."""
+    made, _ = eagle3
+    content = json.loads((made.directory / "config.json").read_text())
+    assert content["speculators_model_type"] == "eagle3" and content["eagle_aux_hidden_state_layer_ids"] == [0, 1]
+    found = load_speculator(made.directory, load_model(root / "target", dtype="float32"))
+    assert (found.config, found.head) == (made.draft.config, made.draft.head)
+    np.testing.assert_array_equal(found.output_ids, made.draft.output_ids)
+    for one, other in zip(jax.tree.leaves(found.params), jax.tree.leaves(made.draft.params), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2**-8)
+    pair = bass.load_pair(root / "target", drafter=made.directory)
+    prompts, regular = [[1, 2, 3], [4, 5]], bass.SpecConfig()
+    speculated = bass.generate(pair, prompts, bass.SpecConfig(3), max_new_tokens=12)
+    plain = bass.generate(pair, prompts, regular, max_new_tokens=12, step="decode")
+    assert all(map(np.array_equal, speculated.tokens, plain.tokens)) and speculated.metrics.num_drafted > 0
+
+
+def test_the_measured_tokens_per_pass_are_those_of_the_drafter(eagle3, root):
+    """`evaluate` computes the hidden states that the corpus does not hold."""
+    made, _ = eagle3
+    target = load_model(root / "target", dtype="float32")
+    rows = [row for row, _ in Corpus(root / "run" / "held_out").read() if row.temperature == 0]
+    pair = bass.Pair(target, Eagle3Drafter(load_speculator(made.directory, target), target.vocab_size))
+    num_tokens, num_passes = 0, 0
+    for row in rows:
+        answer = bass.generate(pair, [row.prompt], bass.SpecConfig(4), max_new_tokens=len(row.response), stop_tokens=[])
+        np.testing.assert_array_equal(answer.tokens[0], row.response)
+        num_tokens, num_passes = num_tokens + len(row.response), num_passes + len(answer.infos)
+    assert made.agreements["test"].tokens_per_pass == pytest.approx(num_tokens / num_passes)
+
+
+def test_an_eagle3_head_continues_from_another(eagle3, run, tmp_path):
+    made, changes = eagle3
+    there = {"output_dir": str(tmp_path / "on"), "draft.start": str(made.directory), "training.num_steps": 1}
+    again = run(changes | there | {"optimizer.learning_rate": 1e-12}, stages=("train",))
+    for one, other in zip(jax.tree.leaves(again.draft.params), jax.tree.leaves(made.draft.params), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2**-8, atol=1e-9)
+    with pytest.raises(ValueError, match=r"draft\.start: .*: expected .*hidden_layers=\(1,\).*, found"):
+        run(changes | there | {"output_dir": str(tmp_path / "other"), "draft.hidden_layers": [1]}, stages=("train",))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"draft.width": 24}, "draft.width=24: expected the target's width"),
+        ({"draft.hidden_layers": [0, 9]}, r"draft.hidden_layers=\[0, 9\]: expected different ids from 0 to"),
+        ({"draft.hidden_layers": [1, 1]}, r"draft.hidden_layers=\[1, 1\]"),
+        ({"draft.reads_hidden": True}, "reads_hidden=True: expected none with kind='eagle3'"),
+        ({"is_packed": True}, "is_packed=True: expected False for an EAGLE-3 head"),
+        ({"training.on_policy_share": 0.5}, "on_policy_share=0.5: expected 0"),
+        ({"draft.kind": "decoder"}, r"hidden_layers=.*: expected \(\) with kind='decoder'"),
+    ],
+)
+def test_mistakes_of_an_eagle3_head_are_named(eagle3, run, tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        run(eagle3[1] | {"output_dir": str(tmp_path / "run")} | changes, stages=("train",))

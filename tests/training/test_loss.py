@@ -1,7 +1,6 @@
 """The loss against sums in Python, and weights that change during training."""
 
 import dataclasses
-import functools
 import re
 
 import jax
@@ -13,8 +12,10 @@ from bass_jax.models.decoder import decoder
 from bass_jax.training.batches import make_batch
 from bass_jax.training.distill_config import LossConfig
 from bass_jax.training.draft_vocabulary import output_columns
+from bass_jax.training.init_draft import init_eagle3
 from bass_jax.training.loss import LossWeights, distillation_loss, response_hidden, response_logits, weights_at
 from bass_jax.training.rollout import Rollout
+from bass_jax.training.rollout import with_hidden as rollouts_with_hidden
 from tests.training.conftest import VOCAB, synthetic_rollouts
 
 NAMES = LossWeights._fields
@@ -24,10 +25,14 @@ def one_hot(name) -> LossWeights:
     return LossWeights(*(np.float32(other == name) for other in NAMES))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def loss_and_gradient(config, params, batch, weights):
+@jax.jit
+def loss_and_gradient(draft, params, batch, weights):
     """Compiled once for all weights."""
-    return jax.value_and_grad(lambda params: distillation_loss(config, params, batch, weights), has_aux=True)(params)
+
+    def loss(params):
+        return distillation_loss(dataclasses.replace(draft, params=params), batch, weights)
+
+    return jax.value_and_grad(loss, has_aux=True)(params)
 
 
 @pytest.fixture
@@ -43,8 +48,8 @@ def batch(draft):
 
 
 def test_the_parts_equal_sums_in_python(draft, batch):
-    (_, parts), _ = loss_and_gradient(draft.config, draft.params, batch, one_hot("soft"))
-    distributions = np.asarray(jax.nn.softmax(response_logits(draft.config, draft.params, batch)), np.float64)
+    (_, parts), _ = loss_and_gradient(draft, draft.params, batch, one_hot("soft"))
+    distributions = np.asarray(jax.nn.softmax(response_logits(draft, batch)), np.float64)
     found = dict.fromkeys(("soft", "hard", "reverse", "total_variation"), 0.0)
     assert 0 < (batch.distribution_columns < 0).mean() < 0.5
     for place in np.flatnonzero(batch.weights):
@@ -64,10 +69,10 @@ def test_the_parts_equal_sums_in_python(draft, batch):
 
 @pytest.mark.parametrize("name", ["soft", "hard", "reverse", "total_variation"])
 def test_the_loss_is_its_part_and_decreases_along_its_gradient(draft, batch, name):
-    (loss, parts), gradient = loss_and_gradient(draft.config, draft.params, batch, one_hot(name))
+    (loss, parts), gradient = loss_and_gradient(draft, draft.params, batch, one_hot(name))
     assert loss == getattr(parts, name)
     moved = jax.tree.map(lambda leaf, slope: leaf - 0.05 * slope, draft.params, gradient)
-    (moved_loss, _), _ = loss_and_gradient(draft.config, moved, batch, one_hot(name))
+    (moved_loss, _), _ = loss_and_gradient(draft, moved, batch, one_hot(name))
     assert moved_loss < loss
 
 
@@ -124,13 +129,37 @@ def test_which_positions_read_predicted_hidden_states(make_config, make_draft, t
                 if (place + row) % 6 > 3:
                     inputs[row, place] = predicted[row, place - 1] if place else 0
     last, _ = run(inputs)
-    found, seen = jax.jit(response_hidden, static_argnums=(0, 3))(draft.config, draft.params, batch, 3)
+    found, seen = jax.jit(response_hidden, static_argnums=2)(draft, batch, 3)
     is_real = batch.weights > 0
     for rows_found, pass_expected in zip(found, (expected[0], last), strict=True):
         flat = np.asarray(pass_expected).reshape(-1, draft.config.width)
         np.testing.assert_allclose(rows_found[is_real], flat[batch.selected[is_real]], atol=1e-5)
     assert not np.allclose(found[0][is_real], found[1][is_real], atol=1e-3)
     np.testing.assert_array_equal(seen[is_real], truth.reshape(-1, truth.shape[-1])[batch.selected[is_real]])
+
+
+def test_an_eagle3_head_reads_whole_sequences_as_it_drafts(make_config, target):
+    """Training needs no cache; its first pass is the one that fills the drafter's cache."""
+    shape = make_config(draft={"kind": "eagle3", "width": 16, "hidden_layers": [0, 2, 1]}).draft
+    draft = init_eagle3(shape, target, np.arange(48), jax.random.key(0))
+    rows = rollouts_with_hidden(synthetic_rollouts(3), target, (0, 2, 1))
+    batch = make_batch(rows, np.arange(VOCAB), 32, 64, 3, reads_hidden=True)
+    positions = np.where(np.arange(32) < batch.lengths[:, None], np.arange(32), 64)
+
+    @jax.jit
+    def read(draft):
+        before = jnp.pad(draft.project(jnp.asarray(batch.hidden)), ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        return draft.hidden_states(
+            jnp.asarray(batch.tokens), jnp.asarray(positions), draft.init_cache(3, 64), before
+        ).hidden
+
+    (found,), _ = jax.jit(response_hidden)(draft, batch)
+    is_real = batch.weights > 0
+    expected = np.asarray(read(draft)).reshape(-1, 16)[batch.selected]
+    np.testing.assert_allclose(found[is_real], expected[is_real], atol=1e-5)
+    # It starts as the target without the layers after the last one that it reads, plus its own untrained layer.
+    first, last = jax.jit(response_hidden, static_argnums=2)(draft, batch, 3)[0]
+    assert not np.allclose(first[is_real], last[is_real], atol=1e-3)
 
 
 def test_rows_without_hidden_states_are_refused():
@@ -144,7 +173,8 @@ def test_a_product_dtype_applies_to_every_product_with_a_weight(draft, batch):
 
     def num_rounded(product_dtype):
         config = dataclasses.replace(draft.config, product_dtype=product_dtype)
-        lowered = loss_and_gradient.lower(config, draft.params, batch, one_hot("soft")).as_text()
+        changed = dataclasses.replace(draft, config=config)
+        lowered = loss_and_gradient.lower(changed, draft.params, batch, one_hot("soft")).as_text()
         return len(re.findall(r"dot_general .*: \(tensor<[0-9x]*xbf16>, tensor<[0-9x]*xbf16>\)", lowered))
 
     assert num_rounded(None) == 0

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import resource
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from bass_jax.training.draft_vocabulary import output_columns
 from bass_jax.training.loss import distillation_loss, weights_at
 from bass_jax.training.on_policy import on_policy_batch
 from bass_jax.training.optimizer import make_optimizer
+from bass_jax.training.rollout import with_hidden
 from bass_jax.training.training_checkpoints import TrainingCheckpoints, TrainPosition
 from tests.marks import mostly_slow
 from tests.training.conftest import VOCAB, next_token, synthetic_rollouts
@@ -94,6 +96,28 @@ def test_the_loss_falls_and_the_agreement_rises(full_config, make_rows, make_dra
     head = trained.params["head"]
     assert trained.config == untrained.config and head.dtype == jnp.float32
     assert (head != head.astype(jnp.bfloat16)).mean() > 0.5
+
+
+def test_an_eagle3_head_learns_with_hidden_states_that_the_corpus_does_not_hold(
+    full_config, make_rows, make_draft, train, target
+):
+    layers = (0, 1, 2)
+    config = full_config(
+        draft={"kind": "eagle3", "width": target.config.width, "hidden_layers": layers},
+        training={"num_steps": 200, "save_every": 100},
+        loss={"unroll": 5},
+    )
+    unseen = with_hidden(synthetic_rollouts(20, seed=1), target, layers)
+    before = measure_agreement(make_draft(config), unseen, draft_len=4)
+    rows = make_rows(synthetic_rollouts(200))
+    trained = train(config, rows)
+    after = measure_agreement(trained, unseen, draft_len=4)
+    assert before.agreement < 0.2 and after.agreement > 0.9
+    assert after.tokens_per_pass > 3 > before.tokens_per_pass
+    assert [line["step"] for line in read_lines(config) if "held_out_tokens_per_pass" in line] == [100, 200]
+    # A run that was killed continues with the same parameters.
+    shutil.rmtree(Path(config.output_dir) / "checkpoints" / "step_00000200")
+    assert_same(train(config, rows).params, trained.params)
 
 
 class _KilledError(Exception):
@@ -240,7 +264,7 @@ def test_accumulated_batches_are_one_step(full_config, make_rows, make_draft, tr
     def slope(params, batch):
         def loss(params):
             params = params | {"embedding": draft.params["embedding"]}
-            return distillation_loss(draft.config, params, batch, weights)[0]
+            return distillation_loss(dataclasses.replace(draft, params=params), batch, weights)[0]
 
         return jax.grad(loss)(params)
 

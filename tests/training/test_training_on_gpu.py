@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from bass_jax.models import Model
 from bass_jax.training.batches import TrainingBatch
 from bass_jax.training.distill_config import OptimizerConfig
 from bass_jax.training.loss import LossWeights
@@ -66,7 +67,7 @@ def test_a_step_compiles_and_keeps_no_weights_of_attention(num_tokens, config):
     weights = LossWeights(*(spec(jnp.float32) for _ in LossWeights._fields))
 
     def step(state, embedding, batch, weights):
-        return train_step(config, 1, optimizer, state, embedding, batch, weights)
+        return train_step(1, optimizer, Model({}, config), state, embedding, batch, weights)
 
     executable = compile_for(step, state, embedding, batch, weights)
     if num_tokens == T:

@@ -130,16 +130,20 @@ class Eagle3Network(nn.Module):
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        cache: KVCache | PagedCache,
+        cache: KVCache | PagedCache | None,
         hidden: Float[Array, "B T D"],
     ) -> ForwardOutput:
-        """Runs the layers; `ForwardOutput.hidden` is their output before the final norm."""
+        """Runs the layers; `ForwardOutput.hidden` is their output before the final norm.
+
+        Without a cache the tokens are whole sequences, and the pass can be differentiated.
+        """
         rows = jnp.clip(tokens, 0, self.config.vocab_size - 1)
         embedded = jnp.take(self.embedding.values, rows, axis=0)
         if self.embedding.scale is not None:
             embedded = (embedded * self.embedding.scale[rows][..., None]).astype(self.config.dtype)
         x, outputs = hidden.astype(embedded.dtype), []
-        cached = split_layers(cache)
+        nothing = (None,) * len(self.layers)
+        cached = (nothing, nothing) if cache is None else split_layers(cache)
         for index, (layer, keys, values) in enumerate(zip(self.layers, *cached, strict=True)):
             attention = self.config.layers[index].attention
             assert attention.rope is not None
@@ -228,6 +232,20 @@ class Eagle3Model:
         slots = jnp.where(is_read, positions[rows, found] - 1, cache.capacity)
         output = self._apply(tokens[rows, found], slots, cache, hidden[rows, found], method="hidden_states")
         return output._replace(hidden=output.hidden[rows, jnp.maximum(jnp.arange(num_tokens) - offset, 0)])
+
+    def read_sequences(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], hidden: Float[Array, "B T D"]
+    ) -> Float[Array, "B T D"]:
+        """Runs `hidden_states` over whole sequences without a cache, for training; position 0 has zeros.
+
+        Args:
+            tokens: ``[B, T]`` int32.
+            positions: ``[B, T]`` int32 from 0 on, then padding at or past T.
+            hidden: ``[B, T, D]``, the projected hidden states at the positions before.
+        """
+        arguments = tokens[:, 1:], positions[:, 1:] - 1, None, hidden[:, 1:]
+        output = self._apply(*arguments, method="hidden_states")
+        return jnp.pad(output.hidden, ((0, 0), (1, 0), (0, 0)))
 
     def next_hidden(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Returns what the next draft reads in place of the target's hidden states."""
