@@ -173,7 +173,7 @@ def load_speculator(
 def save_speculator(
     directory: str | PathLike[str], model: Eagle3Model, target: Model, *, target_name: str, draft_len: int = 4
 ) -> None:
-    """Writes an EAGLE-3 head in the `speculators` format, in bfloat16, with its embedding.
+    """Writes an EAGLE-3 or P-EAGLE head in the `speculators` format, in bfloat16, with its embedding.
 
     Args:
         directory: an existing checkpoint there is replaced.
@@ -183,13 +183,14 @@ def save_speculator(
         draft_len: suggested draft length, for other programs.
 
     Raises:
-        ValueError: if the directory holds something else, or the head is no EAGLE-3 head in floating point.
+        ValueError: if the directory holds something else, or the head has INT8 weights.
     """
     from safetensors.numpy import save_file
 
     path, config, head = Path(directory), model.config, model.head
-    if head.mask_token_id is not None or config.quantize is not None:
-        raise ValueError(f"{path}: expected an EAGLE-3 head without INT8 weights")
+    if config.quantize is not None:
+        raise ValueError(f"{path}: quantize={config.quantize!r}: expected a head without INT8 weights")
+    kind = "eagle3" if head.mask_token_id is None else "peagle"
     params, tensors = flatten_dict(model.params, sep="/"), {}
     for name, rule in tensor_rules(config, head).items():
         parts = rule.split(np.asarray(jnp.asarray(params[name], jnp.bfloat16)))
@@ -203,10 +204,10 @@ def save_speculator(
     proposal = {"proposal_type": "greedy", "speculative_tokens": draft_len}
     architectures = FAMILIES[target.config.family].write_config(target.config)["architectures"]
     content = {
-        "architectures": ["Eagle3DraftModel"],
-        "speculators_model_type": "eagle3",
+        "architectures": ["Eagle3DraftModel" if kind == "eagle3" else "PEagleDraftModel"],
+        "speculators_model_type": kind,
         "speculators_config": {
-            "algorithm": "eagle3",
+            "algorithm": kind,
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal | _LOSSLESS],
             "verifier": {"name_or_path": target_name, "architectures": architectures},
@@ -218,6 +219,8 @@ def save_speculator(
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
     }
+    if head.mask_token_id is not None:
+        content["mask_token_id"] = head.mask_token_id
     with replaced(path) as partial:
         (partial / "config.json").write_text(
             json.dumps(content | {one: getattr(head, one) for one in _FLAGS}, indent=2)

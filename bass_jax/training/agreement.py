@@ -1,13 +1,13 @@
 """How often a draft proposes its target's token, and how many tokens per target pass that gives."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.drafters import Eagle3Drafter, EagleDrafter
+from bass_jax.drafters import Eagle3Drafter, EagleDrafter, PEagleDrafter
 from bass_jax.drafters.eagle.eagle3 import Eagle3Model
 from bass_jax.models import Model
 from bass_jax.runtime.cpu_workarounds import argmax
@@ -66,9 +66,16 @@ def measure_agreement(draft: Draft, rollouts: Sequence[Rollout], draft_len: int)
     measured = agreement_of(list(teacher_forced(draft, rollouts)), draft_len)
     if not reads_target(draft):
         return measured
-    kind: Any = Eagle3Drafter if isinstance(draft, Eagle3Model) else EagleDrafter
-    speculation = speculate_on(kind(draft, draft.config.vocab_size), rollouts, draft_len)
+    speculation = speculate_on(drafter_of(draft), rollouts, draft_len)
     return measured._replace(tokens_per_pass=speculation.tokens_per_pass)
+
+
+def drafter_of(draft: Draft) -> Eagle3Drafter | PEagleDrafter | EagleDrafter:
+    """Returns the drafter of a draft that reads hidden states of the target."""
+    if not isinstance(draft, Eagle3Model):
+        return EagleDrafter(draft, draft.config.vocab_size)
+    kind = Eagle3Drafter if draft.head.mask_token_id is None else PEagleDrafter
+    return kind(draft, draft.config.vocab_size)
 
 
 def agreement_of(matches: Sequence[Bool[np.ndarray, "_"]], draft_len: int) -> Agreement:

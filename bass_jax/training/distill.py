@@ -48,7 +48,7 @@ class Distilled(NamedTuple):
     draft: Draft  # with the target's embedding, float32
     agreements: dict[str, Agreement]  # with greedy answers, by held-out domain
     acceptances: dict[str, dict[float, float]]  # of sampled answers, by held-out domain and temperature
-    directory: Path  # the draft's checkpoint; an EAGLE-3 head's is in the `speculators` format
+    directory: Path  # the draft's checkpoint; a head's is in the `speculators` format
 
 
 def distill(config: DistillConfig, *, stages: Sequence[str] = STAGES, show_progress: bool = False) -> Distilled:
@@ -155,9 +155,9 @@ def new_draft(
     if shape.start is None:
         has_all = shape.output_vocab_size is None
         output_ids = np.arange(target_config.vocab_size, dtype=np.int32) if has_all else choose(special)
-        init = init_eagle3 if shape.kind == "eagle3" else init_draft
+        init = init_eagle3 if shape.is_head else init_draft
         return init(shape, target, output_ids, jax.random.key(config.seed))
-    if shape.kind == "eagle3":
+    if shape.is_head:
         head = load_speculator(shape.start, target)
         wanted = jax.eval_shape(lambda: init_eagle3(shape, target, proposed_ids(head), jax.random.key(0)))
         if (head.config, head.head) != (wanted.config, wanted.head):

@@ -84,11 +84,11 @@ class DraftConfig:
     """The draft. The vocabulary, the context and the rotary base are the target's.
 
     Attributes:
-        kind: ``"decoder"``, a small model; or ``"eagle3"``, an EAGLE-3 head on hidden states of the target, which are
-            computed during the training.
-        hidden_layers: the hidden states that an EAGLE-3 head reads, as in `bass_jax.models.Model.forward`; default
+        kind: ``"decoder"``, a small model; or a head on hidden states of the target, which are computed during the
+            training: ``"eagle3"``, or ``"peagle"``, which drafts all tokens in one pass.
+        hidden_layers: the hidden states that a head reads, as in `bass_jax.models.Model.forward`; default
             ``(2, L // 2, L - 3)``.
-        width: D; for an EAGLE-3 head the target's.
+        width: D; for a head the target's.
         num_layers: L.
         num_heads: N.
         num_kv_heads: K.
@@ -104,7 +104,7 @@ class DraftConfig:
             set. What is added does not change the draft's predictions at first.
     """
 
-    kind: Literal["decoder", "eagle3"] = "decoder"
+    kind: Literal["decoder", "eagle3", "peagle"] = "decoder"
     hidden_layers: tuple[int, ...] = ()
     width: int = 256
     num_layers: int = 4
@@ -120,11 +120,16 @@ class DraftConfig:
     def __post_init__(self):
         if self.start is not None and self.target_layers:
             raise ValueError(f"start={self.start!r}, target_layers={self.target_layers}: expected one of them")
-        if self.kind == "eagle3" and (self.reads_hidden or self.target_layers):
+        if self.is_head and (self.reads_hidden or self.target_layers):
             name = "reads_hidden" if self.reads_hidden else "target_layers"
-            raise ValueError(f"{name}={getattr(self, name)}: expected none with kind='eagle3'")
-        if self.kind != "eagle3" and self.hidden_layers:
+            raise ValueError(f"{name}={getattr(self, name)}: expected none with kind={self.kind!r}")
+        if not self.is_head and self.hidden_layers:
             raise ValueError(f"hidden_layers={self.hidden_layers}: expected () with kind={self.kind!r}")
+
+    @property
+    def is_head(self) -> bool:
+        """Whether the draft is a head on hidden states of chosen layers of the target."""
+        return self.kind != "decoder"
 
 
 type Schedule = float | int | tuple[tuple[float | int, float | int], ...]
@@ -147,7 +152,7 @@ class LossConfig:
         hidden_weight: of the relative squared error of the predicted hidden states, for a draft that reads them.
         unroll: consecutive drafts that a draft that reads hidden states is trained for, with one pass each. The first
             pass reads the target's hidden states. In the last one, ``unroll - 1`` of every ``2 unroll`` positions read
-            hidden states that the draft predicted.
+            hidden states that the draft predicted. A P-EAGLE head needs one further pass in all.
     """
 
     soft_weight: Schedule = 0.7
@@ -302,9 +307,9 @@ class DistillConfig:
     def __post_init__(self):
         if any(not temperature > 0 for temperature in self.held_out_temperatures):
             raise ValueError(f"held_out_temperatures={self.held_out_temperatures}: expected numbers above 0")
-        if self.is_packed and self.draft.kind == "eagle3":
-            raise ValueError("is_packed=True: expected False for an EAGLE-3 head, whose format stores bfloat16")
-        if (self.draft.reads_hidden or self.draft.kind == "eagle3") and self.training.on_policy_share:
+        if self.is_packed and self.draft.is_head:
+            raise ValueError(f"is_packed=True: expected False with kind={self.draft.kind!r}, stored in bfloat16")
+        if (self.draft.reads_hidden or self.draft.is_head) and self.training.on_policy_share:
             share = self.training.on_policy_share
             raise ValueError(f"on_policy_share={share}: expected 0 for a draft that reads hidden states")
 

@@ -15,6 +15,9 @@ from bass_jax.typing import Array, Float, Int, Key, Params
 type Draft = Model | Eagle3Model
 """What a distillation trains."""
 
+_MASK_TOKEN = 0
+"""What a P-EAGLE head reads at positions that are not drafted yet. Their hidden state tells them from this token."""
+
 _HEAD_SCALE = 0.02
 
 _RIDGE = 1e-3
@@ -37,7 +40,7 @@ def draft_config(shape: DraftConfig, target: ModelConfig, dtype: str = "float32"
     """
     common = {
         "output_vocab_size": shape.output_vocab_size,
-        "hidden_width": target.width if shape.reads_hidden or shape.kind == "eagle3" else None,
+        "hidden_width": target.width if shape.reads_hidden or shape.is_head else None,
         "dtype": dtype,
     }
     if shape.target_layers:
@@ -105,10 +108,9 @@ def init_draft(shape: DraftConfig, target: Model, output_ids: Int[np.ndarray, "O
 def init_eagle3(
     shape: DraftConfig, target: Model, output_ids: Int[np.ndarray, "O"], key: Key[Array, ""]
 ) -> Eagle3Model:
-    """Returns an untrained EAGLE-3 head that shares the target's embedding.
+    """Returns an untrained EAGLE-3 or P-EAGLE head that shares the target's embedding.
 
-    It starts as if the target ended after the last layer that it reads: `fc` passes on that layer's hidden states, and
-    the final norm and the head are the target's.
+    The final norm and the head start as the target's; everything else is random.
 
     Raises:
         ValueError: if `shape` has another width than the target, or the target does not have one of the layers.
@@ -116,21 +118,17 @@ def init_eagle3(
     config = target.config
     if shape.width != config.width:
         raise ValueError(
-            f"draft.width={shape.width}: expected the target's width {config.width}, because an EAGLE-3 head reads its "
-            "embedding"
+            f"draft.width={shape.width}: expected the target's width {config.width}, because a head reads its embedding"
         )
     layers = shape.hidden_layers or (2, config.num_layers // 2, config.num_layers - 3)
     if len(set(layers)) < len(layers) or not all(0 <= layer <= config.num_layers for layer in layers):
         raise ValueError(f"draft.hidden_layers={list(layers)}: expected different ids from 0 to {config.num_layers}")
     own = dataclasses.replace(draft_config(shape, config), embedding_width=None)
-    head = Eagle3Config(layers, config.width)
+    head = Eagle3Config(layers, config.width, mask_token_id=_MASK_TOKEN if shape.kind == "peagle" else None)
     params = dict(init_eagle3_params(own, head, key))
     rows = target.params["embedding" if config.is_tied else "head"]
-    passed_on = np.zeros(params["fc"].shape, np.float32)
-    passed_on[:, -config.width :] = np.eye(config.width)
     params |= {
         "embedding": target.params["embedding"],
-        "fc": passed_on,
         "head": rows if own.output_vocab_size is None else rows[output_ids],
     }
     if isinstance(norm := target.params.get("final_norm"), jax.Array) and norm.shape == params["final_norm"].shape:

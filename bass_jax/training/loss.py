@@ -52,7 +52,8 @@ def response_hidden(
     A draft that reads the target's hidden states runs `unroll` times. The first pass reads them everywhere, as before
     the first draft of a step. In the last pass, of every ``2 unroll`` positions the last ``unroll - 1`` read the states
     that the draft predicted, as before its later drafts. The earlier positions then still read true states, as in
-    decoding. This is the training-time test of EAGLE-3 without its own attention mask.
+    decoding. This is the training-time test of EAGLE-3 without its own attention mask. In the second and last pass of a
+    P-EAGLE head these positions read the mask.
 
     Returns:
         ``(passes, target_hidden)``: the draft's hidden states of the first pass, and of the last if there are several;
@@ -63,7 +64,7 @@ def response_hidden(
     positions = jnp.where(columns < batch.lengths[:, None], columns, batch.tokens.shape[1])
     tokens, target_hidden = jnp.asarray(batch.tokens), None
 
-    def run(hidden):
+    def run(hidden, tokens=tokens):
         if isinstance(draft, Eagle3Model):
             return draft.read_sequences(tokens, positions, hidden)
         variables = {"params": draft.params}
@@ -79,10 +80,14 @@ def response_hidden(
         else:
             target_hidden = known
         passes = [run(_previous(known))]
-        turn = (columns + jnp.arange(len(batch.tokens))[:, None]) % (2 * unroll)
+        is_later = (columns + jnp.arange(len(batch.tokens))[:, None]) % (2 * unroll) > unroll
+        if isinstance(draft, Eagle3Model) and draft.head.mask_token_id is not None and unroll > 1:
+            hidden = jnp.where(is_later[..., None], draft.projected_mask(), _previous(known))
+            passes.append(run(hidden, jnp.where(is_later, draft.head.mask_token_id, tokens)))
+            unroll = 1
         for _ in range(unroll - 1):
             predicted = draft.next_hidden(passes[-1]).astype(known.dtype)
-            passes = [passes[0], run(jnp.where((turn > unroll)[..., None], _previous(predicted), _previous(known)))]
+            passes = [passes[0], run(jnp.where(is_later[..., None], _previous(predicted), _previous(known)))]
     is_real, selected = jnp.asarray(batch.weights) > 0, jnp.asarray(batch.selected)
     rows = tuple(_take_rows(hidden.reshape(-1, draft.config.width), selected, is_real) for hidden in passes)
     if target_hidden is None:

@@ -168,6 +168,22 @@ def test_speculators_reads_what_is_written(reference, tmp_path, name):
     check_logits(written, load_arrays(again / f"{about['name']}.npz"), about["num_steps"])
 
 
+def test_a_p_eagle_head_is_written_as_it_was_read(reference, tmp_path):
+    model = load_speculator(reference / "peagle plain", target())
+    save_speculator(tmp_path / "head", model, target(), target_name="target")
+    found = load_speculator(tmp_path / "head", target())
+    assert (found.config, found.head) == (model.config, model.head)
+    written, there = (load_file(one / "model.safetensors") for one in (tmp_path / "head", reference / "peagle plain"))
+    assert written.keys() == there.keys()
+    for name, tensor in there.items():
+        np.testing.assert_allclose(written[name].astype(np.float32), tensor.astype(np.float32), rtol=2**-8)
+    written, there = (
+        json.loads((one / "config.json").read_text()) for one in (tmp_path / "head", reference / "peagle plain")
+    )
+    about_programs = {"auto_map", "embed_requires_grad", "speculators_version", "transformers_version"}
+    assert there.keys() - written.keys() <= about_programs
+
+
 @functools.partial(jax.jit, static_argnames="num_drafts")
 def propose(drafter, tokens, hidden, num_drafts):
     """Returns the distributions ``[T, G, V]`` of the drafts after the first r + 2 tokens, for row r."""

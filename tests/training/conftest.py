@@ -126,7 +126,7 @@ def make_draft(target, drafts):
         ids = np.arange(config.draft.output_vocab_size, dtype=np.int32) if output_ids is None else output_ids
         key = (config.draft, config.seed, ids.tobytes())
         if key not in drafts:
-            init = init_eagle3 if config.draft.kind == "eagle3" else init_draft
+            init = init_eagle3 if config.draft.is_head else init_draft
             drafts[key] = init(config.draft, target, ids, jax.random.key(config.seed))
         return drafts[key]
 

@@ -305,7 +305,7 @@ def test_an_eagle3_head_continues_from_another(eagle3, run, tmp_path):
         ({"draft.hidden_layers": [0, 9]}, r"draft.hidden_layers=\[0, 9\]: expected different ids from 0 to"),
         ({"draft.hidden_layers": [1, 1]}, r"draft.hidden_layers=\[1, 1\]"),
         ({"draft.reads_hidden": True}, "reads_hidden=True: expected none with kind='eagle3'"),
-        ({"is_packed": True}, "is_packed=True: expected False for an EAGLE-3 head"),
+        ({"is_packed": True}, "is_packed=True: expected False with kind='eagle3'"),
         ({"training.on_policy_share": 0.5}, "on_policy_share=0.5: expected 0"),
         ({"draft.kind": "decoder"}, r"hidden_layers=.*: expected \(\) with kind='decoder'"),
     ],

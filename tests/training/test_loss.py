@@ -8,7 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bass_jax.drafters import DraftContext, PEagleDrafter
 from bass_jax.models.decoder import decoder
+from bass_jax.sampling import LogitsProcessors, SamplingParams
+from bass_jax.training.agreement import drafter_of
 from bass_jax.training.batches import make_batch
 from bass_jax.training.distill_config import LossConfig
 from bass_jax.training.draft_vocabulary import output_columns
@@ -160,6 +163,39 @@ def test_an_eagle3_head_reads_whole_sequences_as_it_drafts(make_config, target):
     # It starts as the target without the layers after the last one that it reads, plus its own untrained layer.
     first, last = jax.jit(response_hidden, static_argnums=2)(draft, batch, 3)[0]
     assert not np.allclose(first[is_real], last[is_real], atol=1e-3)
+
+
+def test_a_p_eagle_head_is_trained_on_what_it_drafts_from(make_config, target):
+    """The logits at a run of masks are those of the drafter's masks after the same tokens."""
+    shape = make_config(draft={"kind": "peagle", "width": 16, "hidden_layers": [0, 1], "output_vocab_size": None}).draft
+    draft = init_eagle3(shape, target, np.arange(VOCAB), jax.random.key(0))
+    rows = rollouts_with_hidden(synthetic_rollouts(20)[-1:], target, (0, 1))
+    batch = make_batch(rows, np.arange(VOCAB), 32, 64, 1, reads_hidden=True)
+    masked = jax.jit(response_hidden, static_argnums=2)(draft, batch, 3)[0][1]
+    probs = np.asarray(jax.nn.softmax(draft.logits(masked[None])[0]))
+    # With three drafts, positions 4 and 5 are the first masks: drafts 2 and 3 after the tokens at 0 to 3.
+    lengths = jnp.array([4])
+    tokens = jnp.pad(jnp.asarray(batch.tokens), ((0, 0), (0, 32)))
+    hidden = jnp.pad(jnp.asarray(batch.hidden), ((0, 0), (0, 32), (0, 0)))
+    context = DraftContext(
+        tokens=tokens,
+        lengths=lengths,
+        num_wanted=jnp.array([3]),
+        sampling_arrays=SamplingParams(temperature=1.0).sampling_arrays(1, VOCAB),
+        keys=jnp.broadcast_to(jax.random.key(0), (1, 3)),
+        processors=LogitsProcessors(None, lengths, jnp.full((1, 1), -1)),
+    )
+    drafter = drafter_of(draft)
+    assert isinstance(drafter, PEagleDrafter)
+
+    @jax.jit
+    def propose(drafter, context):
+        return drafter.propose(drafter.init(tokens, lengths, hidden), context, 3, is_sampled=True)[0].probs
+
+    drafted = np.asarray(propose(drafter, context))[0]
+    first = len(rows[0].prompt) - 1
+    assert first <= 4
+    np.testing.assert_allclose(probs[[4 - first, 5 - first]], drafted[1:], atol=1e-5)
 
 
 def test_rows_without_hidden_states_are_refused():
