@@ -288,6 +288,7 @@ def test_the_measured_tokens_per_pass_are_those_of_the_drafter(eagle3, root):
     assert made.agreements["test"].tokens_per_pass == pytest.approx(num_tokens / num_passes)
 
 
+@pytest.mark.slow
 def test_an_eagle3_head_continues_from_another(eagle3, run, tmp_path):
     made, changes = eagle3
     there = {"output_dir": str(tmp_path / "on"), "draft.start": str(made.directory), "training.num_steps": 1}
