@@ -55,6 +55,6 @@ def test_speculation_gives_the_greedy_tokens_of_transformers(name, reference):
         bass.generate(pair, texts, bass.SpecConfig(4, "greedy"), max_new_tokens=NUM_NEW),
     ):
         assert [row.tolist() for row in run.tokens] == [expected[f"greedy_{i}"].tolist() for i in range(len(texts))]
-    # Both acceptances and rejections occurred. The answers of "gemma3_vision" repeat a token that every draft predicts; its
-    # decoder is that of "gemma3".
+    # Both acceptances and rejections occurred. The answers of "gemma3_vision" repeat a token that every draft predicts;
+    # its decoder is that of "gemma3".
     assert 0 < run.metrics.acceptance_rate < 1 or name == "gemma3_vision"
