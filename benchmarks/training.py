@@ -9,6 +9,7 @@ the frequency of its length. The first turn is not timed. Nothing is written. Th
 """
 
 import collections
+import dataclasses
 import datetime
 import itertools
 import json
