@@ -24,7 +24,6 @@ from bass_jax.checkpoint.tokenizer import Tokenizer, read_tokenizer
 from bass_jax.models import Model, quantize_model
 from bass_jax.models.families import FAMILIES
 from bass_jax.models.model_config import ModelConfig
-from bass_jax.runtime.files import read_json
 
 
 def save_model(
@@ -173,12 +172,11 @@ def check_replaceable(directory: Path) -> None:
     """Checks that `directory` may be overwritten.
 
     Raises:
-        ValueError: if `directory` exists, is not empty and holds neither a checkpoint of ours nor a draft head.
+        ValueError: if `directory` exists, is not empty and has no manifest.
     """
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
-    is_head = (directory / "config.json").is_file() and "speculators_model_type" in read_json(directory / "config.json")
-    if not has_manifest(directory) and not is_head:
+    if not has_manifest(directory):
         raise ValueError(f"{directory}: exists and is not a checkpoint; not overwritten")
 
 

@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bass_jax.checkpoint.assemble import builders_of, match_tensors, place_arrays
 from bass_jax.checkpoint.huggingface import HuggingFaceDirectory
 from bass_jax.checkpoint.load import resolve
+from bass_jax.checkpoint.manifest import WEIGHTS, Manifest
 from bass_jax.checkpoint.save import replaced
 from bass_jax.drafters.eagle.eagle3 import Eagle3Config, Eagle3Model, eagle3_param_shapes
 from bass_jax.models import Model
@@ -173,10 +174,10 @@ def load_speculator(
 def save_speculator(
     directory: str | PathLike[str], model: Eagle3Model, target: Model, *, target_name: str, draft_len: int = 4
 ) -> None:
-    """Writes an EAGLE-3 or P-EAGLE head in the `speculators` format, in bfloat16, with its embedding.
+    """Writes an EAGLE-3 or P-EAGLE head in the `speculators` format, in bfloat16, with its embedding and a manifest.
 
     Args:
-        directory: an existing checkpoint there is replaced.
+        directory: must not exist, be empty, or have a manifest; it is then replaced.
         model: the head.
         target: the model that it drafts for.
         target_name: path or Hub id of the target, for other programs.
@@ -221,11 +222,11 @@ def save_speculator(
     }
     if head.mask_token_id is not None:
         content["mask_token_id"] = head.mask_token_id
+    content |= {name: getattr(head, name) for name in _FLAGS}
     with replaced(path) as partial:
-        (partial / "config.json").write_text(
-            json.dumps(content | {one: getattr(head, one) for one in _FLAGS}, indent=2)
-        )
-        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+        (partial / "config.json").write_text(json.dumps(content, indent=2) + "\n")
+        save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
+        Manifest().write(partial)
 
 
 def speculator_shapes(path: Path, found: Speculator) -> dict[str, tuple[int, ...]]:

@@ -80,13 +80,14 @@ class Model:
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        cache: KVCache | PagedCache,
+        cache: KVCache | PagedCache | None,
         hidden: Float[Array, "B T E"] | None = None,
         *,
         hidden_layers: tuple[int, ...] = (),
     ) -> ForwardOutput:
         """Runs `forward` without the head, for a prefill or for a pass that scores few positions.
 
+        Without a cache, the tokens are whole sequences from position 0 on, and the pass can be differentiated.
         `hidden` is for drafts with a `ModelConfig.hidden_width`: the target's hidden states at the token before each.
         """
         check_hidden_layers(hidden_layers, self.config.num_layers)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import threading
 import time
@@ -109,7 +110,8 @@ class JitCache:
             with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
                 traced = _renewed(with_checks(function) if is_debugging() else function)
                 lowered = jax.jit(traced, donate_argnums=donate_argnums).lower(*args)
-                compiled = self._in_background(lowered) if in_background else _compile(lowered)
+                compile_it = functools.partial(_compile, lowered, has_checks=is_debugging())
+                compiled = self._in_background(compile_it) if in_background else compile_it()
             found = CompiledFunction(compiled, 0.0, self._saved.seconds - saved_before)
             self._add_seconds(found, time.perf_counter() - start)
             self.num_compiled += 1
@@ -124,12 +126,12 @@ class JitCache:
         compiled.compile_seconds += seconds
         self.compile_seconds += seconds
 
-    def _in_background(self, lowered: Any) -> Callable:
+    def _in_background(self, compile_it: Callable[[], Callable]) -> Callable:
         """Compiles in a thread; returns a function that waits for it."""
         from concurrent.futures import ThreadPoolExecutor  # Only where something is compiled, not at every import.
 
         thread = ThreadPoolExecutor(1)
-        future = thread.submit(_compile, lowered)
+        future = thread.submit(compile_it)
         thread.shutdown(wait=False)
 
         def call(*args):
@@ -185,9 +187,9 @@ class _SavedSeconds(threading.local):
     seconds = 0.0
 
 
-def _compile(lowered: Any) -> Callable:
+def _compile(lowered: Any, *, has_checks: bool) -> Callable:
     compiled = lowered.compile(compiler_options=COMPILER_OPTIONS)
-    return raising(compiled) if is_debugging() else compiled
+    return raising(compiled) if has_checks else compiled
 
 
 def _renewed(function: Callable) -> Callable:

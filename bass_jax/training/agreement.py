@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.drafters import Eagle3Drafter, EagleDrafter, PEagleDrafter
-from bass_jax.drafters.eagle.eagle3 import Eagle3Model
+from bass_jax.drafters.network_drafter import network_drafter
 from bass_jax.models import Model
 from bass_jax.runtime.cpu_workarounds import argmax
 from bass_jax.training.batches import TrainingBatch, single_batches
@@ -66,16 +65,8 @@ def measure_agreement(draft: Draft, rollouts: Sequence[Rollout], draft_len: int)
     measured = agreement_of(list(teacher_forced(draft, rollouts)), draft_len)
     if not reads_target(draft):
         return measured
-    speculation = speculate_on(drafter_of(draft), rollouts, draft_len)
+    speculation = speculate_on(network_drafter(draft, draft.config.vocab_size), rollouts, draft_len)
     return measured._replace(tokens_per_pass=speculation.tokens_per_pass)
-
-
-def drafter_of(draft: Draft) -> Eagle3Drafter | PEagleDrafter | EagleDrafter:
-    """Returns the drafter of a draft that reads hidden states of the target."""
-    if not isinstance(draft, Eagle3Model):
-        return EagleDrafter(draft, draft.config.vocab_size)
-    kind = Eagle3Drafter if draft.head.mask_token_id is None else PEagleDrafter
-    return kind(draft, draft.config.vocab_size)
 
 
 def agreement_of(matches: Sequence[Bool[np.ndarray, "_"]], draft_len: int) -> Agreement:

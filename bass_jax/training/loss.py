@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from bass_jax.drafters.eagle.eagle3 import Eagle3Model
-from bass_jax.models.decoder import decoder
 from bass_jax.training.batches import TrainingBatch
 from bass_jax.training.distill_config import LossConfig
 from bass_jax.training.init_draft import Draft, reads_target
@@ -65,11 +64,7 @@ def response_hidden(
     tokens, target_hidden = jnp.asarray(batch.tokens), None
 
     def run(hidden, tokens=tokens):
-        if isinstance(draft, Eagle3Model):
-            return draft.read_sequences(tokens, positions, hidden)
-        variables = {"params": draft.params}
-        module = decoder(draft.config)
-        return module.apply(variables, tokens, positions, None, 1, hidden, method="hidden_states").hidden  # type: ignore
+        return draft.hidden_states(tokens, positions, None, hidden).hidden
 
     if not reads_target(draft):
         passes = [run(None)]

@@ -27,7 +27,7 @@ def training_mesh(options: TrainingConfig) -> Mesh | None:
 
 
 def place_params(params: Params, draft: Draft, mesh: Mesh | None) -> Params:
-    """Splits attention heads, MLP and vocabulary; an EAGLE-3 head is copied to every device.
+    """Splits attention heads, MLP and vocabulary; a head is copied to every device.
 
     Raises:
         ValueError: if a parameter cannot be split evenly.

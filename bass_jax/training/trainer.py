@@ -58,7 +58,7 @@ def train(
         config: of the distillation; ``checkpoints/`` and ``metrics.jsonl`` are written to its ``output_dir``.
         rows: of the corpus.
         draft: initial parameters, with the target's embedding.
-        target: computes the hidden states that an EAGLE-3 head reads; and scores the draft's own answers, if
+        target: computes the hidden states that a head reads; and scores the draft's own answers, if
             `on_policy_share` is not 0.
         progress: called with every line of the log.
         load_only: take no step and return the draft of the last checkpoint.

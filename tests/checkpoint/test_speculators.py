@@ -170,6 +170,8 @@ def test_speculators_reads_what_is_written(reference, tmp_path, name):
 
 def test_a_p_eagle_head_is_written_as_it_was_read(reference, tmp_path):
     model = load_speculator(reference / "peagle plain", target())
+    with pytest.raises(ValueError, match="exists and is not a checkpoint; not overwritten"):  # It is not of ours.
+        save_speculator(reference / "peagle plain", model, target(), target_name="target")
     save_speculator(tmp_path / "head", model, target(), target_name="target")
     found = load_speculator(tmp_path / "head", target())
     assert (found.config, found.head) == (model.config, model.head)

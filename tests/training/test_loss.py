@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from bass_jax.drafters import DraftContext, PEagleDrafter
+from bass_jax.drafters.network_drafter import network_drafter
 from bass_jax.models.decoder import decoder
 from bass_jax.sampling import LogitsProcessors, SamplingParams
-from bass_jax.training.agreement import drafter_of
 from bass_jax.training.batches import make_batch
 from bass_jax.training.distill_config import LossConfig
 from bass_jax.training.draft_vocabulary import output_columns
@@ -160,7 +160,7 @@ def test_an_eagle3_head_reads_whole_sequences_as_it_drafts(make_config, target):
     is_real = batch.weights > 0
     expected = np.asarray(read(draft)).reshape(-1, 16)[batch.selected]
     np.testing.assert_allclose(found[is_real], expected[is_real], atol=1e-5)
-    # It starts as the target without the layers after the last one that it reads, plus its own untrained layer.
+    # In the last of three passes, some positions read the head's own outputs.
     first, last = jax.jit(response_hidden, static_argnums=2)(draft, batch, 3)[0]
     assert not np.allclose(first[is_real], last[is_real], atol=1e-3)
 
@@ -185,7 +185,7 @@ def test_a_p_eagle_head_is_trained_on_what_it_drafts_from(make_config, target):
         keys=jnp.broadcast_to(jax.random.key(0), (1, 3)),
         processors=LogitsProcessors(None, lengths, jnp.full((1, 1), -1)),
     )
-    drafter = drafter_of(draft)
+    drafter = network_drafter(draft, VOCAB)
     assert isinstance(drafter, PEagleDrafter)
 
     @jax.jit

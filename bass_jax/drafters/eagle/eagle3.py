@@ -209,7 +209,7 @@ class Eagle3Model:
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        cache: KVCache | PagedCache,
+        cache: KVCache | PagedCache | None,
         hidden: Float[Array, "B T D"],
     ) -> ForwardOutput:
         """Runs one pass over tokens and the projected hidden states at the positions before them.
@@ -220,9 +220,12 @@ class Eagle3Model:
         Args:
             tokens: ``[B, T]`` int32.
             positions: ``[B, T]`` int32, as in `bass_jax.models.Model.forward`.
-            cache: contains every earlier position of each row.
+            cache: contains every earlier position of each row; None for whole sequences from position 0 on.
             hidden: ``[B, T, D]``.
         """
+        if cache is None:
+            output = self._apply(tokens[:, 1:], positions[:, 1:] - 1, None, hidden[:, 1:], method="hidden_states")
+            return output._replace(hidden=jnp.pad(output.hidden, ((0, 0), (1, 0), (0, 0))))
         num_tokens = tokens.shape[1]
         # A pass reads consecutive slots from its first column on, so a row that starts at position 0 moves up by one.
         offset = (positions[:, :1] == 0).astype(jnp.int32)
@@ -232,20 +235,6 @@ class Eagle3Model:
         slots = jnp.where(is_read, positions[rows, found] - 1, cache.capacity)
         output = self._apply(tokens[rows, found], slots, cache, hidden[rows, found], method="hidden_states")
         return output._replace(hidden=output.hidden[rows, jnp.maximum(jnp.arange(num_tokens) - offset, 0)])
-
-    def read_sequences(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], hidden: Float[Array, "B T D"]
-    ) -> Float[Array, "B T D"]:
-        """Runs `hidden_states` over whole sequences without a cache, for training; position 0 has zeros.
-
-        Args:
-            tokens: ``[B, T]`` int32.
-            positions: ``[B, T]`` int32 from 0 on, then padding at or past T.
-            hidden: ``[B, T, D]``, the projected hidden states at the positions before.
-        """
-        arguments = tokens[:, 1:], positions[:, 1:] - 1, None, hidden[:, 1:]
-        output = self._apply(*arguments, method="hidden_states")
-        return jnp.pad(output.hidden, ((0, 0), (1, 0), (0, 0)))
 
     def next_hidden(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Returns what the next draft reads in place of the target's hidden states."""
