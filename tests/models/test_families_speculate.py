@@ -13,6 +13,7 @@ from bass_jax.checkpoint import load_model
 from bass_jax.drafters import ModelDrafter
 from bass_jax.models.families import FAMILIES
 from bass_jax.testing import check_target
+from tests import tiny
 from tests.models.cases import CONFIGS, NUM_NEW, prompts
 from tests.models.conftest import load_arrays
 
@@ -48,13 +49,15 @@ def test_speculation_gives_the_greedy_tokens_of_transformers(name, reference):
     expected = load_arrays(reference / f"{name}.npz")
     target = load_model(reference / name)
     check_target(target)
-    pair = bass.Pair(target, ModelDrafter(smaller(target), target.config.vocab_size))
+    draft = smaller(target)
+    if name == "gemma3_vision":  # Its answers repeat a token that every similar draft predicts.
+        draft = tiny.perturbed(draft, 1.1)
+    pair = bass.Pair(target, ModelDrafter(draft, target.config.vocab_size))
     texts = prompts(list(CONFIGS).index(name))
     for run in (
         bass.generate(pair, texts, step="decode", max_new_tokens=NUM_NEW),
         bass.generate(pair, texts, bass.SpecConfig(4, "greedy"), max_new_tokens=NUM_NEW),
     ):
         assert [row.tolist() for row in run.tokens] == [expected[f"greedy_{i}"].tolist() for i in range(len(texts))]
-    # Both acceptances and rejections occurred. The answers of "gemma3_vision" repeat a token that every draft predicts;
-    # its decoder is that of "gemma3".
-    assert 0 < run.metrics.acceptance_rate < 1 or name == "gemma3_vision"
+    # Both acceptances and rejections occurred.
+    assert 0 < run.metrics.acceptance_rate < 1
