@@ -134,6 +134,8 @@ def _write_and_attend(config: ModelConfig, attention: AttentionConfig, queries, 
     if not has_axis(axis):
         return run(queries, new, keys, values, positions, sinks)
     of_tokens, of_cache = PartitionSpec(None, None, axis), PartitionSpec(None, axis)
+    if isinstance(keys, PagedKV):
+        of_cache = PagedKV(of_cache, tables=PartitionSpec())  # type: ignore[arg-type]
     # Explicit, because XLA cannot partition a kernel.
     per_device = jax.shard_map(
         run,
@@ -149,13 +151,13 @@ def _attend(config: ModelConfig, attention: AttentionConfig, queries, keys: Any,
     num_queries = (positions < keys.shape[2]).sum(axis=1, dtype=jnp.int32)
     num_cached = jnp.where(num_queries > 0, positions[:, 0], 0)  # before this pass; one less than committed tokens
     layout: dict[str, Any] = {"is_cache_finite": True}
-    if isinstance(keys, Int8KV):
-        layout |= {"k_scale": keys.scales, "v_scale": values.scales}
-        keys, values = keys.values, values.values
-    elif isinstance(keys, PagedKV):
+    if isinstance(keys, PagedKV):
         # A page may contain anything that another row left there, so it is not assumed to be finite.
         layout = {"tables": keys.tables}
         keys, values = keys.pages, values.pages
+    if isinstance(keys, Int8KV):
+        layout |= {"k_scale": keys.scales, "v_scale": values.scales}
+        keys, values = keys.values, values.values
     if config.attention_implementation == "xla":
         layout["implementation"] = "xla"
     else:
