@@ -1,6 +1,6 @@
 """GRPO with Tunix on a toy task, with and without speculative rollouts.
 
-    python examples/rl_rollouts.py --steps 30 --plot rl_rollouts.png
+    python examples/rl_rollouts.py --steps 100 --plot rl_rollouts.png
 
 The task: continue a text with its last letter. The policy is a small random Tunix Qwen 3, which runs on a CPU. The
 methods are Tunix's own rollouts, a frozen draft model (the policy of the start), and the same draft model, trained
@@ -88,7 +88,9 @@ class TunixRollout(Measured, VanillaRollout):
 
         config = rollout_actor.config
         cache = CacheConfig(64, config.num_layers, config.num_kv_heads, config.head_dim)
-        super().__init__(nnx.clone(rollout_actor), tokenizer, cache, **options)
+        # A copy of the arrays, because Tunix sends no new parameters to a worker that shares them with the trainer.
+        structure, state = nnx.split(rollout_actor)
+        super().__init__(nnx.merge(structure, jax.tree.map(jnp.copy, state)), tokenizer, cache, **options)
 
 
 class FrozenRollout(Measured, SpeculativeRollout):
@@ -147,7 +149,7 @@ def reward(prompts: list[str], completions: list[str], **options: Any) -> list[f
     return [float(share) for share in shares]
 
 
-def run(method: str, num_steps: int, *, num_layers: int = 2, limit: int = 24, batch: int = 8) -> dict[str, list[float]]:
+def run(method: str, num_steps: int, *, num_layers: int = 2, limit: int = 8, batch: int = 16) -> dict[str, list[float]]:
     """Trains for `num_steps`; returns the mean reward, tokens/s and tokens per pass of each round."""
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
     rounds: list[dict[str, float]] = []
@@ -177,7 +179,7 @@ def run(method: str, num_steps: int, *, num_layers: int = 2, limit: int = 24, ba
     cluster = rl_cluster.RLCluster(
         actor=policy(num_layers), reference=policy(num_layers), tokenizer=Letters(), cluster_config=config
     )
-    learner = GRPOLearner(cluster, GRPOConfig(num_generations=4, beta=0.0), reward_fns=measured_reward)
+    learner = GRPOLearner(cluster, GRPOConfig(num_generations=8, beta=0.0), reward_fns=measured_reward)
     random = np.random.default_rng(0)
     texts = ["".join(random.choice(list(LETTERS), PROMPT - 2)) for _ in range(num_steps * batch)]
     learner.train([{"prompts": np.array(texts[i : i + batch])} for i in range(0, len(texts), batch)])
@@ -188,7 +190,7 @@ def run(method: str, num_steps: int, *, num_layers: int = 2, limit: int = 24, ba
 def main() -> None:
     """Prints a line per method, and draws the figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     results = {method: run(method, options.steps) for method in METHODS}
