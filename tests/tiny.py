@@ -10,6 +10,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 import bass_jax as bass
+from bass_jax.checkpoint.speculators import head_param_shapes
 from bass_jax.drafters import (
     DraftContext,
     EagleDrafter,
@@ -20,7 +21,6 @@ from bass_jax.drafters import (
     RetrievalDrafter,
     network_drafter,
 )
-from bass_jax.checkpoint.speculators import head_param_shapes
 from bass_jax.drafters.eagle.dflash import DFlashConfig, DFlashModel
 from bass_jax.drafters.eagle.eagle3 import Eagle3Config, Eagle3Model
 from bass_jax.drafters.eagle.mtp import MTPConfig
