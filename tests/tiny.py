@@ -169,7 +169,7 @@ def dflash_drafter(
     return _head_drafter(head, vocab_size, scale, num_layers=2, window=4)
 
 
-def _head_drafter(head, vocab_size: int, scale: float, num_layers: int = 1, window: int | None = None):
+def _head_drafter(head: Any, vocab_size: int, scale: float, num_layers: int = 1, window: int | None = None):
     decoder = dataclasses.replace(config(vocab_size), hidden_width=config().width)
     layer = decoder.layers[0]
     windowed = dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=window))

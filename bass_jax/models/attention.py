@@ -11,7 +11,7 @@ from bass_jax.models import rotary
 from bass_jax.models.kv_cache import Int8KV, LayerKV, PagedKV, append
 from bass_jax.models.mesh import has_axis
 from bass_jax.models.model_config import AttentionConfig, ModelConfig
-from bass_jax.models.norm import apply_norm, declare_norm, project
+from bass_jax.models.norm import Normed, apply_norm, declare_norm, project
 from bass_jax.models.parameters import declare, zeros
 from bass_jax.models.weights import Weight, declare_weight, multiply
 from bass_jax.typing import Array
@@ -86,7 +86,7 @@ class Attention(nn.Module):
         qkv = declare_weight(self, "qkv", (K, R + 2, H, x.values.shape[-1]), ("kv_heads", None, None, "embed"))
         bias = declare(self, "qkv_bias", (K, R + 2, H), ("kv_heads", None, None), zeros) if attention.has_bias else None
         if not has_queries:
-            qkv = Weight(*(None if one is None else one[:, R:] for one in qkv))
+            qkv = Weight(qkv.values[:, R:], None if qkv.scale is None else qkv.scale[:, R:])
             bias = None if bias is None else bias[:, R:]
             R = 0
         projected = project(x, qkv, rounds_to=config.rounds_to)

@@ -76,6 +76,7 @@ class BlockAttention(Attention):
             positions: ``[B, T]`` int32, the slots to write.
         """
         if mask is None:
+            assert positions is not None
             _, new_keys, new_values = self._project(x, angles, has_queries=False)
             keys, values = append(keys, new_keys, positions), append(values, new_values, positions)
             return LayerOutput(x.values, keys, values, new_keys, new_values)
@@ -169,7 +170,7 @@ class DFlashNetwork(nn.Module):
     ) -> KVCache | PagedCache:
         """Returns the cache with the keys and values of the target's hidden states at `positions`."""
         context = apply_norm(self._norm, product(hidden, self.fc), self.hidden_norm)
-        return self._run(context, positions, cache, is_block=False)[1]
+        return self._run(context, positions, cache)[1]
 
     def hidden_states(
         self,
@@ -185,7 +186,7 @@ class DFlashNetwork(nn.Module):
         x = jnp.take(self.embedding.values, rows, axis=0)
         if self.embedding.scale is not None:
             x = (x * self.embedding.scale[rows][..., None]).astype(config.dtype)
-        return self._run(x, positions[:, None] + slots, cache, is_block=True, num_known=num_known)[0]
+        return self._run(x, positions[:, None] + slots, cache, num_known)[0]
 
     def logits(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
         """Computes the logits, float32; on a mesh every device gets all of them."""
@@ -198,14 +199,14 @@ class DFlashNetwork(nn.Module):
         num_known = positions.max(axis=1) + 1
         return self.logits(self.hidden_states(jnp.zeros_like(num_known), num_known, cache, num_known))
 
-    def _run(self, x, positions, cache, *, is_block, num_known=None):
-        """Runs the layers on a block, or on context that is stored."""
+    def _run(self, x, positions, cache, num_known=None):
+        """Runs the layers on a block after `num_known` positions, or stores context."""
         outputs = []
         for index, (layer, keys, values) in enumerate(zip(self.layers, *split_layers(cache), strict=True)):
             attention = self.config.layers[index].attention
             assert attention.rope is not None
             angles = rotary.angles(positions, attention.rope, attention.head_dim, self.config.context)
-            if is_block:
+            if num_known is not None:
                 mask = self._mask(attention.window, positions, num_known, keys.shape[2])
                 out = layer(x, angles, keys, values, mask)
                 x = out.x
@@ -316,14 +317,14 @@ class DFlashDrafter:
     returns them. A rejection lowers their number. Nothing has to be read again, also after steps without drafts.
 
     Attributes:
-        model: the head.
+        model: a `DFlashModel`.
         vocab_size: V of the target, the width of the proposed distributions.
         min_confidence: as in `ModelDrafter`.
 
     Source: DFlash (block diffusion drafting, arXiv 2602.06036), as in `speculators` 0.9.
     """
 
-    model: DFlashModel
+    model: Any
     vocab_size: int = dataclasses.field(metadata={"static": True})
     min_confidence: Any = None  # a number or an array; `Any` because JAX rebuilds the tree with other objects
 
