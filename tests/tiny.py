@@ -152,12 +152,14 @@ def eagle3_drafter(target: bass.models.Model, vocab_size: int = VOCAB, scale: fl
     """Returns a random head on two hidden states of `target`; with a mask token it drafts all tokens in one pass."""
     layers = (0, target.config.num_layers)
     head = Eagle3Config(layers, target.config.width, norm_before_residual=True, mask_token_id=mask)
-    return _head_drafter(head, vocab_size, scale)
+    return _head_drafter(head, vocab_size, scale, config().width)
 
 
 def mtp_drafter(target: bass.models.Model, vocab_size: int = VOCAB, scale: float = 16.0):
     """Returns a random MTP head for `target`."""
-    return _head_drafter(MTPConfig((target.config.num_layers,), target.config.width), vocab_size, scale)
+    return _head_drafter(
+        MTPConfig((target.config.num_layers,), target.config.width), vocab_size, scale, target.config.width
+    )
 
 
 def dflash_drafter(
@@ -166,11 +168,11 @@ def dflash_drafter(
     """Returns a random DFlash head of two layers, one with a window, on two hidden states of `target`."""
     layers = (0, target.config.num_layers)
     head = DFlashConfig(layers, target.config.width, block_size, mask_token_id=2, **changes)
-    return _head_drafter(head, vocab_size, scale, num_layers=2, window=4)
+    return _head_drafter(head, vocab_size, scale, target.config.width, num_layers=2, window=4)
 
 
-def _head_drafter(head: Any, vocab_size: int, scale: float, num_layers: int = 1, window: int | None = None):
-    decoder = dataclasses.replace(config(vocab_size), hidden_width=config().width)
+def _head_drafter(head: Any, vocab_size: int, scale: float, width: int, num_layers: int = 1, window: int | None = None):
+    decoder = config(vocab_size, width=width, hidden_width=width)
     layer = decoder.layers[0]
     windowed = dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=window))
     decoder = dataclasses.replace(decoder, layers=(layer, windowed)[:num_layers])
