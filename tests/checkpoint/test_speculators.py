@@ -24,6 +24,7 @@ from bass_jax.checkpoint import (
 from bass_jax.checkpoint.speculators import head_param_shapes, read_speculator_config, tensor_rules
 from bass_jax.cli.main import main
 from bass_jax.drafters import DFlashDrafter, DraftContext, Eagle3Drafter, PEagleDrafter
+from bass_jax.models import quantize_model
 from bass_jax.sampling import LogitsProcessors
 from tests import tiny
 from tests.checkpoint.small import random_model, small_config
@@ -499,6 +500,10 @@ def test_heads_of_other_targets_and_kinds_are_refused(tmp_path):
             save_speculator(tmp_path / "new", model, target(), target_name="target")
     tied = tiny.model(1, vocab_size=VOCAB, width=WIDTH, num_layers=7, is_tied=True)
     assert load_speculator(path, tied).params["head"] is tied.params["embedding"]
+    quantized = load_speculator(path, quantize_model(target()))
+    assert quantized.params["head"].dtype == jnp.int8
+    states = jax.random.normal(jax.random.key(0), (1, 3, WIDTH))
+    np.testing.assert_allclose(quantized.logits(states), head.logits(states), atol=0.05)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 import bass_jax as bass
-from bass_jax.models.kv_cache import as_paged
+from bass_jax.models.kv_cache import as_paged, pages_of, with_pages
 from tests import tiny
 from tests.drafters.test_protocol import context
 from tests.tiny import VOCAB
@@ -97,13 +97,13 @@ def test_more_drafts_than_a_block_has_are_refused(target, read):
 
 
 def test_a_block_reads_known_positions_only(target, read):
-    """Neither slots of rejected drafts nor what another row left in a page are read."""
+    """Slots of rejected drafts are not read."""
     drafter, rows = tiny.dflash_drafter(target), context()
     state = read(drafter, rows)
     expected, _ = drafter.propose(state, rows, 4, is_sampled=True)
     slots = jnp.arange(state.cache.capacity)
     is_known = (slots < rows.lengths[:, None] - 1)[:, None, :, None]
-    spoiled = jax.tree.map(lambda layer: jnp.where(is_known, layer, jnp.nan), state.cache)
+    spoiled = jax.tree.map(lambda layer: jnp.where(is_known, layer, 100.0), state.cache)
     found, _ = drafter.propose(state._replace(cache=spoiled), rows, 4, is_sampled=True)
     np.testing.assert_array_equal(found.probs, expected.probs)
 
@@ -112,9 +112,11 @@ def test_paged_and_dense_caches_give_the_same_drafts(target, read):
     drafter, rows = tiny.dflash_drafter(target), context()
     expected, _ = drafter.propose(read(drafter, rows), rows, 4, is_sampled=True)
     num_rows, capacity = rows.tokens.shape
-    # Each row has the one page that its tokens fill; the others are those of nobody.
+    # Each row has the one page that its tokens fill. NaN is what other rows left there.
     tables = jnp.full((num_rows, capacity // 16), num_rows).at[:, 0].set(jnp.arange(num_rows)[::-1])
     empty = as_paged(drafter.start(num_rows, capacity), num_rows, 16, tables)
+    pages = jax.tree.map(lambda one: jnp.full_like(one, jnp.nan), pages_of(empty))
+    empty = with_pages(empty, pages)
     table = np.random.default_rng(3).normal(size=(VOCAB, 2 * target.config.width)).astype(np.float32)
     positions = jnp.arange(16)
     positions = jnp.where(positions < rows.lengths[:, None] - 1, positions, capacity)
@@ -150,3 +152,13 @@ def test_the_default_policy_drafts_what_a_block_has(target, block_size):
     for found, tokens in zip(run.tokens, expected, strict=True):
         np.testing.assert_array_equal(found, tokens)
     assert max(info.num_drafted.max() for info in run.infos) <= block_size - 1
+
+
+@pytest.mark.slow
+def test_a_block_is_part_of_an_ensemble(target):
+    """Drafts of the other parts have no hidden states, so the context of the block ends before them."""
+    pair = bass.Pair(target, tiny.ensemble_drafter(tiny.dflash_drafter(target)))
+    run = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(3, "greedy"), max_new_tokens=40)
+    expected = bass.generate(pair, tiny.PROMPTS, step="decode", max_new_tokens=40).tokens
+    for found, tokens in zip(run.tokens, expected, strict=True):
+        np.testing.assert_array_equal(found, tokens)

@@ -64,7 +64,7 @@ class BlockAttention(Attention):
     """The attention of a block to the context and to the block itself, or the projection of new context."""
 
     @nn.compact
-    def __call__(self, x, angles, keys, values, mask=None, positions=None) -> LayerOutput:  # type: ignore[override]
+    def __call__(self, x, angles, keys, values, seen=None, positions=None) -> LayerOutput:  # type: ignore[override]
         """Attends from a block, or writes keys and values of the context to the cache.
 
         Args:
@@ -72,46 +72,59 @@ class BlockAttention(Attention):
             angles: cosines and sines of the positions.
             keys: the layer's cache of the context.
             values: likewise.
-            mask: ``[B, T, S + T]``, what a position of the block sees of the cache and of the block; None to write.
+            seen: which slots of the cache a block sees, ``[B, S]``, and which of its positions each position sees,
+                ``[T, T]``; None to write.
             positions: ``[B, T]`` int32, the slots to write.
         """
-        if mask is None:
+        if seen is None:
             assert positions is not None
             _, new_keys, new_values = self._project(x, angles, has_queries=False)
             keys, values = append(keys, new_keys, positions), append(values, new_values, positions)
             return LayerOutput(x.values, keys, values, new_keys, new_values)
         queries, new_keys, new_values = self._project(x, angles)
-        attended = _attend(queries, _joined(keys, new_keys), _joined(values, new_values), mask, self.attention.scale)
+        context = tuple(_dense(one, seen[0]) for one in (keys, values))
+        block = new_keys.swapaxes(1, 2), new_values.swapaxes(1, 2)
+        attended = _attend(queries, context, block, seen, self.attention.scale)
         return LayerOutput(self._output(attended), keys, values, new_keys, new_values)
 
 
-def _joined(cached: LayerKV, new: Float[Array, "B T K H"]) -> Float[Array, "B K _ H"]:
-    """Returns the keys or values of the context, then those of the block."""
+def _dense(cached: LayerKV, is_seen: Bool[Array, "B S"]) -> Float[Array, "B K S H"]:
+    """Returns the keys or values of the context. What another row left in a page is 0, because it may be NaN."""
     assert not isinstance(cached, kv.Int8KV)
-    dense = gather_pages(cached.pages, cached.tables) if isinstance(cached, PagedKV) else cached
-    return jnp.concatenate([dense, new.swapaxes(1, 2).astype(dense.dtype)], axis=2)
+    if not isinstance(cached, PagedKV):
+        return cached
+    return jnp.where(is_seen[:, None, :, None], gather_pages(cached.pages, cached.tables), 0)
 
 
-def _attend(
-    queries: Float[Array, "B T N H"],
-    keys: Float[Array, "B K S H"],
-    values: Float[Array, "B K S H"],
-    mask: Bool[Array, "B T S"],
-    scale: float | None,
-) -> Float[Array, "B T N H"]:
-    """Returns the attention of `queries` to what `mask` shows, with a softmax in float32."""
+def _attend(queries: Float[Array, "B T N H"], context, block, seen, scale: float | None) -> Float[Array, "B T N H"]:
+    """Returns the attention to the context and to the block, with one softmax in float32.
+
+    The scores are joined and not the keys, because joining those would copy the cache.
+
+    Args:
+        queries: of the block.
+        context: keys and values ``[B, K, S, H]``.
+        block: keys and values ``[B, K, T, H]``.
+        seen: as in `BlockAttention`.
+        scale: factor on the scores; None means ``H ** -0.5``.
+    """
     num_tokens, num_heads, head_dim = queries.shape[1:]
-    num_kv_heads = keys.shape[1]
+    num_kv_heads, num_slots = context[0].shape[1:3]
     rows = pack_rows(queries, num_kv_heads)
-    scores = jnp.einsum("bkmh,bksh->bkms", rows, keys, preferred_element_type=jnp.float32)
-    is_seen = jnp.repeat(mask, num_heads // num_kv_heads, axis=1)[:, None]
-    weights = jax.nn.softmax(
-        jnp.where(is_seen, scores * (head_dim**-0.5 if scale is None else scale), -jnp.inf), axis=-1
+    scale = head_dim**-0.5 if scale is None else scale
+    # The query heads of a kv head are neighboring rows.
+    masks = seen[0][:, None, None], jnp.repeat(seen[1], num_heads // num_kv_heads, axis=0)
+    scores = [
+        jnp.where(mask, scale * jnp.einsum("bkmh,bksh->bkms", rows, keys, preferred_element_type=jnp.float32), -jnp.inf)
+        for mask, (keys, _) in zip(masks, (context, block), strict=True)
+    ]
+    weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1).astype(queries.dtype)
+    parts = weights[..., :num_slots], weights[..., num_slots:]
+    of_context, of_block = (
+        jnp.einsum("bkms,bksh->bkmh", part, values, preferred_element_type=jnp.float32)
+        for part, (_, values) in zip(parts, (context, block), strict=True)
     )
-    # What another row left in a page may be NaN, and 0 * NaN is NaN.
-    values = jnp.where(mask.any(axis=1)[:, None, :, None], values, 0)
-    attended = jnp.einsum("bkms,bksh->bkmh", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
-    return unpack_rows(attended.astype(queries.dtype), num_tokens)
+    return unpack_rows((of_context + of_block).astype(queries.dtype), num_tokens)
 
 
 class DFlashLayer(nn.Module):
@@ -126,17 +139,17 @@ class DFlashLayer(nn.Module):
     layer: LayerConfig
 
     @nn.compact
-    def __call__(self, x, angles, keys, values, mask=None, positions=None) -> LayerOutput:
+    def __call__(self, x, angles, keys, values, seen=None, positions=None) -> LayerOutput:
         """Returns the residual stream of a block, or the cache with new context; see `BlockAttention`.
 
         The context is the same for all layers, and is not normalized here.
         """
         config, norm = self.config, self.layer.norm
         attention = BlockAttention(config, self.layer.attention, name="attention")
-        if mask is None:
+        if seen is None:
             return attention(Normed(x, None), angles, keys, values, positions=positions)
         normed = norm_for_projections(norm, x, declare_norm(self, "attention_norm", norm, config.width))
-        out = attention(normed, angles, keys, values, mask)
+        out = attention(normed, angles, keys, values, seen)
         x = x + out.x
         y = norm_for_projections(norm, x, declare_norm(self, "mlp_norm", norm, config.width))
         assert isinstance(self.layer.mlp, DenseMLP)
@@ -207,8 +220,8 @@ class DFlashNetwork(nn.Module):
             assert attention.rope is not None
             angles = rotary.angles(positions, attention.rope, attention.head_dim, self.config.context)
             if num_known is not None:
-                mask = self._mask(attention.window, positions, num_known, keys.shape[2])
-                out = layer(x, angles, keys, values, mask)
+                seen = self._seen(attention.window, positions, num_known, keys.shape[2])
+                out = layer(x, angles, keys, values, seen)
                 x = out.x
             else:
                 out = layer(x, angles, keys, values, positions=positions)
@@ -216,23 +229,20 @@ class DFlashNetwork(nn.Module):
         keys, values = (tuple(getattr(out, name) for out in outputs) for name in ("keys", "values"))
         return x, join_layers(cache, keys, values)
 
-    def _mask(
+    def _seen(
         self, window: int | None, positions: Int[Array, "B W"], num_known: Int[Array, "B"], num_slots: int
-    ) -> Bool[Array, "B W _"]:
-        """Returns what the positions of a block see of the context and of the block.
+    ) -> tuple[Bool[Array, "B S"], Bool[Array, "W W"]]:
+        """Returns which slots of the context a block sees, and which positions of the block its positions see.
 
         The window of the context begins so many positions before the block, for all positions of the block.
         """
-        slots, width = jnp.arange(num_slots), positions.shape[1]
-        is_context = slots < jnp.minimum(num_known, positions[:, 0])[:, None]
+        slots, anchors = jnp.arange(num_slots), positions[:, :1]
+        is_context = slots < jnp.minimum(num_known[:, None], anchors)
         if window is not None:
-            is_context &= slots >= positions[:, :1] - window
+            is_context &= slots >= anchors - window
+        of_block = jnp.ones((positions.shape[1],) * 2, bool)
         is_causal = window is not None and not self.head.sliding_window_non_causal
-        of_block = jnp.ones((width, width), bool)
-        of_block = jnp.tril(of_block) if is_causal else of_block
-        shape = positions.shape[0], width
-        parts = jnp.broadcast_to(is_context[:, None], (*shape, num_slots)), jnp.broadcast_to(of_block, (*shape, width))
-        return jnp.concatenate(parts, axis=-1)
+        return is_context, jnp.tril(of_block) if is_causal else of_block
 
     @property
     def _norm(self) -> NormConfig:

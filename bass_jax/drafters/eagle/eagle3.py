@@ -186,7 +186,7 @@ class Eagle3Network(nn.Module):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Eagle3Model:
-    """An EAGLE-3 head with its parameters. Its methods are those of `bass_jax.models.Model` that drafting uses.
+    """An EAGLE-3 or MTP head with its parameters. Its methods are those of `bass_jax.models.Model` that drafting uses.
 
     Attributes:
         params: of `Eagle3Network`. The embedding may be the target's array.
@@ -258,7 +258,7 @@ class Eagle3Model:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Eagle3Drafter(EagleDrafter):
-    """Drafts autoregressively with an EAGLE-3 head.
+    """Drafts autoregressively with an EAGLE-3 head, or an MTP head (`bass_jax.drafters.eagle.mtp`).
 
     The state holds the projected hidden states, D values per position. At its own drafts the head reads its last output
     in their place. A row of one token has no hidden state yet, so it drafts nothing.
