@@ -1,9 +1,10 @@
-"""Reads and writes draft heads of the `speculators` format; reads the older layout of EAGLE-3 too.
+"""Reads and writes draft heads of the `speculators` format; reads two other layouts of EAGLE-3 and DFlash too.
 
 A directory holds ``config.json`` and safetensors (or ``pytorch_model.bin``). In the `speculators` format
 ``speculators_model_type`` names the kind of head, and ``transformer_layer_config`` is a Hugging Face configuration in
-which a missing key means the default of `transformers`. The older layout has one flat Llama configuration and calls the
-first layer ``midlayer``.
+which a missing key means the default of `transformers`. The older layout of EAGLE-3 has one flat Llama configuration and
+calls the first layer ``midlayer``. That of the authors of DFlash has one flat Qwen3 configuration with a
+``dflash_config``.
 """
 
 import dataclasses
@@ -141,7 +142,7 @@ def read_speculator_config(path: Path) -> Speculator:
     """
     source = read_json(path / "config.json")
     try:
-        if "dflash_config" in source:
+        if "dflash_config" in source and "speculators_model_type" not in source:
             source = _from_z_lab(source)
         return _read_old(source) if "speculators_model_type" not in source else _read_new(source)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
