@@ -1,9 +1,9 @@
-"""Reads and writes draft heads of the `speculators` format; reads two other layouts of EAGLE-3 and DFlash too.
+"""Reads and writes draft heads of the `speculators` format; reads another layout of EAGLE-3 and of DFlash too.
 
 A directory holds ``config.json`` and safetensors (or ``pytorch_model.bin``). In the `speculators` format
 ``speculators_model_type`` names the kind of head, and ``transformer_layer_config`` is a Hugging Face configuration in
-which a missing key means the default of `transformers`. The older layout of EAGLE-3 has one flat Llama configuration and
-calls the first layer ``midlayer``. That of the authors of DFlash has one flat Qwen3 configuration with a
+which a missing key means the default of `transformers`. The older layout of EAGLE-3 has one flat Llama configuration
+and calls the first layer ``midlayer``. The layout of the authors of DFlash has one flat Qwen3 configuration with a
 ``dflash_config``.
 """
 
