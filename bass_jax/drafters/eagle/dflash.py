@@ -111,11 +111,13 @@ def _attend(queries: Float[Array, "B T N H"], context, block, seen, scale: float
     num_tokens, num_heads, head_dim = queries.shape[1:]
     num_kv_heads, num_slots = context[0].shape[1:3]
     rows = pack_rows(queries, num_kv_heads)
-    scale = head_dim**-0.5 if scale is None else scale
+    factor = head_dim**-0.5 if scale is None else scale
     # The query heads of a kv head are neighboring rows.
     masks = seen[0][:, None, None], jnp.repeat(seen[1], num_heads // num_kv_heads, axis=0)
     scores = [
-        jnp.where(mask, scale * jnp.einsum("bkmh,bksh->bkms", rows, keys, preferred_element_type=jnp.float32), -jnp.inf)
+        jnp.where(
+            mask, factor * jnp.einsum("bkmh,bksh->bkms", rows, keys, preferred_element_type=jnp.float32), -jnp.inf
+        )
         for mask, (keys, _) in zip(masks, (context, block), strict=True)
     ]
     weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1).astype(queries.dtype)
