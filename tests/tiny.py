@@ -10,6 +10,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 import bass_jax as bass
+from bass_jax.checkpoint.speculators import head_param_shapes
 from bass_jax.drafters import (
     DraftContext,
     EagleDrafter,
@@ -20,7 +21,9 @@ from bass_jax.drafters import (
     RetrievalDrafter,
     network_drafter,
 )
-from bass_jax.drafters.eagle.eagle3 import Eagle3Config, Eagle3Model, eagle3_param_shapes
+from bass_jax.drafters.eagle.dflash import DFlashConfig, DFlashModel
+from bass_jax.drafters.eagle.eagle3 import Eagle3Config, Eagle3Model
+from bass_jax.drafters.eagle.mtp import MTPConfig
 from bass_jax.drafters.retrieval import suffix_hashes
 from bass_jax.models import abstract_params
 from bass_jax.sampling import sample_tokens
@@ -147,9 +150,32 @@ def eagle_drafter(target: bass.models.Model, vocab_size: int = VOCAB, scale: flo
 
 def eagle3_drafter(target: bass.models.Model, vocab_size: int = VOCAB, scale: float = 16.0, mask: int | None = None):
     """Returns a random head on two hidden states of `target`; with a mask token it drafts all tokens in one pass."""
-    decoder = dataclasses.replace(config(vocab_size), hidden_width=config().width)
     layers = (0, target.config.num_layers)
     head = Eagle3Config(layers, target.config.width, norm_before_residual=True, mask_token_id=mask)
+    return _head_drafter(head, vocab_size, scale, config().width)
+
+
+def mtp_drafter(target: bass.models.Model, vocab_size: int = VOCAB, scale: float = 16.0):
+    """Returns a random MTP head for `target`."""
+    return _head_drafter(
+        MTPConfig((target.config.num_layers,), target.config.width), vocab_size, scale, target.config.width
+    )
+
+
+def dflash_drafter(
+    target: bass.models.Model, vocab_size: int = VOCAB, scale: float = 16.0, block_size: int = 7, **changes
+):
+    """Returns a random DFlash head of two layers, one with a window, on two hidden states of `target`."""
+    layers = (0, target.config.num_layers)
+    head = DFlashConfig(layers, target.config.width, block_size, mask_token_id=2, **changes)
+    return _head_drafter(head, vocab_size, scale, target.config.width, num_layers=2, window=4)
+
+
+def _head_drafter(head: Any, vocab_size: int, scale: float, width: int, num_layers: int = 1, window: int | None = None):
+    decoder = config(vocab_size, width=width, hidden_width=width)
+    layer = decoder.layers[0]
+    windowed = dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=window))
+    decoder = dataclasses.replace(decoder, layers=(layer, windowed)[:num_layers])
     random = np.random.default_rng(10)
 
     def fill(leaf):
@@ -158,8 +184,9 @@ def eagle3_drafter(target: bass.models.Model, vocab_size: int = VOCAB, scale: fl
             np.ones(leaf.shape) if is_norm else 0.02 * scale * random.normal(size=leaf.shape), leaf.dtype
         )
 
-    params = unflatten_dict(jax.tree.map(fill, eagle3_param_shapes(decoder, head)), sep="/")
-    return network_drafter(Eagle3Model(params, decoder, head), vocab_size)
+    params = unflatten_dict(jax.tree.map(fill, head_param_shapes(decoder, head)), sep="/")
+    model = DFlashModel if isinstance(head, DFlashConfig) else Eagle3Model
+    return network_drafter(model(params, decoder, head), vocab_size)
 
 
 def retrieval_drafter(vocab_size: int = VOCAB, min_confidence: float = 0.0) -> RetrievalDrafter:

@@ -1,15 +1,16 @@
-"""Reads and writes draft heads of the `speculators` format; reads the older layout of EAGLE-3 too.
+"""Reads and writes draft heads of the `speculators` format; reads another layout of EAGLE-3 and of DFlash too.
 
 A directory holds ``config.json`` and safetensors (or ``pytorch_model.bin``). In the `speculators` format
 ``speculators_model_type`` names the kind of head, and ``transformer_layer_config`` is a Hugging Face configuration in
-which a missing key means the default of `transformers`. The older layout has one flat Llama configuration and calls the
-first layer ``midlayer``.
+which a missing key means the default of `transformers`. The older layout of EAGLE-3 has one flat Llama configuration
+and calls the first layer ``midlayer``. The layout of the authors of DFlash has one flat Qwen3 configuration with a
+``dflash_config``.
 """
 
 import dataclasses
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,28 @@ from bass_jax.checkpoint.huggingface import HuggingFaceDirectory
 from bass_jax.checkpoint.load import resolve
 from bass_jax.checkpoint.manifest import WEIGHTS, Manifest
 from bass_jax.checkpoint.save import replaced
+from bass_jax.drafters.eagle.dflash import DFlashConfig, DFlashModel, dflash_param_shapes
 from bass_jax.drafters.eagle.eagle3 import Eagle3Config, Eagle3Model, eagle3_param_shapes
+from bass_jax.drafters.eagle.mtp import MTPConfig
 from bass_jax.models import Model
 from bass_jax.models.families import FAMILIES, Rule, base, tensor_names, windows
 from bass_jax.models.model_config import ModelConfig
 from bass_jax.runtime.files import read_json
 
-KINDS = ("eagle3", "peagle")
+type HeadConfig = Eagle3Config | DFlashConfig
+type HeadModel = Eagle3Model | DFlashModel
+
+_HEADS = {"eagle3": Eagle3Config, "peagle": Eagle3Config, "dflash": DFlashConfig, "mtp": MTPConfig}
+
+KINDS = tuple(_HEADS)
 """Values of ``speculators_model_type`` that can be read."""
+
+_LAYER_IDS = {
+    "eagle3": "eagle_aux_hidden_state_layer_ids",
+    "peagle": "eagle_aux_hidden_state_layer_ids",
+    "dflash": "aux_hidden_state_layer_ids",
+}
+"""The key of the hidden states that a head reads. An MTP head has none, because it reads the last one."""
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {
@@ -66,7 +81,7 @@ class Speculator:
         hidden_layers: the hidden states of the target that it reads; None for the default, which depends on the
             target's number of layers.
         target_width: D of the target.
-        flags: the other fields of `Eagle3Config`.
+        flags: the other fields of the head's configuration.
     """
 
     kind: str
@@ -80,26 +95,33 @@ class Speculator:
         """The number of hidden states that it reads."""
         return 3 if self.hidden_layers is None else len(self.hidden_layers)
 
-    def head(self, num_layers: int | None = None) -> Eagle3Config:
+    def head(self, num_layers: int | None = None) -> HeadConfig:
         """Returns the configuration of the head for a target of `num_layers` layers; None if only shapes matter.
 
         Raises:
             ValueError: if the default hidden states are not distinct, or a layer is not one of the target's.
         """
-        layers = self.hidden_layers
+        layers, make = self.hidden_layers, _HEADS[self.kind]
+        if self.kind == "mtp":  # The output of the last layer, before the final norm.
+            return make((num_layers or 0,), self.target_width, **self.flags)
+        key = _LAYER_IDS[self.kind]
         if layers is None:
             layers = (0, 0, 0) if num_layers is None else (2, num_layers // 2, num_layers - 3)
             if num_layers is not None and (len(set(layers)) < 3 or min(layers) < 0):
                 raise ValueError(
-                    f"eagle_aux_hidden_state_layer_ids=null: its default [2, L/2, L-3] = {list(layers)} needs three "
-                    f"different layers, the target has {num_layers}"
+                    f"{key}=null: its default [2, L/2, L-3] = {list(layers)} needs three different layers, the target "
+                    f"has {num_layers}"
                 )
         if num_layers is not None and max(layers) > num_layers:
-            raise ValueError(
-                f"eagle_aux_hidden_state_layer_ids={list(layers)}: the target has {num_layers} layers; expected at "
-                f"most {num_layers}"
-            )
-        return Eagle3Config(layers, self.target_width, **self.flags)
+            raise ValueError(f"{key}={list(layers)}: the target has {num_layers} layers; expected at most {num_layers}")
+        return make(layers, self.target_width, **self.flags)
+
+    @property
+    def layer_names(self) -> str:
+        """The ids of the hidden states that it reads, for people; L is the target's number of layers."""
+        if self.kind == "mtp":
+            return "L"
+        return "2, L/2, L-3" if self.hidden_layers is None else ", ".join(map(str, self.hidden_layers))
 
 
 def is_speculator(path: str | PathLike[str]) -> bool:
@@ -120,6 +142,8 @@ def read_speculator_config(path: Path) -> Speculator:
     """
     source = read_json(path / "config.json")
     try:
+        if "dflash_config" in source and "speculators_model_type" not in source:
+            source = _from_z_lab(source)
         return _read_old(source) if "speculators_model_type" not in source else _read_new(source)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         reason = f"missing key {error}" if isinstance(error, KeyError) else error
@@ -128,12 +152,12 @@ def read_speculator_config(path: Path) -> Speculator:
 
 def load_speculator(
     path: str | PathLike[str], target: Model, *, vocab_size: int | None = None, mesh: Mesh | None = None
-) -> Eagle3Model:
+) -> HeadModel:
     """Loads a draft head for a target, in the target's dtype.
 
     Args:
         path: its directory, or a Hub id.
-        target: its embedding array is shared with a head that was stored without one.
+        target: its embedding and head are shared with a draft head that is stored without its own.
         vocab_size: number of tokens of the tokenizer; both vocabularies may be padded beyond it. None if unknown.
         mesh: devices that each hold the whole head.
 
@@ -148,26 +172,26 @@ def load_speculator(
     try:
         _check_target(found, target.config, vocab_size)
         head = found.head(target.config.num_layers)
-        has_embedding = "embed_tokens.weight" in set(source.names())
-        if not has_embedding:
-            _check_shared(config, target)
+        shared = _shared(found, set(source.names()))
+        _check_shared(config, target, shared)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    rules = tensor_rules(config, head)
-    shapes = eagle3_param_shapes(config, head)
-    if not has_embedding:
-        del rules["embedding"], shapes["embedding"]
-    stored, rules = match_tensors(source, rules, _canonical, ("d2t", "t2d"))
+    rules, shapes = tensor_rules(config, head), head_param_shapes(config, head)
+    for name in shared:
+        del rules[name], shapes[name]
+    stored, rules = match_tensors(source, rules, _canonical, ("d2t", "t2d", *shared.values()))
     output_ids = _read_output_ids(source, config)
     replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     params = place_arrays(
         builders_of(source, stored, rules, shapes), None if mesh is None else dict.fromkeys(shapes, replicated)
     )
-    if not has_embedding:
-        names = ("embedding", "embedding_scale")
-        params |= {name: target.params[name] for name in names if name in target.params}
+    for name in shared:
+        own = _name_in_target(name, target.config)
+        params |= {f"{name}{end}": target.params[own + end] for end in ("", "_scale") if own + end in target.params}
     if output_ids is not None:
         output_ids = jax.device_put(jnp.asarray(output_ids, jnp.int32), replicated)
+    if isinstance(head, DFlashConfig):
+        return DFlashModel(params, config, head, output_ids)
     return Eagle3Model(params, config, head, output_ids)
 
 
@@ -184,11 +208,13 @@ def save_speculator(
         draft_len: suggested draft length, for other programs.
 
     Raises:
-        ValueError: if the directory holds something else, or the head has INT8 weights.
+        ValueError: if the directory holds something else, or the head has INT8 weights or is of another kind.
     """
     from safetensors.numpy import save_file
 
     path, config, head = Path(directory), model.config, model.head
+    if type(head) is not Eagle3Config:
+        raise ValueError(f"{path}: {type(head).__name__}: expected an EAGLE-3 or a P-EAGLE head")
     if config.quantize is not None:
         raise ValueError(f"{path}: quantize={config.quantize!r}: expected a head without INT8 weights")
     kind = "eagle3" if head.mask_token_id is None else "peagle"
@@ -222,7 +248,7 @@ def save_speculator(
     }
     if head.mask_token_id is not None:
         content["mask_token_id"] = head.mask_token_id
-    content |= {name: getattr(head, name) for name in _FLAGS}
+    content |= {name: getattr(head, name) for name in _EAGLE3_FLAGS}
     with replaced(path) as partial:
         (partial / "config.json").write_text(json.dumps(content, indent=2) + "\n")
         save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
@@ -230,11 +256,15 @@ def save_speculator(
 
 
 def speculator_shapes(path: Path, found: Speculator) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the stored parameters by path; a shared embedding is not among them."""
-    shapes = {name: leaf.shape for name, leaf in eagle3_param_shapes(found.config, found.head()).items()}
-    if "embed_tokens.weight" not in set(HuggingFaceDirectory(path).names()):
-        del shapes["embedding"]
-    return shapes
+    """Returns the shapes of the stored parameters by path; those that are the target's are not among them."""
+    shared = _shared(found, set(HuggingFaceDirectory(path).names()))
+    shapes = head_param_shapes(found.config, found.head())
+    return {name: leaf.shape for name, leaf in shapes.items() if name not in shared}
+
+
+def head_param_shapes(config: ModelConfig, head: HeadConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shape and dtype of every parameter of a head, by its path."""
+    return dflash_param_shapes(config, head) if isinstance(head, DFlashConfig) else eagle3_param_shapes(config, head)
 
 
 def mismatch(found: Speculator, target: ModelConfig, vocab_size: int | None) -> str | None:
@@ -247,15 +277,27 @@ def mismatch(found: Speculator, target: ModelConfig, vocab_size: int | None) -> 
     return None
 
 
-def tensor_rules(config: ModelConfig, head: Eagle3Config) -> dict[str, Rule]:
+def tensor_rules(config: ModelConfig, head: HeadConfig) -> dict[str, Rule]:
     """Returns how our tensors are made of the stored ones, by path."""
     # The layers are those of the family, under other names.
+
+    def renamed(name):
+        if isinstance(head, MTPConfig):
+            name = name.replace("model.layers.", "mtp_layers.")
+            name = name.replace("model.norm.", "mtp_layers.0.final_layernorm.")
+        return name.removeprefix("model.")
+
     rules = {
-        path: dataclasses.replace(rule, sources=tuple(name.removeprefix("model.") for name in rule.sources))
+        path: dataclasses.replace(rule, sources=tuple(map(renamed, rule.sources)))
         for path, rule in FAMILIES[config.family].rules(config).items()
     }
-    rules["layer_0/hidden_norm"] = tensor_names.same("layers.0.hidden_norm.weight")
+    if isinstance(head, MTPConfig):
+        names = {"token_norm": "token_layernorm", "hidden_norm": "hidden_layernorm", "fc": "input_proj"}
+        return rules | {ours: tensor_names.same(f"mtp_layers.0.{theirs}.weight") for ours, theirs in names.items()}
     rules["fc"] = tensor_names.same("fc.weight")
+    if isinstance(head, DFlashConfig):
+        return rules | {"hidden_norm": tensor_names.same("hidden_norm.weight")}
+    rules["layer_0/hidden_norm"] = tensor_names.same("layers.0.hidden_norm.weight")
     if head.norm_before_fc:
         rules["input_norm"] = tensor_names.same("input_norm.weight")
     if head.fc_norm:
@@ -267,8 +309,10 @@ def tensor_rules(config: ModelConfig, head: Eagle3Config) -> dict[str, Rule]:
 
 
 def _is_head(source: Mapping[str, Any]) -> bool:
-    return "speculators_model_type" in source or any(
-        "Eagle3" in str(name) for name in source.get("architectures") or ()
+    return (
+        "speculators_model_type" in source
+        or "dflash_config" in source
+        or any("Eagle3" in str(name) for name in source.get("architectures") or ())
     )
 
 
@@ -280,19 +324,80 @@ def _read_new(source: Mapping[str, Any]) -> Speculator:
     if not isinstance(layer_config, Mapping):
         raise ValueError(f"config.json: transformer_layer_config={layer_config!r}: expected a dictionary")
     _report_lossy(source)
-    flags = {name: base.read_flag(source, name, False) for name in _FLAGS}
-    if flags["norm_before_fc"] and flags["fc_norm"]:
+    if kind == "mtp":
+        return _read_mtp(source, layer_config)
+    vocab_size = base.read_integer(source, "draft_vocab_size", 32000)
+    config = _read_decoder(layer_config, vocab_size) if kind != "dflash" else _read_dflash(layer_config, vocab_size)
+    flags: dict[str, Any] = {name: base.read_flag(source, name, False) for name in _FLAGS[kind]}
+    if flags.get("norm_before_fc") and flags.get("fc_norm"):
         raise ValueError("config.json: fc_norm=true: expected false with norm_before_fc=true")
-    config = _read_decoder(layer_config, base.read_integer(source, "draft_vocab_size", 32000))
-    if kind == "peagle":
+    if kind in ("peagle", "dflash"):
         flags["mask_token_id"] = base.read_integer(source, "mask_token_id")
         if not 0 <= flags["mask_token_id"] < config.vocab_size:
             raise ValueError(
                 f"config.json: mask_token_id={flags['mask_token_id']}: expected a token of the {config.vocab_size}"
             )
-    layers = _read_layers(source.get("eagle_aux_hidden_state_layer_ids"))
+    layers = _read_layers(source, _LAYER_IDS[kind])
     width = base.read_integer(source, "target_hidden_size", config.width, is_nullable=True)
-    return Speculator(kind, config, layers, width, flags)
+    if kind == "dflash":
+        flags["block_size"] = base.read_integer(source, "block_size", 8)
+        if width != config.width:
+            raise ValueError(f"config.json: target_hidden_size={width}: expected hidden_size={config.width}")
+    found = Speculator(kind, config, layers, width, flags)
+    found.head()  # Checks the flags.
+    return found
+
+
+def _read_mtp(source: Mapping[str, Any], layer_config: Mapping[str, Any]) -> Speculator:
+    """Reads the configuration of an MTP head, whose ``transformer_layer_config`` is that of the target."""
+    family = layer_config.get("model_type", "qwen2")
+    if family != "qwen3":
+        raise ValueError(f"config.json: model_type={family!r}: expected 'qwen3' for an MTP head")
+    if (num_heads := base.read_integer(source, "num_nextn_predict_layers", 1)) != 1:
+        raise ValueError(f"config.json: num_nextn_predict_layers={num_heads}: expected 1")
+    types = layer_config.get("layer_types")
+    first = {"num_hidden_layers": 1, "layer_types": types[:1] if isinstance(types, list) else types}
+    config = _read_decoder({**layer_config, **first}, None)
+    if config.layers[0].attention.window is not None:
+        raise ValueError("config.json: layer_types: 'sliding_attention': expected 'full_attention' in an MTP head")
+    return Speculator("mtp", config, None, config.width, {})
+
+
+def _read_dflash(layer_config: Mapping[str, Any], draft_vocab_size: int) -> ModelConfig:
+    """Reads the configuration of the layers of a DFlash head, which are those of Qwen3 in every family."""
+    config = _read_decoder(layer_config, draft_vocab_size)
+    window = [layer.attention.window for layer in config.layers]
+    config = windows.change_attention(config, window, qk_norm=config.final_norm)
+    layers = (dataclasses.replace(layer, mlp=dataclasses.replace(layer.mlp, has_bias=False)) for layer in config.layers)
+    return dataclasses.replace(config, layers=tuple(layers))
+
+
+def _from_z_lab(source: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `speculators` configuration of a DFlash head in the layout of its authors.
+
+    Its layer ids are those of layer outputs. The output of the last layer is after the final norm there.
+
+    Raises:
+        ValueError: naming the key, if the head reads the output of the last layer or has windows.
+    """
+    own = source["dflash_config"]
+    if not isinstance(own, Mapping):
+        raise ValueError(f"config.json: dflash_config={own!r}: expected a dictionary")
+    layers = _read_layers(own, "target_layer_ids")
+    if layers is None:
+        raise ValueError("config.json: dflash_config.target_layer_ids=null: expected distinct layer ids")
+    if max(layers) + 1 == source.get("num_target_layers"):
+        raise ValueError(f"config.json: dflash_config.target_layer_ids={list(layers)}: expected none of the last layer")
+    if "sliding_attention" in (source.get("layer_types") or ()):
+        raise ValueError("config.json: layer_types: 'sliding_attention': expected 'full_attention' with dflash_config")
+    return {
+        "speculators_model_type": "dflash",
+        "transformer_layer_config": source,
+        "draft_vocab_size": source.get("vocab_size", _DEFAULTS["qwen3"]["vocab_size"]),
+        "block_size": source.get("block_size", own.get("block_size")),
+        "mask_token_id": own.get("mask_token_id"),
+        "aux_hidden_state_layer_ids": [one + 1 for one in layers],
+    }
 
 
 def _read_old(source: Mapping[str, Any]) -> Speculator:
@@ -300,18 +405,24 @@ def _read_old(source: Mapping[str, Any]) -> Speculator:
     own = source.get("eagle_config") or {}
     if not isinstance(own, Mapping):
         raise ValueError(f"config.json: eagle_config={own!r}: expected a dictionary")
-    layers = _read_layers(own.get("eagle_aux_hidden_state_layer_ids"))
-    flags = {name: base.read_flag({**source, **own}, name, False) for name in _FLAGS}
+    layers = _read_layers(own, _LAYER_IDS["eagle3"])
+    flags = {name: base.read_flag({**source, **own}, name, False) for name in _FLAGS["eagle3"]}
     config = _read_decoder({"num_hidden_layers": 1, **source}, base.read_integer(source, "draft_vocab_size", 32000))
     width = base.read_integer(source, "target_hidden_size", config.width, is_nullable=True)
     return Speculator("eagle3", config, None if layers is None else tuple(one + 1 for one in layers), width, flags)
 
 
-_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_EAGLE3_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_FLAGS = {
+    "eagle3": _EAGLE3_FLAGS,
+    "peagle": _EAGLE3_FLAGS,
+    "dflash": ("sample_from_anchor", "sliding_window_non_causal"),
+}
+"""Keys that are true or false, by the kind of the head."""
 
 
-def _read_decoder(source: Mapping[str, Any], draft_vocab_size: int) -> ModelConfig:
-    """Reads the configuration of the layers."""
+def _read_decoder(source: Mapping[str, Any], draft_vocab_size: int | None) -> ModelConfig:
+    """Reads the configuration of the layers. A draft vocabulary of None is the target's."""
     family = source.get("model_type", "qwen3")
     if family not in _DEFAULTS:
         raise ValueError(f"config.json: model_type={family!r}: expected one of {sorted(_DEFAULTS)}")
@@ -332,14 +443,15 @@ def _read_decoder(source: Mapping[str, Any], draft_vocab_size: int) -> ModelConf
     )
 
 
-def _read_layers(ids: Any) -> tuple[int, ...] | None:
+def _read_layers(source: Mapping[str, Any], key: str) -> tuple[int, ...] | None:
+    ids = source.get(key)
     if ids is None:
         return None
     is_id = isinstance(ids, list) and all(
         isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in ids
     )
     if not is_id or not ids or len(set(ids)) < len(ids):
-        raise ValueError(f"config.json: eagle_aux_hidden_state_layer_ids={ids!r}: expected distinct layer ids or null")
+        raise ValueError(f"config.json: {key}={ids!r}: expected distinct layer ids or null")
     return tuple(ids)
 
 
@@ -363,15 +475,33 @@ def _check_target(found: Speculator, target: ModelConfig, vocab_size: int | None
         raise ValueError(f"vocab_size={own}: the target's vocabulary has {target.vocab_size} tokens")
 
 
-def _check_shared(config: ModelConfig, target: Model) -> None:
-    """Checks that the target's embedding can be that of a head that was stored without one."""
-    shape = tuple(target.params["embedding"].shape)
-    if shape != (config.vocab_size, config.width):
-        raise ValueError(
-            f"embed_tokens.weight is missing: expected the target's embedding to be "
-            f"{[config.vocab_size, config.width]}, it is {list(shape)}"
-        )
-    if target.config.embedding_scale is not None:
+def _shared(found: Speculator, names: Set[str]) -> dict[str, str]:
+    """Returns the parameters that are the target's, by our name, with the names under which a file may repeat them.
+
+    Args:
+        found: the configuration of the head.
+        names: of the stored tensors.
+    """
+    embedding, head = {"embedding": "embed_tokens.weight"}, {"head": "lm_head.weight"}
+    if found.kind == "mtp" or (found.kind == "dflash" and found.config.output_vocab_size is None):
+        return embedding | head
+    return embedding if found.kind == "dflash" or "embed_tokens.weight" not in names else {}
+
+
+def _name_in_target(name: str, target: ModelConfig) -> str:
+    """Returns the target's name of a shared parameter; the head of a tied target is its embedding."""
+    return "embedding" if target.is_tied else name
+
+
+def _check_shared(config: ModelConfig, target: Model, shared: Mapping[str, str]) -> None:
+    """Checks that the target's arrays can be those of a draft head that is stored without its own."""
+    expected = [config.vocab_size, config.width]
+    for name, source in shared.items():
+        shape = list(target.params[_name_in_target(name, target.config)].shape)
+        if shape != expected:
+            what = "embedding" if name == "embedding" else "head"
+            raise ValueError(f"{source} is missing: expected the target's {what} to be {expected}, it is {shape}")
+    if shared and target.config.embedding_scale is not None:
         raise ValueError(
             f"embed_tokens.weight is missing: the target multiplies its embedding by {target.config.embedding_scale}"
         )

@@ -69,8 +69,7 @@ def _inputs(one: "Inspection") -> str:
     if one.head is None:
         width = one.config.hidden_width
         return "tokens" if width is None else f"tokens and the final hidden state of {width} values"
-    layers = "2, L/2, L-3" if one.head.hidden_layers is None else ", ".join(map(str, one.head.hidden_layers))
-    return f"tokens and the hidden states {layers} of {one.head.target_width} values ({one.head.kind})"
+    return f"tokens and the hidden states {one.head.layer_names} of {one.head.target_width} values ({one.head.kind})"
 
 
 def _preset_row(one: "Inspection") -> tuple[str | Cell, ...]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from bass_jax.drafters import Drafter, Eagle3Drafter, EagleDrafter, ModelDrafter
+from bass_jax.drafters.eagle.mtp import MTPConfig
 from bass_jax.models.flax_model import Model
 from bass_jax.models.model_config import ModelConfig, MoEConfig
 
@@ -77,17 +78,24 @@ def pass_shape(config: ModelConfig) -> PassShape:
 
 
 def draft_pass_shape(drafter: Drafter) -> PassShape | None:
-    """Returns the work of a pass of the draft model, or None for a drafter without a model of ours."""
+    """Returns the work of a pass of the draft model, or None for a drafter without a pass per draft of a model of ours.
+
+    A `bass_jax.drafters.DFlashDrafter` has one pass per step, which a profile measures.
+    """
     if isinstance(drafter, ModelDrafter | EagleDrafter) and isinstance(drafter.model, Model):
         return pass_shape(drafter.model.config)
     if not isinstance(drafter, Eagle3Drafter):
         return None
-    config = drafter.model.config
+    config, head = drafter.model.config, drafter.model.head
     shape = pass_shape(dataclasses.replace(config, hidden_width=None))
-    attention, joined = config.layers[0].attention, len(drafter.hidden_layers) * drafter.model.head.target_width
-    # The first layer's attention reads twice the width, and the joined hidden states are projected.
-    num_queries_and_keys = attention.num_heads + 2 * attention.num_kv_heads
-    num_weights = config.width * (num_queries_and_keys * attention.head_dim + joined)
+    attention = config.layers[0].attention
+    if isinstance(head, MTPConfig):  # The embedding and the hidden state are projected to the width.
+        num_weights = config.width * 2 * config.width
+    else:
+        # The first layer's attention reads twice the width, and the joined hidden states are projected.
+        num_queries_and_keys = attention.num_heads + 2 * attention.num_kv_heads
+        joined = len(head.hidden_layers) * head.target_width
+        num_weights = config.width * (num_queries_and_keys * attention.head_dim + joined)
     return shape._replace(
         weight_bytes=shape.weight_bytes + num_weights * jnp.dtype(config.dtype).itemsize,
         flops=shape.flops + 2.0 * num_weights,

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from bass_jax.config import SpecConfig
+from bass_jax.config import DRAFT_LEN_BUCKETS, SpecConfig
 from bass_jax.decoding.baselines import exhaustive_step, synchronized_step
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.state import SpecState
@@ -31,7 +31,14 @@ class CompiledSteps:
         seconds: draft-length bucket → compile time in seconds.
     """
 
-    def __init__(self, name: str, spec: SpecConfig, is_greedy: bool, policy: str | Policy | None = None):
+    def __init__(
+        self,
+        name: str,
+        spec: SpecConfig,
+        is_greedy: bool,
+        policy: str | Policy | None = None,
+        max_draft_len: int = DRAFT_LEN_BUCKETS[-1],
+    ):
         """Chooses the step function; compiles nothing.
 
         Args:
@@ -39,11 +46,17 @@ class CompiledSteps:
             spec: the configuration of the steps.
             is_greedy: whether all rows are greedy; the token and the multi-draft rule then run as the greedy rule.
             policy: chooses draft lengths; None uses ``spec.draft_len``, or the policy ``"auto"`` if that is None.
+            max_draft_len: of the drafter; ``"auto"`` chooses no longer one.
 
         Raises:
-            ValueError: if `name` is not in `STEPS`, or if there is a policy and the step is not ``"speculate"``.
+            ValueError: if `name` is not in `STEPS`, if there is a policy and the step is not ``"speculate"``, or if
+                ``spec.draft_len`` is above `max_draft_len`.
         """
         check_choice("step", name, sorted(STEPS))
+        if name != "decode" and spec.draft_len is not None and spec.draft_len > max_draft_len:
+            raise ValueError(
+                f"draft_len={spec.draft_len}: the drafter proposes at most {max_draft_len} tokens per step"
+            )
         if policy is not None and name != "speculate":
             raise ValueError(f"step={name!r}: expected 'speculate' with a policy")
         if policy is None and name == "speculate" and spec.draft_len is None:
@@ -56,6 +69,9 @@ class CompiledSteps:
         if self.spec.acceptance in ("token", "multi_draft") and is_greedy:
             self.spec = dataclasses.replace(self.spec, acceptance="greedy")
         self.policy = None if policy is None else find_policy(policy)
+        if policy == "auto" and self.policy is not None and self.policy.lengths[-1] > max_draft_len:
+            lengths = tuple(length for length in self.policy.lengths if length <= max_draft_len)
+            self.policy = find_policy("auto", lengths=lengths)
         self.buckets = (self.spec.num_drafts,) if self.policy is None else policy_buckets(self.policy)
         self.seconds: dict[int, float] = {}
         self._compiled: dict[tuple[int, int], CompiledFunction] = {}

@@ -5,6 +5,7 @@ drafter, copy `template.py`.
 """
 
 from bass_jax.drafters.draft_model import ModelDrafter
+from bass_jax.drafters.eagle.dflash import DFlashDrafter
 from bass_jax.drafters.eagle.drafter import EagleDrafter
 from bass_jax.drafters.eagle.eagle3 import Eagle3Drafter
 from bass_jax.drafters.eagle.p_eagle import PEagleDrafter
@@ -28,6 +29,7 @@ from bass_jax.drafters.suffix import SuffixDrafter
 
 __all__ = [
     "ChunkedDrafter",
+    "DFlashDrafter",
     "DraftContext",
     "Drafter",
     "Eagle3Drafter",

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import jax.numpy as jnp
 
+from bass_jax.config import DRAFT_LEN_BUCKETS
 from bass_jax.runtime.checks import check_pytree
 from bass_jax.runtime.debug import debug_check
 from bass_jax.sampling.logits_processors import LogitsProcessors
@@ -250,3 +251,8 @@ def reads_chunks(drafter: Drafter) -> TypeGuard[ChunkedDrafter]:
 def hidden_layers_of(drafter: Drafter) -> tuple[int, ...]:
     """Returns which hidden states of the target `drafter` reads; () also for one that reads none."""
     return getattr(drafter, "hidden_layers", ()) if reads_hidden_states(drafter) else ()
+
+
+def max_draft_len_of(drafter: Drafter) -> int:
+    """Returns the largest number of drafts of a step: the `max_draft_len` of a drafter that has one."""
+    return getattr(drafter, "max_draft_len", DRAFT_LEN_BUCKETS[-1])

@@ -17,6 +17,7 @@ from bass_jax.decoding.pair import Pair, check_pair
 from bass_jax.decoding.prompt_layout import check_prompts, encode_texts
 from bass_jax.decoding.state import SpecState
 from bass_jax.decoding.stop_strings import StopStrings
+from bass_jax.drafters.protocols import max_draft_len_of
 from bass_jax.engine.device_executor import DeviceExecutor
 from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.loop import Counts, Loop
@@ -110,7 +111,7 @@ class Engine:
             raise ValueError(f"num_stop_tokens={num_stop_tokens}: the tokenizer has {len(self._stops)} stop tokens")
         if policy is None and spec.draft_len is not None:
             policy = fixed(spec.draft_len)
-        steps = CompiledSteps("speculate", spec, False, policy)
+        steps = CompiledSteps("speculate", spec, False, policy, max_draft_len_of(pair.drafter))
         check_candidates(pair, steps.spec, find_rule(steps.spec.acceptance))
         self.executor = DeviceExecutor(pair, steps, self.config, self._lay_out)
         if warm_up:

@@ -21,6 +21,7 @@ from bass_jax.decoding.prompt_layout import encode_texts, lay_out_prompts
 from bass_jax.decoding.state import SpecState, StepInfo
 from bass_jax.decoding.stop_strings import StopStrings
 from bass_jax.decoding.traces import TraceWriter
+from bass_jax.drafters.protocols import max_draft_len_of
 from bass_jax.engine.device_executor import DeviceExecutor
 from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.loop import Loop
@@ -144,7 +145,7 @@ class GenerateLoop:
         self.options = options = dataclasses.replace(options or DecodeOptions(), **changes)
         spec, sampling = spec or SpecConfig(), options.sampling or SamplingParams()
         self.is_greedy = sampling.is_greedy
-        steps = CompiledSteps(options.step, spec, self.is_greedy, options.policy)
+        steps = CompiledSteps(options.step, spec, self.is_greedy, options.policy, max_draft_len_of(pair.drafter))
         if options.step == "speculate":  # The policy may choose no drafts, and the step then checks nothing.
             check_candidates(pair, steps.spec, find_rule(steps.spec.acceptance))
         self.spec, self._tokenizer = steps.spec, pair.tokenizer

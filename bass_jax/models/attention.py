@@ -11,7 +11,7 @@ from bass_jax.models import rotary
 from bass_jax.models.kv_cache import Int8KV, LayerKV, PagedKV, append
 from bass_jax.models.mesh import has_axis
 from bass_jax.models.model_config import AttentionConfig, ModelConfig
-from bass_jax.models.norm import apply_norm, declare_norm, project
+from bass_jax.models.norm import Normed, apply_norm, declare_norm, project
 from bass_jax.models.parameters import declare, zeros
 from bass_jax.models.weights import Weight, declare_weight, multiply
 from bass_jax.typing import Array
@@ -54,26 +54,15 @@ class Attention(nn.Module):
                 same prefix and are written to the same slots. The cache then holds the tokens of the last one.
         """
         config, attention = self.config, self.attention
-        K, R, H, D = attention.num_kv_heads, attention.queries_per_kv_head, attention.head_dim, config.width
-        # The input may be wider than the output, as in the first layer of an EAGLE-3 head.
-        qkv = declare_weight(self, "qkv", (K, R + 2, H, x.values.shape[-1]), ("kv_heads", None, None, "embed"))
-        projected = project(x, qkv, rounds_to=config.rounds_to)
-        if attention.has_bias:
-            projected += declare(self, "qkv_bias", (K, R + 2, H), ("kv_heads", None, None), zeros)
-        queries_and_keys = projected[:, :, :, : R + 1]
-        if attention.qk_norm is not None:
-            queries, new_keys = queries_and_keys[:, :, :, :R], queries_and_keys[:, :, :, R:]
-            normed = self._norm_heads("query_norm", queries), self._norm_heads("key_norm", new_keys)
-            queries_and_keys = jnp.concatenate(normed, axis=3)
-        if angles is not None:
-            queries_and_keys = rotary.rotate(queries_and_keys, *angles)
-        new_keys, new_values = queries_and_keys[:, :, :, R], projected[:, :, :, R + 1]
-        B, T = positions.shape
-        queries = queries_and_keys[:, :, :, :R].reshape(B, T, K * R, H)
+        queries, new_keys, new_values = self._project(x, angles)
+        T = positions.shape[1]
         is_whole = keys is None
         if is_whole:
             keys, values = new_keys.swapaxes(1, 2), new_values.swapaxes(1, 2)
-        sinks = declare(self, "sinks", (K, R), ("kv_heads", None), zeros) if attention.has_sinks else None
+        sinks = None
+        if attention.has_sinks:
+            shape = attention.num_kv_heads, attention.queries_per_kv_head
+            sinks = declare(self, "sinks", shape, ("kv_heads", None), zeros)
         parts = []
         # Each candidate attends as if it were the only one; the weights are read once for all.
         for candidate in range(num_candidates):
@@ -84,13 +73,47 @@ class Attention(nn.Module):
             )
             parts.append(part)
         attended = parts[0] if num_candidates == 1 else jnp.concatenate(parts, axis=1)
+        return LayerOutput(self._output(attended), keys, values, new_keys, new_values)
+
+    def _project(self, x: Normed, angles: tuple | None, *, has_queries: bool = True) -> tuple[Array, Array, Array]:
+        """Returns the rotated queries ``[B, T, N, H]`` and keys ``[B, T, K, H]``, and the values.
+
+        Without queries their weights are not read, and the first result has no heads.
+        """
+        config, attention = self.config, self.attention
+        K, R, H = attention.num_kv_heads, attention.queries_per_kv_head, attention.head_dim
+        # The input may be wider than the output, as in the first layer of an EAGLE-3 head.
+        qkv = declare_weight(self, "qkv", (K, R + 2, H, x.values.shape[-1]), ("kv_heads", None, None, "embed"))
+        bias = declare(self, "qkv_bias", (K, R + 2, H), ("kv_heads", None, None), zeros) if attention.has_bias else None
+        if not has_queries:
+            qkv = Weight(qkv.values[:, R:], None if qkv.scale is None else qkv.scale[:, R:])
+            bias = None if bias is None else bias[:, R:]
+            R = 0
+        projected = project(x, qkv, rounds_to=config.rounds_to)
+        if bias is not None:
+            projected += bias
+        queries_and_keys = projected[:, :, :, : R + 1]
+        if attention.qk_norm is not None:
+            queries, new_keys = queries_and_keys[:, :, :, :R], queries_and_keys[:, :, :, R:]
+            parts = ("query_norm", queries), ("key_norm", new_keys)
+            normed = [self._norm_heads(name, part) for name, part in parts if part.shape[3]]
+            queries_and_keys = jnp.concatenate(normed, axis=3)
+        if angles is not None:
+            queries_and_keys = rotary.rotate(queries_and_keys, *angles)
+        queries = queries_and_keys[:, :, :, :R].reshape(*projected.shape[:2], K * R, H)
+        return queries, queries_and_keys[:, :, :, R], projected[:, :, :, R + 1]
+
+    def _output(self, attended: Array) -> Array:
+        """Projects the attended values ``[B, T, N, H]`` to the width of the residual stream."""
+        config, attention = self.config, self.attention
+        K, R, H, D = attention.num_kv_heads, attention.queries_per_kv_head, attention.head_dim, config.width
         out = declare_weight(self, "out", (D, K, R, H), ("embed", "kv_heads", None, None))
         out = Weight(out.values.reshape(D, K * R * H), out.scale)
-        attended = attended.reshape(B, T, K * R * H)
+        attended = attended.reshape(*attended.shape[:2], K * R * H)
         y = multiply(attended, out, rounds_to=config.rounds_to).astype(attended.dtype)
         if attention.has_out_bias:
             y += declare(self, "out_bias", (D,), ("embed",), zeros)
-        return LayerOutput(y, keys, values, new_keys, new_values)
+        return y
 
     def _norm_heads(self, name: str, x: Array) -> Array:
         """Normalizes queries ``[B, T, K, R, H]`` or keys ``[B, T, K, 1, H]``; see `AttentionConfig.qk_norm_span`."""

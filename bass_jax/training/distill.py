@@ -91,6 +91,7 @@ def distill(config: DistillConfig, *, stages: Sequence[str] = STAGES, show_progr
         # The stored parameters are rounded, so they are read back.
         if isinstance(draft, Eagle3Model):
             stored = load_speculator(directory, target)
+            assert isinstance(stored, Eagle3Model)
         else:
             stored = load_model(directory, dtype="float32", embedding=draft.params["embedding"])
         agreements, acceptances = evaluate(stored, target, held_out, config.draft_len, config.held_out_temperatures)
@@ -160,7 +161,7 @@ def new_draft(
     if shape.is_head:
         head = load_speculator(shape.start, target)
         wanted = jax.eval_shape(lambda: init_eagle3(shape, target, proposed_ids(head), jax.random.key(0)))
-        if (head.config, head.head) != (wanted.config, wanted.head):
+        if not isinstance(head, Eagle3Model) or (head.config, head.head) != (wanted.config, wanted.head):
             raise ValueError(
                 f"draft.start: {shape.start}: expected {wanted.config} and {wanted.head}, found {head.config} and "
                 f"{head.head}"

@@ -25,12 +25,17 @@ CHANGES = {"num_heads": 8, "num_kv_heads": 4, "head_dim": 4, "vocab_size": VOCAB
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mask", [None, 4], ids=["eagle3", "p-eagle"])
-def test_a_draft_head_runs_on_a_mesh(expected, mask):
+@pytest.mark.parametrize("kind", ["eagle3", "p-eagle", "mtp", "dflash"])
+def test_a_draft_head_runs_on_a_mesh(expected, kind):
     """The head is on every device, and the target is sharded."""
     target, _ = models()
     mesh = bass.models.tensor_parallel_mesh(2)
-    drafter = tiny.eagle3_drafter(target, VOCAB, mask=mask)
+    drafter = {
+        "eagle3": tiny.eagle3_drafter(target, VOCAB),
+        "p-eagle": tiny.eagle3_drafter(target, VOCAB, mask=4),
+        "mtp": tiny.mtp_drafter(target, VOCAB),
+        "dflash": tiny.dflash_drafter(target, VOCAB),
+    }[kind]
     drafter = jax.device_put(drafter, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
     run = bass.generate(bass.Pair(place_model(target, mesh), drafter), tiny.PROMPTS, SPEC, max_new_tokens=NUM_TOKENS)
     for found, tokens in zip(run.tokens, expected, strict=True):

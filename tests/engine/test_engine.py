@@ -466,8 +466,8 @@ def test_equal_beginnings_of_prompts_are_read_once():
 @pytest.mark.parametrize(
     "drafter, config",
     mostly_slow(
-        [(drafter, kind) for drafter in ("eagle", "eagle3", "p-eagle") for kind in ("dense", "paged")],
-        lambda case: case == ("eagle3", "paged"),
+        [(drafter, kind) for drafter in ("eagle", "eagle3", "p-eagle", "mtp", "dflash") for kind in ("dense", "paged")],
+        lambda case: case in (("eagle3", "paged"), ("dflash", "paged")),
     ),
 )
 def test_a_drafter_of_hidden_states_is_served(pair, drafter, config):
@@ -476,6 +476,8 @@ def test_a_drafter_of_hidden_states_is_served(pair, drafter, config):
         "eagle": tiny.eagle_drafter(pair.target),
         "eagle3": tiny.eagle3_drafter(pair.target),
         "p-eagle": tiny.eagle3_drafter(pair.target, mask=4),
+        "mtp": tiny.mtp_drafter(pair.target),
+        "dflash": tiny.dflash_drafter(pair.target),
     }
     eagle = pair.with_drafter(drafters[drafter])
     engine = bass.Engine(eagle, SPEC, config=PAGED if config == "paged" else CONFIG, num_stop_tokens=4)

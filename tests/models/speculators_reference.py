@@ -9,7 +9,10 @@
 * ``directory/name.npz``: ``tokens [T + 1]``, ``hidden [T + 1, E]``, the target's hidden states, and ``logits``. Slot i
   reads token i + 1 with hidden state i. Of EAGLE-3 ``[steps, T, O]``: entry i of step s is of the token after s + 1
   tokens from slot i on, at the last s of which the head reads its own outputs. Of P-EAGLE ``[1, R, O]``, with
-  ``anchors [R]`` and ``depths [R]``: row r is of the last of ``depths[r]`` masks after slot ``anchors[r]``.
+  ``anchors [R]`` and ``depths [R]``: row r is of the last of ``depths[r]`` masks after slot ``anchors[r]``. Of DFlash
+  ``[1, A * W, O]``: of the W positions of the blocks that begin with the tokens 0 to A - 1. Of MTP ``[3, T - 3, O]``:
+  step s reads token i + 1 + s in slot i, with its own output of step s - 1. With the last two,
+  ``embedding [V, D]`` and ``head [V, D]`` of the target, which their checkpoints lack.
 """
 
 import json
@@ -21,7 +24,9 @@ import torch
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.losses import resolve_loss_config
 from speculators.model import SpeculatorModel
+from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+from speculators.models.mtp import MTPDraftModel, MTPSpeculatorConfig
 from speculators.models.peagle import core as peagle_core
 from speculators.models.peagle.config import PEagleSpeculatorConfig
 from speculators.models.peagle.core import PEagleDraftModel
@@ -32,6 +37,8 @@ from transformers import AutoConfig
 MODELS = {
     "eagle3": (Eagle3SpeculatorConfig, Eagle3DraftModel),
     "peagle": (PEagleSpeculatorConfig, PEagleDraftModel),
+    "dflash": (DFlashSpeculatorConfig, DFlashDraftModel),
+    "mtp": (MTPSpeculatorConfig, MTPDraftModel),
 }
 
 
@@ -113,7 +120,29 @@ def run_peagle(model, case, tokens, hidden):
     return {"anchors": anchors, "depths": depths}
 
 
-RUN = {"eagle3": run_eagle3, "peagle": run_peagle}
+def run_dflash(model, case, tokens, hidden):
+    """Runs the block after every token that a block can follow."""
+    num_tokens = len(tokens)
+    ones, documents = torch.ones(1, num_tokens), torch.zeros(1, num_tokens, dtype=torch.long)
+    last = torch.zeros(1, num_tokens, case["layer_config"]["hidden_size"])
+    options = {"max_anchors": num_tokens - model.block_size, "loss_config": resolve_loss_config("kl_div", "eager")}
+    model(hidden[None], tokens[None], ones, last, documents, **options)
+    return of_target(model)
+
+
+def run_mtp(model, case, tokens, hidden):
+    """Reads token i + 1 with hidden state i, then token i + 2 with the output, and so on."""
+    model(tokens[None], hidden[None])
+    return of_target(model)
+
+
+def of_target(model):
+    """Returns the arrays that the head takes from the target."""
+    head = {} if model.use_draft_vocab else {"head": model.lm_head.weight}
+    return {name: array.numpy() for name, array in (head | {"embedding": model.embed_tokens.weight}).items()}
+
+
+RUN = {"eagle3": run_eagle3, "peagle": run_peagle, "dflash": run_dflash, "mtp": run_mtp}
 
 
 if __name__ == "__main__":

@@ -53,6 +53,10 @@ class Eagle3Config:
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("fc_norm=True: expected False with norm_before_fc=True")
 
+    def network(self, config: ModelConfig) -> "Eagle3Network":
+        """Returns the network of a head whose layers have this configuration."""
+        return Eagle3Network(config, self)
+
 
 class FirstLayer(nn.Module):
     """The first layer: its attention reads the token's embedding joined with the hidden state.
@@ -141,19 +145,22 @@ class Eagle3Network(nn.Module):
         embedded = jnp.take(self.embedding.values, rows, axis=0)
         if self.embedding.scale is not None:
             embedded = (embedded * self.embedding.scale[rows][..., None]).astype(self.config.dtype)
-        x, outputs = hidden.astype(embedded.dtype), []
+        inputs, outputs = self.first_inputs(embedded, hidden.astype(embedded.dtype)), []
         nothing = (None,) * len(self.layers)
         cached = (nothing, nothing) if cache is None else split_layers(cache)
         for index, (layer, keys, values) in enumerate(zip(self.layers, *cached, strict=True)):
             attention = self.config.layers[index].attention
             assert attention.rope is not None
             angles = rotary.angles(positions, attention.rope, attention.head_dim, self.config.context)
-            inputs = (embedded, x) if index == 0 else (x,)
             out = layer(*inputs, positions, angles, keys, values)
-            x = out.x
+            inputs = (out.x,)
             outputs.append(out)
         keys, values = (tuple(getattr(out, name) for out in outputs) for name in ("keys", "values"))
-        return ForwardOutput(None, join_layers(cache, keys, values), x)
+        return ForwardOutput(None, join_layers(cache, keys, values), outputs[-1].x)
+
+    def first_inputs(self, embedded: Float[Array, "B T D"], hidden: Float[Array, "B T D"]) -> tuple[Array, ...]:
+        """Returns what the first layer reads: the embeddings, and the projected hidden states."""
+        return embedded, hidden
 
     def next_hidden(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Returns what the next draft reads in place of the target's hidden states."""
@@ -179,7 +186,7 @@ class Eagle3Network(nn.Module):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Eagle3Model:
-    """An EAGLE-3 head with its parameters. Its methods are those of `bass_jax.models.Model` that drafting uses.
+    """An EAGLE-3 or MTP head with its parameters. Its methods are those of `bass_jax.models.Model` that drafting uses.
 
     Attributes:
         params: of `Eagle3Network`. The embedding may be the target's array.
@@ -251,7 +258,7 @@ class Eagle3Model:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Eagle3Drafter(EagleDrafter):
-    """Drafts autoregressively with an EAGLE-3 head.
+    """Drafts autoregressively with an EAGLE-3 head, or an MTP head (`bass_jax.drafters.eagle.mtp`).
 
     The state holds the projected hidden states, D values per position. At its own drafts the head reads its last output
     in their place. A row of one token has no hidden state yet, so it drafts nothing.
@@ -303,7 +310,7 @@ def eagle3_param_shapes(config: ModelConfig, head: Eagle3Config) -> dict[str, ja
 
 @functools.cache
 def _network(config: ModelConfig, head: Eagle3Config) -> Eagle3Network:
-    return Eagle3Network(config, head)
+    return head.network(config)
 
 
 def _empty_cache(config: ModelConfig, batch: int, capacity: int) -> KVCache:
