@@ -18,6 +18,8 @@ DRAFTERS = {
     "eagle": tiny.eagle_drafter,
     "eagle3": tiny.eagle3_drafter,
     "p-eagle": lambda target: tiny.eagle3_drafter(target, mask=4),
+    "mtp": tiny.mtp_drafter,
+    "dflash": tiny.dflash_drafter,
     "ngram": lambda target: NgramDrafter(),
     "suffix": lambda target: SuffixDrafter(),
     "forced tokens": lambda target: ForcedTokensDrafter(),
@@ -29,7 +31,7 @@ DRAFTERS = {
 }
 CACHES = ("dense", "pages", "INT8 pages")
 CASES = [(drafter, cache, num) for drafter in DRAFTERS for cache in CACHES for num in (1, 2)]
-QUICK = [("ensemble_eagle", "INT8 pages", 2)]
+QUICK = [("ensemble_eagle", "INT8 pages", 2), ("dflash", "pages", 1)]
 RULES = (bass.SpecConfig(3, "greedy"), bass.SpecConfig(3, "shared_noise"))
 
 

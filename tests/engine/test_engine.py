@@ -463,37 +463,6 @@ def test_equal_beginnings_of_prompts_are_read_once():
     assert engine.page_use.num_kept == 0 and serve(shared[:1]) == 35
 
 
-@pytest.mark.parametrize(
-    "drafter, config",
-    mostly_slow(
-        [(drafter, kind) for drafter in ("eagle", "eagle3", "p-eagle", "mtp", "dflash") for kind in ("dense", "paged")],
-        lambda case: case in (("eagle3", "paged"), ("dflash", "paged")),
-    ),
-)
-def test_a_drafter_of_hidden_states_is_served(pair, drafter, config):
-    """Requests come and go; the long prompt is read in three chunks."""
-    drafters = {
-        "eagle": tiny.eagle_drafter(pair.target),
-        "eagle3": tiny.eagle3_drafter(pair.target),
-        "p-eagle": tiny.eagle3_drafter(pair.target, mask=4),
-        "mtp": tiny.mtp_drafter(pair.target),
-        "dflash": tiny.dflash_drafter(pair.target),
-    }
-    eagle = pair.with_drafter(drafters[drafter])
-    engine = bass.Engine(eagle, SPEC, config=PAGED if config == "paged" else CONFIG, num_stop_tokens=4)
-    prompts = [[1], [3, 1, 4, 1, 5, 9, 2, 6] * 4 + [5], [2, 7], [5, 6, 7, 5]]
-    handles = []
-    while len(handles) < len(prompts) or not engine.loop.is_idle:
-        if len(handles) < len(prompts):
-            handles.append(engine.submit(prompts[len(handles)], max_new_tokens=20))
-        for _ in range(3):
-            engine.advance()
-    expected = bass.generate(eagle, prompts, SPEC, max_new_tokens=20)
-    for handle, tokens in zip(handles, expected.tokens, strict=True):
-        np.testing.assert_array_equal(handle.output().tokens, tokens)
-    check_empty(engine)
-
-
 def test_options_without_paged_caches_are_refused(pair):
     with pytest.raises(ValueError, match="page_size: expected None, because the drafter has a cache and does not"):
         bass.Engine(pair.with_drafter(WholePrompts(pair.drafter)), config=PAGED)
