@@ -162,6 +162,7 @@ def check_empty(engine):
     scheduler = engine.loop.scheduler
     assert scheduler.is_idle and scheduler.num_reserved == 0 and not scheduler.reading
     assert scheduler.rows == [None] * len(scheduler.rows)
+    engine.executor._send_finish()  # Rows that the host has ended are sent to the device before the next step.
     assert bool(engine.executor.state.done.all())
     assert engine.page_use is None or engine.page_use[1:3] == (0, 0)
 
