@@ -45,7 +45,7 @@ DRAFTERS = {
     "eagle3": tiny.eagle3_drafter(tiny_target(), VOCAB, scale=4.0),
     "p-eagle": tiny.eagle3_drafter(tiny_target(), VOCAB, scale=4.0, mask=2),
     "mtp": tiny.mtp_drafter(tiny_target(), VOCAB, scale=4.0),
-    "dflash": tiny.dflash_drafter(tiny_target(), VOCAB, scale=4.0),
+    "dflash": tiny.dflash_drafter(tiny_target(), VOCAB, scale=4.0, block_size=9),
     "ensemble": tiny.ensemble_drafter(tiny.model_drafter(DRAFT, VOCAB), VOCAB),
     "ensemble with eagle": tiny.ensemble_drafter(tiny.eagle_drafter(tiny_target(), VOCAB, scale=4.0), VOCAB),
     "model": tiny.model_drafter(DRAFT, VOCAB),
