@@ -252,7 +252,7 @@ CONFIGS = {
     | {"q_lora_rank": None, "rope_parameters": _MSCALE, "attention_bias": True, "mlp_bias": True}
     | {"tie_word_embeddings": True, "first_k_dense_replace": 0},
     "deepseek_v2-bias-dense-layers-scaled-sharded": _DEEPSEEK2
-    | {"num_attention_heads": 6, "num_key_value_heads": 6, "v_head_dim": 16, "kv_lora_rank": 9, "attention_bias": True}
+    | {"num_attention_heads": 6, "num_key_value_heads": 6, "v_head_dim": 16, "kv_lora_rank": 8, "attention_bias": True}
     | {"num_hidden_layers": 3, "first_k_dense_replace": 2, "routed_scaling_factor": 1.7, "n_shared_experts": 1}
     | {"rms_norm_eps": 1e-3},
     "deepseek_v3": _DEEPSEEK3,
