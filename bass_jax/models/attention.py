@@ -168,14 +168,21 @@ def _write_and_attend(config: ModelConfig, attention: AttentionConfig, queries, 
     is_latent = attention.latent is not None
 
     def run(queries, new, keys, values, positions, sinks):
+        if new is None and sinks is None:
+            attended = causal_attention(
+                queries,
+                keys,
+                keys if is_latent else values,
+                window=attention.window,
+                chunk=attention.chunk,
+                scale=attention.scale,
+                soft_cap=attention.softcap,
+            )
+            return attended, keys, values
         if new is not None:
             keys, values = append(keys, new[0], positions), append(values, new[1], positions)
         read = keys if is_latent else values
-        if new is not None or sinks is not None:
-            return _attend(config, attention, queries, keys, read, positions, sinks), keys, values
-        options = {"window": attention.window, "chunk": attention.chunk}
-        options |= {"scale": attention.scale, "soft_cap": attention.softcap}
-        return causal_attention(queries, keys, read, **options), keys, values
+        return _attend(config, attention, queries, keys, read, positions, sinks), keys, values
 
     axis = config.tensor_axis
     if not has_axis(axis):

@@ -93,7 +93,7 @@ def test_candidates_have_the_logits_of_single_drafts(model):
     drafts = np.random.default_rng(2).integers(0, VOCAB, (1, 2, 3)).astype(np.int32)
     forward = jax.jit(Model.forward)
     prefix = forward(model, tokens, np.arange(20)[None], model.init_cache(1, 64)).cache
-    places = np.tile(np.arange(20, 23), (1, 2, 1))
+    places = jnp.tile(jnp.arange(20, 23), (1, 2, 1))
     output = jax.jit(Model.forward_candidates)(model, drafts, places, prefix)
     for i in range(2):
         single = forward(model, drafts[:, i], places[:, i], prefix)
@@ -127,9 +127,11 @@ def test_int8_logits_are_those_of_the_dequantized_weights(latent, quantize):
 
 
 @pytest.mark.slow
-def test_an_int8_cache_changes_logits_by_rounding_only(latent):
-    rounded = dataclasses.replace(latent, config=dataclasses.replace(latent.config, cache_dtype="int8"))
-    for found, expected in zip(read_texts(rounded, TEXTS), read_texts(latent, TEXTS), strict=True):
+def test_an_int8_cache_changes_logits_by_rounding_only():
+    """Without experts, because rounding can change their choice."""
+    model = model_of("deepseek_v3", first_k_dense_replace=2)
+    rounded = dataclasses.replace(model, config=dataclasses.replace(model.config, cache_dtype="int8"))
+    for found, expected in zip(read_texts(rounded, TEXTS), read_texts(model, TEXTS), strict=True):
         assert 0 < relative_error(found, expected) < 0.1
 
 
@@ -177,12 +179,12 @@ def test_layers_that_predict_further_tokens_are_not_read(latent, tmp_path):
 
 @pytest.fixture
 def fp8(latent, tmp_path):
-    """Returns a checkpoint in FP8 with blocks of 16 x 8, and the values of its matrices."""
-    path, values = tmp_path / "fp8", {}
+    """Returns a checkpoint in FP8 with blocks of 16 x 8, the values of its matrices, and its tensors."""
+    path, values, packed = tmp_path / "fp8", {}, {}
     save_hugging_face(path, latent)
 
     def pack(tensors):
-        packed, draw = {}, np.random.default_rng(0)
+        draw = np.random.default_rng(0)
         for name, tensor in tensors.items():
             packed[name] = tensor.astype(ml_dtypes.bfloat16) if "e_score" not in name else tensor
             if "proj" in name and name.endswith("weight"):
@@ -197,11 +199,11 @@ def fp8(latent, tmp_path):
 
     edit_tensors(path, pack)
     edit_config(path, quantization_config={"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [16, 8]})
-    return path, values
+    return path, values, packed
 
 
 def test_weights_in_fp8_are_dequantized(fp8, tmp_path):
-    path, values = fp8
+    path, values, _ = fp8
     found = load_model(path)
     assert found.config.dtype == "bfloat16"
     assert found.params["layer_1"]["mlp"]["choice_bias"].dtype == jnp.float32
@@ -212,7 +214,7 @@ def test_weights_in_fp8_are_dequantized(fp8, tmp_path):
 
 
 def test_fp8_without_scales_or_with_other_blocks_is_refused(fp8):
-    path, values = fp8
+    path, values, tensors = fp8
     edit_config(path, quantization_config={"quant_method": "fp8"})
     with pytest.raises(ValueError, match="weight_block_size=None: expected two positive integers"):
         load_model(path)
@@ -223,8 +225,8 @@ def test_fp8_without_scales_or_with_other_blocks_is_refused(fp8):
     with pytest.raises(ValueError, match="quant_method='awq': expected 'fp8'"):
         load_model(path)
     edit_config(path, quantization_config={"quant_method": "fp8", "weight_block_size": [16, 8]})
-    name = next(iter(values))
-    edit_tensors(path, lambda tensors: {key: tensor for key, tensor in tensors.items() if key != f"{name}_scale_inv"})
+    del tensors[f"{next(iter(values))}_scale_inv"]
+    save_file(tensors, path / "model.safetensors")
     with pytest.raises(ValueError, match="has the dtype F8_E4M3"):
         load_model(path)
 

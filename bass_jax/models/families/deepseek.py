@@ -72,7 +72,7 @@ def _read(
         raise ValueError(f"config.json: num_key_value_heads={found!r}: expected {num_heads}, as many as query heads")
     rotated = read_integer(source, "qk_rope_head_dim", 64)
     # One head of the rotated lanes, whose rotary positions are read as those of any attention.
-    config = llama.read_config(source | {"num_key_value_heads": num_heads, "head_dim": rotated}, family)
+    config = llama.read_config({**source, "num_key_value_heads": num_heads, "head_dim": rotated}, family)
     of_head, mlp = config.layers[0].attention, config.layers[0].mlp
     assert of_head.rope is not None
     latent = LatentConfig(
