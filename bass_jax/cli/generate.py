@@ -32,8 +32,9 @@ EXAMPLES = r"""examples:
   echo "Name three rivers." | bass-jax generate --draft-len 2 --quiet"""
 
 _DRAFT_HELP = (
-    "'draft_model' or 'eagle' (of the pair), 'ngram', 'suffix', 'retrieval', 'ensemble' or 'ensemble_eagle' (one of "
-    "the pair's drafts with ngram and retrieval), a path, or 'module:name' (default: the pair's draft)"
+    "'draft_model' or 'eagle' (of the pair), 'ngram', 'suffix', 'forced_tokens', 'retrieval', 'ensemble' or "
+    "'ensemble_eagle' (one of the pair's drafts with ngram and retrieval), a path, or 'module:name' (default: the "
+    "pair's draft)"
 )
 
 

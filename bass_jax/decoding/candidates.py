@@ -11,7 +11,7 @@ from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.positions import input_positions, join_tokens, last_tokens, with_drafts
 from bass_jax.decoding.state import SpecState
 from bass_jax.drafters import MultiDraftDrafter, Proposal, reads_hidden_states
-from bass_jax.models.kv_cache import KVCache, keep_candidate
+from bass_jax.models.kv_cache import KVCache, PagedCache, keep_candidate
 from bass_jax.models.protocol import CandidateModel
 from bass_jax.sampling import LogitsProcessors, TokenDistribution, token_distribution
 from bass_jax.typing import Array, Int
@@ -45,7 +45,7 @@ def verify_candidates(
     proposal: Proposal,
     processors: LogitsProcessors,
     keys: RuleKeys,
-) -> tuple[StepTokens, Int[Array, "B"], KVCache]:
+) -> tuple[StepTokens, Int[Array, "B"], KVCache | PagedCache]:
     """Verifies all candidates in one pass, and keeps the cache of the accepted one.
 
     Args:
@@ -69,7 +69,6 @@ def verify_candidates(
     with jax.named_scope("verify"):
         last = jnp.broadcast_to(last_tokens(state)[:, None, None], (B, M, 1))
         inputs = jnp.concatenate([last, proposal.tokens], axis=2)
-        assert isinstance(state.target_cache, KVCache), "the engine allows pages only with one candidate"
         assert isinstance(pair.target, CandidateModel), "check_candidates refuses other targets"
         output = pair.target.forward_candidates(inputs, positions, state.target_cache)
     with jax.named_scope("accept"):

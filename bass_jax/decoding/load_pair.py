@@ -85,10 +85,10 @@ def load_pair(
         drafter: a `Drafter`, a registered name or ``"module:name"``, either with arguments or without (see
             `bass_jax.drafters.find_drafter`), a path, or a name. Names: ``"draft_model"`` (the pair's
             draft model), ``"eagle"`` (the pair's draft that reads the target's hidden states), ``"ngram"`` (prompt
-            lookup), ``"suffix"`` (suffix decoding), ``"retrieval"`` (the pair's datastore), ``"ensemble"`` (prompt
-            lookup, datastore and draft model) and ``"ensemble_eagle"`` (the same with the EAGLE draft). Paths: a draft
-            model, a draft head of the `speculators` format, or a ``.safetensors`` datastore. Default: the pair's draft
-            model; ``"ngram"`` if there is none.
+            lookup), ``"suffix"`` (suffix decoding), ``"forced_tokens"`` (of a grammar), ``"retrieval"`` (the pair's
+            datastore), ``"ensemble"`` (prompt lookup, datastore and draft model) and ``"ensemble_eagle"`` (the same
+            with the EAGLE draft). Paths: a draft model, a draft head of the `speculators` format, or a
+            ``.safetensors`` datastore. Default: the pair's draft model; ``"ngram"`` if there is none.
         options: default ``ModelOptions()``.
         changes: fields of `ModelOptions`, such as ``dtype="float32"``, that replace those of `options`.
 

@@ -12,7 +12,7 @@ from bass_jax.decoding.options import DecodeOptions
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.prompt_layout import PromptLayout, lay_out_prompts
 from bass_jax.decoding.state import FinishReason, SpecState
-from bass_jax.drafters.protocols import ChunkedDrafter, hidden_layers_of, reads_hidden_states
+from bass_jax.drafters.protocols import hidden_layers_of, reads_chunks, reads_hidden_states
 from bass_jax.models import kv_cache as kv
 from bass_jax.models.mesh import mesh_of, place_whole, replicate_on_mesh
 from bass_jax.models.prefill_cache import read_in_chunks
@@ -132,7 +132,7 @@ class PromptState(NamedTuple):
 
 def reads_in_chunks(pair: Pair) -> bool:
     """Returns whether the drafter reads prompts in chunks; otherwise `finish_prompts` gives it whole prompts."""
-    return isinstance(pair.drafter, ChunkedDrafter)
+    return reads_chunks(pair.drafter)
 
 
 def start_prompts(pair: Pair, num_rows: int, capacity: int) -> PromptState:

@@ -9,6 +9,7 @@ from bass_jax.drafters.eagle.drafter import EagleDrafter
 from bass_jax.drafters.eagle.eagle3 import Eagle3Drafter
 from bass_jax.drafters.eagle.p_eagle import PEagleDrafter
 from bass_jax.drafters.ensemble import EnsembleDrafter
+from bass_jax.drafters.forced_tokens import ForcedTokensDrafter
 from bass_jax.drafters.network_drafter import network_drafter
 from bass_jax.drafters.ngram import NgramDrafter
 from bass_jax.drafters.protocols import (
@@ -32,6 +33,7 @@ __all__ = [
     "Eagle3Drafter",
     "EagleDrafter",
     "EnsembleDrafter",
+    "ForcedTokensDrafter",
     "HiddenStateDrafter",
     "ModelDrafter",
     "MultiDraftDrafter",

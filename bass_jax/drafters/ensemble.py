@@ -7,7 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from bass_jax.drafters.ngram import NgramDrafter
-from bass_jax.drafters.protocols import DraftContext, Drafter, Proposal, hidden_layers_of, reads_hidden_states
+from bass_jax.drafters.protocols import (
+    DraftContext,
+    Drafter,
+    Proposal,
+    hidden_layers_of,
+    reads_chunks,
+    reads_hidden_states,
+)
 from bass_jax.drafters.retrieval import RetrievalDrafter
 from bass_jax.typing import Array, Int
 
@@ -82,11 +89,31 @@ class EnsembleDrafter:
         """Those of the parts that read hidden states."""
         return next((hidden_layers_of(part) for part in self.parts if reads_hidden_states(part)), ())
 
+    @property
+    def reads_chunks(self) -> bool:
+        """Whether prompts can be read in chunks: every part reads chunks, or has no state."""
+        return all(reads_chunks(part) or not _has_state(part) for part in self.parts)
+
     def init(self, tokens: Array, lengths: Array, hidden: Array | None = None) -> tuple[Any, ...]:
         """Returns the states of the parts."""
         return tuple(
             part.init(tokens, lengths, hidden) if reads_hidden_states(part) else part.init(tokens, lengths)
             for part in self.parts
+        )
+
+    def start(self, num_rows: int, capacity: int) -> tuple[Any, ...]:
+        """Returns the states of the parts for rows that have read nothing."""
+        return tuple(part.start(num_rows, capacity) if reads_chunks(part) else None for part in self.parts)
+
+    def read(
+        self, state: tuple[Any, ...], tokens: Array, positions: Array, hidden: Array | None = None
+    ) -> tuple[Any, ...]:
+        """Gives a chunk of the prompts to the parts that have a state."""
+        return tuple(
+            part.read(own, tokens, positions, *((hidden,) if reads_hidden_states(part) else ()))
+            if reads_chunks(part)
+            else own
+            for part, own in zip(self.parts, state, strict=True)
         )
 
     def observe(self, state: tuple[Any, ...], hidden: Array, positions: Array) -> tuple[Any, ...]:
@@ -162,6 +189,14 @@ def ensemble_drafter(network: Drafter | None, datastore: RetrievalDrafter | None
     # Half a token below the longest match, so that rounding cannot decide.
     sufficient_score = LOOKUP_SCALE * lookup.confidence_of(MAX_NGRAM - 0.5)
     return EnsembleDrafter(drafters, scales, sufficient_score)
+
+
+def _has_state(part: Drafter) -> bool:
+    """Returns whether a drafter has a state; one that reads hidden states has."""
+    if reads_hidden_states(part):
+        return True
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((1, 64), (1,))]
+    return bool(jax.tree.leaves(jax.eval_shape(part.init, *shapes)))
 
 
 def _propose_one(part: Drafter, state: Any, context: DraftContext, scale: Any, is_sampled: bool) -> tuple[_Draft, Any]:

@@ -242,6 +242,11 @@ def reads_hidden_states(drafter: Drafter) -> TypeGuard[HiddenStateDrafter]:
     return getattr(drafter, "reads_hidden_states", False)
 
 
+def reads_chunks(drafter: Drafter) -> TypeGuard[ChunkedDrafter]:
+    """Returns whether `drafter` reads prompts in chunks; of an `EnsembleDrafter` this depends on its parts."""
+    return isinstance(drafter, ChunkedDrafter) and getattr(drafter, "reads_chunks", True)
+
+
 def hidden_layers_of(drafter: Drafter) -> tuple[int, ...]:
     """Returns which hidden states of the target `drafter` reads; () also for one that reads none."""
     return getattr(drafter, "hidden_layers", ()) if reads_hidden_states(drafter) else ()

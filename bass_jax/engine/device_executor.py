@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.config import SpecConfig, draft_len_bucket
+from bass_jax.config import draft_len_bucket
 from bass_jax.decoding.compiled_steps import CompiledSteps, bucket_spec
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.policy_runner import StepTimes, counts_of, no_step, no_times, rows_of, with_plan
@@ -32,7 +32,7 @@ from bass_jax.engine.slots import (
     read_prompt_chunk,
     regroup_rows,
 )
-from bass_jax.engine.step_clock import StepClock, calibrate
+from bass_jax.engine.step_clock import StepClock, calibrate, is_measured
 from bass_jax.models.kv_cache import KVCache, pages_of, with_pages
 from bass_jax.models.mesh import mesh_of, place_whole
 from bass_jax.models.protocol import hidden_width_of
@@ -80,7 +80,7 @@ class DeviceExecutor:
         if state is None:
             pages = None
             if config.page_size is not None:
-                _check_pages(pair, steps.spec)
+                _check_pages(pair)
                 pages = Pages(config.num_pages, config.page_size)
                 self.pool = PagePool(config.num_pages, config.page_size, config.capacity // config.page_size)
             blank = lay_out(RequestHandle(Request(np.zeros(1, np.int32), 1)))
@@ -295,8 +295,9 @@ class DeviceExecutor:
 
         With a policy that measures times, a further step is compiled only when the steps since the last compilation
         took as long as a compilation does, and at most `MAX_MEASURED` are. Else the nearest compiled step is used. A
-        compiled step with fewer drafts that was not measured comes first. The first step that is compiled has a power
-        of two as its bucket, so that a process finds it in the compilation cache although the estimates differ a bit.
+        compiled step with fewer drafts that was not measured often enough comes first. The first step that is compiled
+        has a power of two as its bucket, so that a process finds it in the compilation cache although the estimates
+        differ a bit.
         """
         bucket, num_rows = plan_bucket(self.steps.buckets, num_wanted), len(self.state.lengths)
         found = {one: step for one in self.steps.buckets if (step := self.steps.find(one, num_rows)) is not None}
@@ -304,7 +305,7 @@ class DeviceExecutor:
             return bucket
         if not found:
             return next((one for one in self.steps.buckets if one >= bucket and one & (one - 1) == 0), bucket)
-        unmeasured = [one for one, step in found.items() if one < bucket and np.isnan(step.seconds)]
+        unmeasured = [one for one, step in found.items() if one < bucket and not is_measured(step)]
         if unmeasured or bucket in found:
             return min(unmeasured, default=bucket)
         if self._may_compile and len(found) < MAX_MEASURED:
@@ -377,17 +378,15 @@ def _with_pages(function: Callable, pages: Pages | None) -> Callable:
     return function if pages is None else functools.partial(function, pages=pages)
 
 
-def _check_pages(pair: Pair, spec: SpecConfig) -> None:
+def _check_pages(pair: Pair) -> None:
     """Checks that paged caches are supported.
 
     Raises:
-        ValueError: with several candidates, with a target that has a cache of its own layout, or with a drafter that
-            has a cache and does not read prompts in chunks.
+        ValueError: with a target that has a cache of its own layout, or with a drafter that has a cache and does not
+            read prompts in chunks.
     """
     if not isinstance(jax.eval_shape(lambda: pair.target.init_cache(1, 64)), KVCache):
         raise ValueError(f"page_size: expected None, because {type(pair.target).__name__} has its own cache layout")
-    if spec.num_candidates > 1:
-        raise ValueError(f"num_candidates={spec.num_candidates}: expected 1 with page_size")
     if reads_in_chunks(pair):
         return
     shapes = [((1, 64), np.int32), ((1,), np.int32)]

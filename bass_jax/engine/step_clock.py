@@ -14,8 +14,11 @@ from bass_jax.decoding.policy_runner import StepTimes
 from bass_jax.models.weights import product
 from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
 
+NUM_FIRST = 3
+"""The first measurements of a step, of which the shortest is the estimate: interruptions only make steps slower."""
+
 WEIGHT = 0.2
-"""Weight of a new measurement in the estimate."""
+"""Weight of a later measurement in the estimate."""
 
 
 class StepClock:
@@ -54,8 +57,8 @@ class StepClock:
                 extra = max(seconds - step.seconds, 0.0)
                 step.resume_seconds = extra if np.isnan(step.resume_seconds) else (step.resume_seconds + extra) / 2
             return
-        if np.isnan(step.seconds):
-            step.seconds = seconds
+        if step.num_calls <= 1 + NUM_FIRST or np.isnan(step.seconds):
+            step.seconds = float(np.fmin(step.seconds, seconds))
             return
         # The limits keep an interruption by another process from spoiling the estimate.
         change = WEIGHT * (float(np.clip(seconds, 0.5 * step.seconds, 2 * step.seconds)) - step.seconds)
@@ -76,12 +79,17 @@ class StepClock:
         return StepTimes(seconds.astype(np.float32), is_compiled, np.asarray(max(resume, default=np.nan), np.float32))
 
 
+def is_measured(step: CompiledFunction) -> bool:
+    """Returns whether the estimate of a step can be trusted."""
+    return step.num_calls > NUM_FIRST and np.isfinite(step.seconds)
+
+
 def calibrate(pair: Pair, num_rows: int, lengths: Sequence[int]) -> np.ndarray:
     """Estimates the relative time of a step of each draft length before any is compiled: ``[A]`` float32.
 
     It times the product of the target's largest matrix with as many tokens as a step of the shortest, the second and
     the longest length verifies, and interpolates between them. A draft takes the drafter's share of the target's
-    weights.
+    weights. The products are timed once per process.
     """
     weights = _matrices(pair.target)
     own = [one for one in _matrices(pair.drafter) if not any(one is other for other in weights)]
@@ -100,12 +108,17 @@ def _matrices(model: Any) -> list[Any]:
 
 
 def _product_seconds(weight: Any, num_tokens: Sequence[int]) -> list[float]:
-    """Times products in turns, so that other work on the machine affects all of them."""
+    """Returns medians of times of products, taken in turns, so that other work on the machine affects all of them."""
     inputs = [np.ones((num, weight.shape[-1]), weight.dtype) for num in num_tokens]
     steps = [JIT_CACHE.get(product, one, weight) for one in inputs]
-    for _ in range(10):
-        for step, one in zip(steps, inputs, strict=True):
-            start = time.perf_counter()
-            jax.block_until_ready(step(one, weight))
-            step.seconds = float(np.fmin(step.seconds, time.perf_counter() - start))
+    if np.isnan([step.seconds for step in steps]).any():
+        turns = [[_call_seconds(step, one, weight) for step, one in zip(steps, inputs, strict=True)] for _ in range(11)]
+        for step, seconds in zip(steps, np.median(turns[1:], axis=0), strict=True):
+            step.seconds = float(seconds)
     return [step.seconds for step in steps]
+
+
+def _call_seconds(function: CompiledFunction, *arguments: Any) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(function(*arguments))
+    return time.perf_counter() - start

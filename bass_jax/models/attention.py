@@ -191,6 +191,8 @@ def _write_and_attend(config: ModelConfig, attention: AttentionConfig, queries, 
     of_new = of_tokens
     if is_latent:  # Every device holds the only key-value head.
         of_new = of_cache = PartitionSpec()
+    if isinstance(keys, PagedKV):
+        of_cache = PagedKV(of_cache, tables=PartitionSpec())  # type: ignore[arg-type]
     # Explicit, because XLA cannot partition a kernel.
     per_device = jax.shard_map(
         run,
@@ -206,13 +208,13 @@ def _attend(config: ModelConfig, attention: AttentionConfig, queries, keys: Any,
     num_queries = (positions < keys.shape[2]).sum(axis=1, dtype=jnp.int32)
     num_cached = jnp.where(num_queries > 0, positions[:, 0], 0)  # before this pass; one less than committed tokens
     layout: dict[str, Any] = {"is_cache_finite": True}
-    if isinstance(keys, Int8KV):
-        layout |= {"k_scale": keys.scales, "v_scale": values.scales}
-        keys, values = keys.values, values.values
-    elif isinstance(keys, PagedKV):
+    if isinstance(keys, PagedKV):
         # A page may contain anything that another row left there, so it is not assumed to be finite.
         layout = {"tables": keys.tables}
         keys, values = keys.pages, values.pages
+    if isinstance(keys, Int8KV):
+        layout |= {"k_scale": keys.scales, "v_scale": values.scales}
+        keys, values = keys.values, values.values
     if config.attention_implementation == "xla":
         layout["implementation"] = "xla"
     else:

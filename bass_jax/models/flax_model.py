@@ -95,7 +95,7 @@ class Model:
         return _apply(self.config, self.params, *arguments, method="hidden_states")
 
     def forward_candidates(
-        self, tokens: Int[Array, "B M T"], positions: Int[Array, "B M T"], cache: KVCache
+        self, tokens: Int[Array, "B M T"], positions: Int[Array, "B M T"], cache: KVCache | PagedCache
     ) -> ForwardOutput:
         """Runs one pass over M alternative continuations of every row; the weights are read once.
 

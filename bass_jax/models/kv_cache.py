@@ -8,6 +8,7 @@ arrays of values have ``H = 0``.
 In a paged cache the slots of a row are in pages that a table lists. Longer rows have more pages.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ class Int8KV(NamedTuple):
 class PagedKV(NamedTuple):
     """Keys or values of one layer in pages that all rows share, and the rows' tables."""
 
-    pages: Array  # [P, K, page, H]
+    pages: Array | Int8KV  # [P, K, page, H]
     tables: Array  # [B, M] int32, the pages of each row in order; P or more for no page
 
     @property
@@ -44,7 +45,7 @@ class PagedKV(NamedTuple):
 
 
 LayerKV = Array | Int8KV | PagedKV
-"""Keys or values of one layer; dense in the model's dtype ``[B, K, S, H]``, dense INT8, or paged."""
+"""Keys or values of one layer: dense in the model's dtype ``[B, K, S, H]``, dense INT8, or pages of either."""
 
 
 class KVCache(NamedTuple):
@@ -70,8 +71,8 @@ class PagedCache(NamedTuple):
     never used, even if it is NaN.
     """
 
-    keys: tuple[Array, ...]  # L x [P, K, page, H]
-    values: tuple[Array, ...]  # L x [P, K, page, H]
+    keys: tuple[Array | Int8KV, ...]  # L x [P, K, page, H]
+    values: tuple[Array | Int8KV, ...]  # L x [P, K, page, H]
     tables: Array  # [B, M] int32
 
     @property
@@ -106,13 +107,16 @@ def allocate(heads: Sequence[tuple[int, int, int]], batch: int, capacity: int, d
     """
 
     def empty(num_kv_heads, head_dim):
-        shape = (batch, num_kv_heads, capacity, head_dim)
-        if dtype == jnp.int8:
-            return Int8KV(jnp.zeros(shape, jnp.int8), jnp.zeros(shape[:3], jnp.float32))
-        return jnp.zeros(shape, dtype)
+        return _zeros((batch, num_kv_heads, capacity, head_dim), is_int8=dtype == jnp.int8, dtype=dtype)
 
     keys = tuple(empty(num_kv_heads, key_dim) for num_kv_heads, key_dim, _ in heads)
     return KVCache(keys, tuple(empty(num_kv_heads, value_dim) for num_kv_heads, _, value_dim in heads))
+
+
+def _zeros(shape: tuple[int, ...], *, is_int8: bool, dtype: jnp.dtype) -> Array | Int8KV:
+    if is_int8:
+        return Int8KV(jnp.zeros(shape, jnp.int8), jnp.zeros(shape[:3], jnp.float32))
+    return jnp.zeros(shape, dtype)
 
 
 def append(layer: LayerKV, new: Float[Array, "B T K H"], positions: Int[Array, "B T"]) -> LayerKV:
@@ -123,12 +127,15 @@ def append(layer: LayerKV, new: Float[Array, "B T K H"], positions: Int[Array, "
     """
     if new.shape[-1] == 0:
         return layer
-    if isinstance(layer, Int8KV):
+    is_paged = isinstance(layer, PagedKV)
+    old = layer.pages if is_paged else layer
+    write = functools.partial(_write_pages, tables=layer.tables) if is_paged else _write
+    if isinstance(old, Int8KV):
         values, scales = quantize_kv(new)
-        return Int8KV(_write(layer.values, values, positions), _write(layer.scales, scales, positions))
-    if isinstance(layer, PagedKV):
-        return layer._replace(pages=_write_pages(layer, new.astype(layer.pages.dtype), positions))
-    return _write(layer, new.astype(layer.dtype), positions)
+        written = Int8KV(write(old.values, values, positions), write(old.scales, scales, positions))
+    else:
+        written = write(old, new.astype(old.dtype), positions)
+    return layer._replace(pages=written) if is_paged else written
 
 
 def _write(layer: Array, new: Array, positions: Int[Array, "B T"]) -> Array:
@@ -140,21 +147,23 @@ def _write(layer: Array, new: Array, positions: Int[Array, "B T"]) -> Array:
     return layer.at[rows, heads, slots].set(new.swapaxes(1, 2), mode="drop", unique_indices=True)
 
 
-def _write_pages(layer: PagedKV, new: Array, positions: Int[Array, "B T"]) -> Array:
-    num_pages, num_heads, page_size, _ = layer.pages.shape
+def _write_pages(layer: Array, new: Array, positions: Int[Array, "B T"], *, tables: Int[Array, "B M"]) -> Array:
+    num_pages, num_heads, page_size = layer.shape[:3]
     num_rows, num_tokens = positions.shape
-    entries = jnp.minimum(positions // page_size, layer.tables.shape[1] - 1)
-    pages = jnp.take_along_axis(layer.tables, entries, axis=1)
-    is_dropped = (positions >= layer.shape[2]) | (pages >= num_pages)
+    entries = jnp.minimum(positions // page_size, tables.shape[1] - 1)
+    pages = jnp.take_along_axis(tables, entries, axis=1)
+    is_dropped = (positions >= tables.shape[1] * page_size) | (pages >= num_pages)
     # Dropped writes need distinct pages past the end, because unique indices are promised for them too.
     past_end = num_pages + jnp.arange(num_rows * num_tokens, dtype=jnp.int32).reshape(num_rows, num_tokens)
     pages = jnp.where(is_dropped, past_end, pages)[:, None, :]
     heads = jnp.arange(num_heads)[None, :, None]
     slots = (positions % page_size)[:, None, :]
-    return layer.pages.at[pages, heads, slots].set(new.swapaxes(1, 2), mode="drop", unique_indices=True)
+    return layer.at[pages, heads, slots].set(new.swapaxes(1, 2), mode="drop", unique_indices=True)
 
 
-def keep_candidate(cache: KVCache, new: KVCache, candidate: Int[Array, "B"], positions: Int[Array, "B T"]) -> KVCache:
+def keep_candidate(
+    cache: KVCache | PagedCache, new: KVCache, candidate: Int[Array, "B"], positions: Int[Array, "B T"]
+) -> KVCache | PagedCache:
     """Writes the tokens of one candidate draft per row over those of the candidate that was written last.
 
     Args:
@@ -165,10 +174,11 @@ def keep_candidate(cache: KVCache, new: KVCache, candidate: Int[Array, "B"], pos
     """
     rows = jnp.arange(candidate.shape[0])
 
-    def keep(layer, new_of_all):
-        return append(layer, new_of_all[rows, candidate], positions)
+    def keep(layers: tuple[LayerKV, ...], of_all: Any) -> tuple[LayerKV, ...]:
+        return tuple(append(layer, new[rows, candidate], positions) for layer, new in zip(layers, of_all, strict=True))
 
-    return jax.tree.map(keep, cache, new, is_leaf=lambda node: isinstance(node, Int8KV))
+    keys, values = split_layers(cache)
+    return join_layers(cache, keep(keys, new.keys), keep(values, new.values))
 
 
 def gather_rows(tree: Any, rows: Int[Array, "rows"]) -> Any:
@@ -198,21 +208,21 @@ def as_paged(tree: Any, num_pages: int, page_size: int, tables: Int[Array, "B M"
         num_pages: P; 0 for caches without pages, which `with_pages` adds.
         page_size: slots per page.
         tables: tables of the rows.
-
-    Raises:
-        ValueError: if a cache is INT8.
     """
 
     def empty(node):
         if not isinstance(node, KVCache):
             return node
-        if isinstance(node.keys[0], Int8KV):
-            raise ValueError("cache_dtype='int8': expected None, because an INT8 cache has no pages")
 
         def pages(layers):
             if num_pages == 0:
                 return ()
-            return tuple(jnp.zeros((num_pages, one.shape[1], page_size, one.shape[3]), one.dtype) for one in layers)
+            return tuple(pages_like(one) for one in layers)
+
+        def pages_like(one):
+            is_int8 = isinstance(one, Int8KV)
+            shape = num_pages, one.shape[1], page_size, one.shape[3]
+            return _zeros(shape, is_int8=is_int8, dtype=jnp.dtype(jnp.int8) if is_int8 else one.dtype)
 
         return PagedCache(pages(node.keys), pages(node.values), tables)
 

@@ -179,6 +179,45 @@ def _masks(grammars, tokens, prompt_lengths, lengths, *, num_positions: int, num
     return found
 
 
+def forced_tokens(
+    grammars: Int[Array, "B"],
+    tokens: Int[Array, "B C"],
+    prompt_lengths: Int[Array, "B"],
+    lengths: Int[Array, "B"],
+    num: int,
+) -> tuple[Int[Array, "B G"], Int[Array, "B"]]:
+    """Returns the next tokens of each row if its grammar allows one text only, and their number.
+
+    The text can have other tokenizations that the grammar allows too, so the target may choose other tokens.
+
+    Args:
+        grammars: `Grammar.index`, -1 for none. If no row has one, the host is not asked.
+        tokens: the committed tokens.
+        prompt_lengths: the output of a row begins here.
+        lengths: number of committed tokens.
+        num: G, the most tokens.
+    """
+    shape = (*tokens.shape[:-1], num + 1)
+
+    def found() -> Array:
+        ask, result = functools.partial(_forced, num=num), jax.ShapeDtypeStruct(shape, jnp.int32)
+        return jax.pure_callback(ask, result, grammars, tokens, prompt_lengths, lengths, vmap_method="sequential")
+
+    both = jax.lax.cond((grammars >= 0).any(), found, lambda: jnp.zeros(shape, jnp.int32))
+    return both[..., :num], both[..., num]
+
+
+def _forced(grammars, tokens, prompt_lengths, lengths, *, num: int) -> np.ndarray:
+    """Returns the forced tokens and their number, ``[B, G + 1]`` int32; on the host."""
+    found = np.zeros((len(grammars), num + 1), np.int32)
+    with _LOCK:
+        for row in np.flatnonzero(np.asarray(grammars) >= 0).tolist():
+            output = np.asarray(tokens[row, int(prompt_lengths[row]) : int(lengths[row])]).tolist()
+            forced = _row_matcher(int(grammars[row]), row).forced(output)[:num]
+            found[row, : len(forced)], found[row, num] = forced, len(forced)
+    return found
+
+
 def _row_matcher(index: int, row: int) -> "_RowMatcher":
     matcher = _MATCHERS.pop((index, row), None) or _RowMatcher(_SOURCES[index])
     _MATCHERS[index, row] = matcher
@@ -196,22 +235,37 @@ class _RowMatcher:
 
     def fill(self, masks: np.ndarray, output: list[int], num_committed: int) -> None:
         """Writes the masks of the positions from `num_committed` on, as long as the grammar allows the tokens."""
+        self._go_back(output[:num_committed])
+        own = np.zeros(self._source.num_words, np.int32)
+        num = min(len(own), masks.shape[1])
+        for position, mask in enumerate(masks):
+            if not self._go_on(output[: num_committed + position]):
+                return
+            self._matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
+            mask[:] = 0
+            mask[:num] = own[:num]
+
+    def forced(self, output: list[int]) -> list[int]:
+        """Returns the tokens of the text that must follow `output`; none after a token that is not allowed."""
+        self._go_back(output)
+        return self._matcher.compute_ff_tokens() if self._go_on(output) else []
+
+    def _go_back(self, output: list[int]) -> None:
+        """Returns to the longest beginning of `output` that was read."""
         num_equal = 0
-        while num_equal < min(len(self._read), num_committed) and self._read[num_equal] == output[num_equal]:
+        while num_equal < min(len(self._read), len(output)) and self._read[num_equal] == output[num_equal]:
             num_equal += 1
         if num_equal < len(self._read) and not self._matcher.rollback(len(self._read) - num_equal):
             self._matcher, num_equal = self._source.new_matcher(), 0
         self._read = self._read[:num_equal]
-        own = np.zeros(self._source.num_words, np.int32)
-        num = min(len(own), masks.shape[1])
-        for position, mask in enumerate(masks):
-            for token in output[len(self._read) : num_committed + position]:
-                if self._matcher.try_consume_tokens([token]) != 1:
-                    return
-                self._read.append(token)
-            self._matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
-            mask[:] = 0
-            mask[:num] = own[:num]
+
+    def _go_on(self, output: list[int]) -> bool:
+        """Reads the rest of `output`; returns whether the grammar allows it."""
+        for token in output[len(self._read) :]:
+            if self._matcher.try_consume_tokens([token]) != 1:
+                return False
+            self._read.append(token)
+        return True
 
 
 def _llguidance() -> Any:

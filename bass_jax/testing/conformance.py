@@ -14,8 +14,8 @@ import numpy as np
 from bass_jax.acceptance import AcceptanceResult, AcceptanceRule, RuleKeys
 from bass_jax.acceptance.base import check_acceptance
 from bass_jax.config import DRAFT_LEN_BUCKETS
-from bass_jax.drafters import ChunkedDrafter, DraftContext, Drafter, MultiDraftDrafter, Proposal, reads_hidden_states
-from bass_jax.drafters.protocols import check_proposal
+from bass_jax.drafters import DraftContext, Drafter, MultiDraftDrafter, Proposal, reads_hidden_states
+from bass_jax.drafters.protocols import check_proposal, reads_chunks
 from bass_jax.models.prefill_cache import read_in_chunks
 from bass_jax.policies import Policy, PolicyStats
 from bass_jax.policies.protocol import checked_plan
@@ -88,7 +88,7 @@ def check_drafter(drafter: Drafter, vocab_size: int, *, hidden_width: int | None
     )
     if hidden is None:  # The hidden states of the next tokens would come from the target.
         _check_rollback(name, drafter, propose, context, state, vocab_size)
-    if isinstance(drafter, ChunkedDrafter):
+    if reads_chunks(drafter):
 
         def read_chunk(state, tokens, positions):
             of_target = () if hidden is None else (jnp.asarray(hidden)[tokens % vocab_size],)

@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bass_jax.drafters import DraftContext, NgramDrafter, SuffixDrafter, hidden_layers_of, reads_hidden_states
+from bass_jax.drafters import (
+    DraftContext,
+    ForcedTokensDrafter,
+    NgramDrafter,
+    SuffixDrafter,
+    hidden_layers_of,
+    reads_hidden_states,
+)
 from bass_jax.drafters.template import RepeatDrafter
 from bass_jax.sampling import LogitsProcessors, SamplingParams
 from bass_jax.sampling.keys import row_keys, step_draft_keys
@@ -28,6 +35,7 @@ NAMES = (
     "p-eagle",
     "ngram",
     "suffix",
+    "forced tokens",
     "retrieval",
     "ensemble",
     "table",
@@ -51,6 +59,7 @@ def drafters():
         "p-eagle": tiny.eagle3_drafter(target, mask=4),
         "ngram": NgramDrafter(),
         "suffix": SuffixDrafter(),
+        "forced tokens": ForcedTokensDrafter(),
         "retrieval": tiny.retrieval_drafter(),
         "ensemble": tiny.ensemble_drafter(tiny.model_drafter(target)),
         "table": tiny.table_drafter(),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
-from bass_jax.drafters import NgramDrafter
+from bass_jax.drafters import ModelDrafter, NgramDrafter
 from bass_jax.engine import EngineClosed, QueueFull
 from bass_jax.policies import Plan
 from bass_jax.runtime.jit_cache import JIT_CACHE
@@ -47,6 +47,23 @@ class ChangingPolicy:
         return (step + 1, seen), Plan(wanted.astype(jnp.int32))
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WholePrompts:
+    """A drafter with a cache that reads whole prompts only."""
+
+    model: ModelDrafter
+
+    def init(self, tokens, lengths):
+        return self.model.init(tokens, lengths)
+
+    def propose(self, state, context, draft_len, *, is_sampled):
+        return self.model.propose(state, context, draft_len, is_sampled=is_sampled)
+
+    def commit(self, state, lengths):
+        return self.model.commit(state, lengths)
+
+
 @pytest.fixture(scope="module")
 def pair():
     target = tiny.model(1)
@@ -63,6 +80,7 @@ ENGINES = {
     "shared_noise": (SHARED_NOISE, ChangingPolicy(), CONFIG),
     "paged": (SPEC, None, PAGED),
     "paged shared_noise": (SHARED_NOISE, ChangingPolicy(), PAGED),
+    "paged multi_draft": (bass.SpecConfig(3, "multi_draft", num_candidates=2), None, PAGED),
 }
 
 
@@ -475,11 +493,8 @@ def test_a_drafter_of_hidden_states_is_served(pair, drafter, config):
 
 
 def test_options_without_paged_caches_are_refused(pair):
-    with pytest.raises(ValueError, match="num_candidates=2"):
-        bass.Engine(pair, bass.SpecConfig(3, "multi_draft", num_candidates=2), config=PAGED)
-    ensemble = tiny.ensemble_drafter(tiny.eagle_drafter(pair.target))
     with pytest.raises(ValueError, match="page_size: expected None, because the drafter has a cache and does not"):
-        bass.Engine(pair.with_drafter(ensemble), config=PAGED)
+        bass.Engine(pair.with_drafter(WholePrompts(pair.drafter)), config=PAGED)
     with pytest.raises(ValueError, match="page_size=24"):
         bass.EngineConfig(2, 64, page_size=24)
 

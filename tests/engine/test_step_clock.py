@@ -9,10 +9,14 @@ from bass_jax import policies
 from bass_jax.drafters import NgramDrafter
 from bass_jax.engine import device_executor
 from bass_jax.engine.generate import GenerateLoop
-from bass_jax.engine.step_clock import StepClock, calibrate
+from bass_jax.engine.step_clock import NUM_FIRST, StepClock, calibrate
 from bass_jax.policies.auto import Auto
 from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
 from tests import tiny
+
+
+def set_measured(step: CompiledFunction) -> None:
+    step.seconds, step.num_calls = 1.0, 1 + NUM_FIRST
 
 
 def compiled() -> CompiledFunction:
@@ -34,8 +38,10 @@ def test_the_first_call_and_catching_up_are_not_the_time_of_a_step():
 def test_an_interruption_moves_the_estimate_little():
     step = compiled()
     clock = StepClock([step])
-    for seconds in (1.0, 1.0, 100.0):
+    for seconds in (1.0, 70.0, 1.0, 100.0):
         clock.record(step, seconds, resumes=False)
+    assert clock.times().step_seconds[0] == 1.0, "of the first ones the shortest counts"
+    clock.record(step, 100.0, resumes=False)
     assert 1.0 < clock.times().step_seconds[0] <= 1.2
 
 
@@ -44,7 +50,7 @@ def test_a_longer_context_is_seen_in_the_lengths_that_are_not_in_use():
     used, other = compiled(), compiled()
     clock = StepClock([other, used])
     for step, seconds in ((other, 1.0), (used, 1.5)):
-        for _ in range(2):
+        for _ in range(1 + NUM_FIRST):
             clock.record(step, seconds, resumes=False)
     for _ in range(50):
         clock.record(used, 1.9, resumes=False)
@@ -94,12 +100,12 @@ def test_the_default_compiles_one_step_first_and_at_most_four(pair, monkeypatch)
     assert len(buckets()) == 1
     assert buckets()[0] in (0, 1, 2, 4, 8)
     assert not executor._may_compile
-    executor.steps.find(buckets()[0], num_rows).seconds = 1.0
+    set_measured(executor.steps.find(buckets()[0], num_rows))
     assert {executor._bucket(num) for num in range(9)} == set(buckets())  # Too early to compile another.
     monkeypatch.setattr(device_executor, "MAX_MEASURED", 2)
     for num in (0, 1, 2, 8):
         executor._may_compile = True
-        executor._step(executor._bucket(num)).seconds = 1.0
+        set_measured(executor._step(executor._bucket(num)))
     assert len(buckets()) == 2
     regular = bass.generate(pair, tiny.PROMPTS, step="decode", max_new_tokens=40)
     for _ in run:

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
+from bass_jax.models import tensor_parallel_mesh
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from tests.models import own_models
 
@@ -137,3 +139,32 @@ def test_long_prompts_keep_their_last_tokens_and_several_tokens_end_a_row():
     output = rollout.generate(["abcabcabcabcabcabcabc"], config(max_prompt_length=4, eos_tokens=[2, end]))
     first = free.tokens[0].tolist().index(end)
     assert output.tokens[0].tolist() == free.tokens[0].tolist()[:first]
+
+
+def test_rollouts_of_a_model_on_a_mesh_are_those_of_one_device():
+    """The last axis of every matrix is split over two devices, and new parameters keep their placement."""
+    from flax import nnx
+
+    mesh = tensor_parallel_mesh(2)
+    module, new = own_models.tunix_module(VOCAB, 1, 2.0), own_models.tunix_module(VOCAB, 5, 2.0)
+    expected = [speculative(one).generate(TEXTS, config()) for one in (module, new)]
+
+    def place(leaf):
+        is_split = leaf.ndim > 1 and leaf.shape[-1] % 2 == 0
+        return jax.device_put(
+            leaf, NamedSharding(mesh, PartitionSpec(*[None] * (leaf.ndim - 1), "tp" if is_split else None))
+        )
+
+    nnx.update(module, jax.tree.map(place, nnx.state(module)))
+    rollout = speculative(module)
+    found = [rollout.generate(TEXTS, config())]
+    num_compiled = JIT_CACHE.num_compiled
+    rollout.update_params(nnx.state(new, nnx.Param))
+    found.append(rollout.generate(TEXTS, config()))
+    assert JIT_CACHE.num_compiled == num_compiled
+    assert any(len(leaf.sharding.device_set) == 2 for leaf in jax.tree.leaves(nnx.state(rollout.model())))
+    for one, other in zip(found, expected, strict=True):
+        for tokens, right in zip(one.tokens, other.tokens, strict=True):
+            np.testing.assert_array_equal(tokens, right)
+        for logprobs, right in zip(one.logprobs, other.logprobs, strict=True):
+            np.testing.assert_allclose(logprobs, right, atol=1e-4)

@@ -1,10 +1,13 @@
-"""A user's model in plain JAX, Flax Linen and Flax NNX, with a cache in its own layout, and a tiny Tunix model.
+"""A user's model in plain JAX, Equinox, Flax Linen and NNX, with a cache in its own layout, and a tiny Tunix model.
 
 The cache is one array of keys and values per layer, ``[B, S, 2, D]``, unlike those of this package.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -65,8 +68,28 @@ class NnxModel(nnx.Module):
         return forward(params, tokens, positions, cache)
 
 
+class EquinoxModel(eqx.Module):
+    params: dict[str, jax.Array]
+    name: str = "a leaf that is not an array"
+
+    def __call__(self, tokens, positions, cache):
+        return forward(self.params, tokens, positions, cache)
+
+
 def plain_model(vocab_size: int, seed: int) -> TargetModel:
     return from_function(forward, random_params(vocab_size, seed), init_cache=init_cache, vocab_size=vocab_size)
+
+
+def equinox_model(vocab_size: int, seed: int) -> TargetModel:
+    arrays, _ = eqx.partition(EquinoxModel(random_params(vocab_size, seed)), eqx.is_array)
+    return from_function(equinox_forward(), arrays, init_cache=init_cache, vocab_size=vocab_size)
+
+
+@functools.cache
+def equinox_forward() -> Callable:
+    """Returns one function object for all parameters."""
+    _, static = eqx.partition(EquinoxModel(random_params(1, 0)), eqx.is_array)
+    return lambda arrays, *inputs: eqx.combine(arrays, static)(*inputs)
 
 
 def linen_model(vocab_size: int, seed: int) -> TargetModel:

@@ -25,6 +25,7 @@ needs_tunix = pytest.mark.skipif(
 MAKERS = [
     pytest.param(own_models.plain_model, id="function"),
     pytest.param(own_models.linen_model, id="linen", marks=pytest.mark.slow),
+    pytest.param(own_models.equinox_model, id="equinox", marks=pytest.mark.slow),
     pytest.param(own_models.nnx_model, id="nnx"),
     pytest.param(own_models.tunix_model, id="tunix", marks=needs_tunix),
     pytest.param(lambda vocab_size, seed: tiny.model(seed, vocab_size=vocab_size), id="ours", marks=pytest.mark.slow),
@@ -76,7 +77,7 @@ def test_sampled_tokens_follow_the_distribution_of_a_model_of_another_library(ma
     assert report.tokens_per_step > 1.2
 
 
-@pytest.mark.parametrize("make", MAKERS[1:4])
+@pytest.mark.parametrize("make", MAKERS[1:5])
 def test_new_parameters_need_no_compilation(make):
     """The target's parameters are replaced by those of another module of the same structure."""
     pair, new = pair_of(make), make(VOCAB, 7)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
-from bass_jax.drafters import NgramDrafter
+from bass_jax.drafters import EnsembleDrafter, ForcedTokensDrafter, NgramDrafter
 from bass_jax.sampling import grammar as grammar_module
 from bass_jax.sampling.grammar import Grammar, allowed_tokens, check_grammars
 from bass_jax.testing import lossless
@@ -118,6 +118,36 @@ def test_samples_follow_the_targets_masked_distribution(rule, drafter, monkeypat
     report = verify_lossless(
         drafters[drafter], rule, target=target, settings=settings, stop_tokens=[END], num_samples=3_000
     )
+    assert report.p_value > 1e-4
+
+
+def test_forced_tokens_are_drafted_without_the_network():
+    """Each text has one tokenization except where the grammar leaves a choice, so few passes are needed."""
+    pair, prompts = pair_of(), [[0, 1], [2], [3, 3, 0], [1, 1]]
+    grammars = [Grammar(TOKENIZER, regex=one) for one in ("c{4}a{9}", "(aa|bb)c{9}", "[ac]{6}")]
+    sampling = bass.SamplingParams(grammar=[*grammars, None])
+    options = {"sampling": sampling, "max_new_tokens": 16, "stop_tokens": [END]}
+    expected = bass.generate(pair, prompts, bass.SpecConfig(0), **options)
+    alone = bass.generate(pair.with_drafter(ForcedTokensDrafter()), prompts, bass.SpecConfig(4), **options)
+    both = EnsembleDrafter((ForcedTokensDrafter(), pair.drafter))
+    mixed = bass.generate(pair.with_drafter(both), prompts, bass.SpecConfig(4), **options)
+    for found in (alone, mixed):
+        assert [row.tolist() for row in found.tokens] == [row.tolist() for row in expected.tokens]
+    steps = [np.bincount(np.concatenate([info.is_active.nonzero()[0] for info in one.infos])) for one in (alone, mixed)]
+    assert steps[0][0] <= 4 and steps[0][1] <= 4 and steps[0][3] == 16
+    assert steps[1][0] <= 4 and steps[1].sum() < steps[0].sum()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_network", [False, True])
+def test_samples_with_forced_tokens_follow_the_targets_masked_distribution(has_network, monkeypatch):
+    monkeypatch.setattr(lossless, "NUM_ROWS", 512)
+    drafter = ForcedTokensDrafter()
+    if has_network:
+        drafter = EnsembleDrafter((drafter, tiny.model_drafter(tiny_target(seed=2), 5)))
+    grammars = [Grammar(TOKENIZER, regex=one) for one in (PATTERN, "(abc|cab)c", "ab?c*")]
+    settings = [{"temperature": 1.0, "grammar": one} for one in grammars]
+    report = verify_lossless(drafter, settings=settings, stop_tokens=[END], num_samples=3_000)
     assert report.p_value > 1e-4
 
 
