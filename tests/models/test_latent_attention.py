@@ -103,9 +103,11 @@ def test_candidates_have_the_logits_of_single_drafts(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_an_engine_with_pages_gives_the_tokens_of_dense_caches(name):
-    pair = bass.Pair(model_of(name), NgramDrafter(3, 2))
+@pytest.mark.parametrize(("name", "cache_dtype"), [*((name, None) for name in NAMES), ("deepseek_v3", "int8")])
+def test_an_engine_with_pages_gives_the_tokens_of_dense_caches(name, cache_dtype):
+    model = model_of(name)
+    model = dataclasses.replace(model, config=dataclasses.replace(model.config, cache_dtype=cache_dtype))
+    pair = bass.Pair(model, NgramDrafter(3, 2))
     prompts = [[*range(1, 30)], [5, 6, 5, 6], [7]]
     expected = bass.generate(pair, prompts, bass.SpecConfig(3), max_new_tokens=16)
     config = bass.EngineConfig(num_slots=3, capacity=64, chunk=16, buckets=(1, 4), page_size=16)
