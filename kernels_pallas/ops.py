@@ -20,6 +20,9 @@ Implementation = Literal["mosaic_gpu", "triton", "xla"]
 MAX_KERNEL_TOKENS = 33
 """Largest number of query tokens that the GPU kernels support; longer passes (prefill) run in XLA."""
 
+MAX_KERNEL_HEAD_DIM = 256
+"""Largest head size that the GPU kernels support; tiles of larger heads (latent attention) do not fit on a core."""
+
 
 def ragged_attention(
     q: jax.Array,
@@ -30,6 +33,7 @@ def ragged_attention(
     form: Form = "ragged",
     num_queries: jax.Array | None = None,
     window: int | None = None,
+    chunk: int | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
@@ -56,6 +60,7 @@ def ragged_attention(
             walks its own row only. XLA has one form and ignores this.
         num_queries: `[B]` integer number of real queries among the T; all T by default. Outputs of the others are 0.
         window: Number of positions that a query sees, itself included; None for all.
+        chunk: c: a query at position p sees positions from `p // c * c` on (Llama 4); None for all. Only in XLA.
         scale: Factor on the scores; `H ** -0.5` by default.
         soft_cap: c: a scaled score x becomes `c tanh(x / c)` before masking (Gemma 2); None for no cap.
         sinks: `[N]` float: one more score per head, whose weight is dropped (gpt-oss); None for none. Only in XLA.
@@ -77,7 +82,9 @@ def ragged_attention(
         NotImplementedError: The named `implementation` does not support the arguments.
     """
     inputs = AttentionInputs(q, k_cache, v_cache, lengths, num_queries, k_scale, v_scale, tables)  # type: ignore[arg-type]
-    check_attention_inputs(inputs, form=form, window=window, soft_cap=soft_cap, implementation=implementation)
+    check_attention_inputs(
+        inputs, form=form, window=window, chunk=chunk, soft_cap=soft_cap, implementation=implementation
+    )
     batch, num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, capacity = k_cache.shape[1], inputs.capacity
     if sinks is not None and sinks.shape != (num_heads,):
@@ -90,7 +97,7 @@ def ragged_attention(
         num_queries=jnp.clip(num_queries.astype(jnp.int32), 0, num_tokens),
         tables=None if tables is None else jnp.clip(tables.astype(jnp.int32), 0, k_cache.shape[0] - 1),
     )
-    options = ScoreOptions(window, head_dim**-0.5 if scale is None else scale, soft_cap)
+    options = ScoreOptions(window, head_dim**-0.5 if scale is None else scale, soft_cap, chunk)
     target = current_target()
 
     def run(name: str) -> jax.Array:
@@ -102,6 +109,10 @@ def ragged_attention(
             )
         if sinks is not None:
             raise NotImplementedError("the kernels have no attention sinks")
+        if chunk is not None:
+            raise NotImplementedError("the kernels have no chunks")
+        if head_dim > MAX_KERNEL_HEAD_DIM:
+            raise NotImplementedError(f"the kernels have heads of at most {MAX_KERNEL_HEAD_DIM}, not {head_dim}")
         if tables is not None and k_scale is not None:
             raise NotImplementedError("the kernels read no pages of INT8")
         if num_tokens > MAX_KERNEL_TOKENS:

@@ -14,6 +14,7 @@ def ragged_attention(
     *,
     num_queries: jax.Array | None = None,
     window: int | None = None,
+    chunk: int | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
@@ -24,9 +25,9 @@ def ragged_attention(
     """Computes `out[b,t,n] = sum_s softmax_s(scale * q[b,t,n] . k[b,k,s]) v[b,k,s]` with `k = n // R`.
 
     Query t of row b attends to positions `lengths[b] + t - window < s <= lengths[b] + t` (grouped-query attention,
-    Ainslie et al. 2023). With a `soft_cap` c, a scaled score x becomes `c tanh(x / c)`. A sink is one more score of a
-    head, whose weight is dropped. The arguments are those of
-    `kernels_pallas.ops.ragged_attention`.
+    Ainslie et al. 2023). With a `chunk` c, only positions `s >= (lengths[b] + t) // c * c` are seen. With a `soft_cap`
+    c, a scaled score x becomes `c tanh(x / c)`. A sink is one more score of a head, whose weight is dropped. The
+    arguments are those of `kernels_pallas.ops.ragged_attention`.
 
     Returns:
         `[B, T, N, H]` float32; zero where `t >= num_queries[b]`.
@@ -57,6 +58,8 @@ def ragged_attention(
     visible = position <= query_position
     if window is not None:
         visible &= position > query_position - window
+    if chunk is not None:
+        visible &= position >= query_position // chunk * chunk
     if num_queries is not None:
         visible &= token[:, None] < num_queries[:, None, None]
     visible = visible[:, None]

@@ -85,7 +85,7 @@ def plan(source: TensorSource, config: ModelConfig) -> Builders:
     family = FAMILIES[config.family]
     rules = family.rules(config)
     copies = _HEADS if config.is_tied else frozenset()
-    stored, rules = match_tensors(source, rules, family.canonical, copies)
+    stored, rules = match_tensors(source, rules, family.canonical_in(config), copies)
     for copy in stored.keys() & copies:
         _check_copy(source, stored[copy], stored[rules["embedding"].sources[0]])
     unquantized = param_shapes(dataclasses.replace(config, quantize=None))
@@ -161,8 +161,7 @@ def _check_size(source: TensorSource, config: ModelConfig) -> None:
     E = config.embedding_width or config.width
     wanted = config.vocab_size * E
     for layer in config.layers:
-        N, K, H = layer.attention.num_heads, layer.attention.num_kv_heads, layer.attention.head_dim
-        wanted += config.width * (2 * (N + K) * H + 2 * layer.mlp.total_width)
+        wanted += layer.attention.num_weights(config.width) + config.width * 2 * layer.mlp.total_width
     if wanted > 2 * source.num_elements():
         raise ValueError(
             f"{source.path}: the configuration asks for at least {wanted} parameters, "

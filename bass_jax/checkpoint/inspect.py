@@ -66,8 +66,8 @@ class Inspection:
     def num_cache_bytes_per_token(self) -> int:
         """Bytes of the key-value cache per token of one row."""
         size = jnp.dtype(self.config.dtype).itemsize
-        attentions = [layer.attention for layer in self.config.layers]
-        return 2 * size * sum(attention.num_kv_heads * attention.head_dim for attention in attentions)
+        heads = [layer.attention.cache_shape for layer in self.config.layers]
+        return size * sum(num_heads * (key_dim + value_dim) for num_heads, key_dim, value_dim in heads)
 
 
 def inspect_checkpoint(path: str | PathLike[str]) -> Inspection:

@@ -34,6 +34,9 @@ DTYPES = FLOATS | {"I8": np.dtype(np.int8), "I32": np.dtype(np.int32)}
 BYTES = {"U8": np.dtype(np.uint8)}
 """Stored dtypes of tensors in which numbers are packed."""
 
+FP8 = {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn)}
+"""Stored dtypes of weights that have a scale per block."""
+
 INDICES = {"I64": np.dtype(np.int64), "I32": np.dtype(np.int32), "BOOL": np.dtype(np.bool_)}
 """Stored dtypes of other libraries' tensors of token ids."""
 
@@ -71,7 +74,7 @@ class SafetensorsFile:
 
     def read(self, name: str) -> np.ndarray:
         """Returns a mapped tensor, which is valid while the file does not change."""
-        dtype, shape = (DTYPES | INDICES | BYTES)[self.kinds[name]], self.shapes[name]
+        dtype, shape = (DTYPES | INDICES | BYTES | FP8)[self.kinds[name]], self.shapes[name]
         return np.frombuffer(self._memory, dtype, math.prod(shape), self._starts[name]).reshape(shape)
 
     def release(self) -> None:

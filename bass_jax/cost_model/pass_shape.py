@@ -45,8 +45,9 @@ def pass_shape(config: ModelConfig) -> PassShape:
     width, size = config.width, jnp.dtype(config.dtype).itemsize
     attentions, mlps = [layer.attention for layer in config.layers], [layer.mlp for layer in config.layers]
     query = sum(attention.num_heads * attention.head_dim for attention in attentions)
-    key_value = sum(attention.num_kv_heads * attention.head_dim for attention in attentions)
-    attention = width * (query + 2 * key_value) + query * width
+    heads = [attention.cache_shape for attention in attentions]
+    key_value = sum(num_heads * (key_dim + value_dim) for num_heads, key_dim, value_dim in heads)
+    attention = sum(attention.num_weights(width) for attention in attentions)
     moes = [mlp for mlp in mlps if isinstance(mlp, MoEConfig)]
     shares = {moe.num_active / moe.num_experts for moe in moes}
     if len(shares) > 1:
@@ -65,10 +66,10 @@ def pass_shape(config: ModelConfig) -> PassShape:
     stored_size = size if config.quantize is None else 1
     # An INT8 cache also holds one float32 scale per token and head.
     num_kv_heads = sum(attention.num_kv_heads for attention in attentions)
-    row_bytes = key_value * size if config.cache_dtype is None else key_value + 4 * num_kv_heads
+    row_bytes = key_value * size if config.cache_dtype is None else key_value + 8 * num_kv_heads
     return PassShape(
         weight_bytes=float(quantized * stored_size + projections * size),
-        cache_bytes=float(2 * row_bytes),
+        cache_bytes=float(row_bytes),
         flops=float(2 * (quantized + projections + experts * share)),
         attention_flops=float(4 * query),
         num_layers=float(config.num_layers),

@@ -10,6 +10,7 @@ from bass_jax.models.mesh import start_distributed, tensor_parallel_mesh
 from bass_jax.models.model_config import (
     AttentionConfig,
     DenseMLP,
+    LatentConfig,
     LayerConfig,
     ModelConfig,
     MoEConfig,
@@ -27,6 +28,7 @@ __all__ = [
     "AttentionConfig",
     "DenseMLP",
     "ForwardOutput",
+    "LatentConfig",
     "LayerConfig",
     "MoEConfig",
     "Model",

@@ -11,7 +11,7 @@ from bass_jax.models import rotary
 from bass_jax.models.kv_cache import Int8KV, LayerKV, PagedKV, append
 from bass_jax.models.mesh import has_axis
 from bass_jax.models.model_config import AttentionConfig, ModelConfig
-from bass_jax.models.norm import Normed, apply_norm, declare_norm, project
+from bass_jax.models.norm import Normed, apply_norm, declare_norm, project, rms_norm
 from bass_jax.models.parameters import declare, zeros
 from bass_jax.models.weights import Weight, declare_weight, multiply
 from bass_jax.typing import Array
@@ -55,24 +55,15 @@ class Attention(nn.Module):
         """
         config, attention = self.config, self.attention
         queries, new_keys, new_values = self._project(x, angles)
-        T = positions.shape[1]
-        is_whole = keys is None
-        if is_whole:
-            keys, values = new_keys.swapaxes(1, 2), new_values.swapaxes(1, 2)
+        if attention.temperature_scale is not None:
+            queries = _scale_by_position(attention, queries, positions)
         sinks = None
         if attention.has_sinks:
             shape = attention.num_kv_heads, attention.queries_per_kv_head
             sinks = declare(self, "sinks", shape, ("kv_heads", None), zeros)
-        parts = []
-        # Each candidate attends as if it were the only one; the weights are read once for all.
-        for candidate in range(num_candidates):
-            own = slice(candidate * T // num_candidates, (candidate + 1) * T // num_candidates)
-            new = None if is_whole else (new_keys[:, own], new_values[:, own])
-            part, keys, values = _write_and_attend(
-                config, attention, queries[:, own], new, keys, values, positions[:, own], sinks
-            )
-            parts.append(part)
-        attended = parts[0] if num_candidates == 1 else jnp.concatenate(parts, axis=1)
+        attended, keys, values = write_and_attend(
+            config, attention, queries, (new_keys, new_values), keys, values, positions, sinks, num_candidates
+        )
         return LayerOutput(self._output(attended), keys, values, new_keys, new_values)
 
     def _project(self, x: Normed, angles: tuple | None, *, has_queries: bool = True) -> tuple[Array, Array, Array]:
@@ -93,13 +84,15 @@ class Attention(nn.Module):
         if bias is not None:
             projected += bias
         queries_and_keys = projected[:, :, :, : R + 1]
-        if attention.qk_norm is not None:
+        if attention.qk_norm is not None and attention.qk_norm_span != "rotated_head":
             queries, new_keys = queries_and_keys[:, :, :, :R], queries_and_keys[:, :, :, R:]
             parts = ("query_norm", queries), ("key_norm", new_keys)
             normed = [self._norm_heads(name, part) for name, part in parts if part.shape[3]]
             queries_and_keys = jnp.concatenate(normed, axis=3)
         if angles is not None:
             queries_and_keys = rotary.rotate(queries_and_keys, *angles)
+        if attention.qk_norm is not None and attention.qk_norm_span == "rotated_head":
+            queries_and_keys = rms_norm(queries_and_keys, jnp.ones((H,), x.values.dtype), attention.qk_norm.eps)
         queries = queries_and_keys[:, :, :, :R].reshape(*projected.shape[:2], K * R, H)
         return queries, queries_and_keys[:, :, :, R], projected[:, :, :, R + 1]
 
@@ -127,6 +120,57 @@ class Attention(nn.Module):
         return apply_norm(norm, rows, declare_norm(self, name, norm, *shape, axis=None)).reshape(x.shape)
 
 
+def _scale_by_position(attention: AttentionConfig, queries: Array, positions: Array) -> Array:
+    """Multiplies queries ``[B, T, N, H]`` by their factors; see `AttentionConfig.temperature_scale`."""
+    assert attention.temperature_scale is not None
+    steps = jnp.floor((positions.astype(jnp.float32) + 1.0) / attention.temperature_step)
+    factors = 1.0 + attention.temperature_scale * jnp.log1p(steps)
+    return (queries * factors[:, :, None, None]).astype(queries.dtype)
+
+
+def write_and_attend(
+    config: ModelConfig,
+    attention: AttentionConfig,
+    queries: Array,
+    new: tuple[Array, Array],
+    keys: LayerKV | None,
+    values: LayerKV | None,
+    positions: Array,
+    sinks: Array | None,
+    num_candidates: int,
+) -> tuple[Array, Any, Any]:
+    """Writes the new keys and values of all candidates to the cache, and attends to it.
+
+    Args:
+        config: of the model.
+        attention: of the layer.
+        queries: ``[B, T, N, H]``.
+        new: keys and values, ``[B, T, K, H]`` each; the values of latent attention are ``[B, T, 1, 0]``.
+        keys: of the cache; None if the tokens are whole sequences.
+        values: likewise.
+        positions: ``[B, T]``.
+        sinks: ``[K, R]``, or None.
+        num_candidates: number of candidate drafts in T; see `Attention`.
+
+    Returns:
+        ``(attended [B, T, N, H], keys, values)``, of latent attention with the rotated lanes.
+    """
+    new_keys, new_values = new
+    T, is_whole = positions.shape[1], keys is None
+    if is_whole:
+        keys, values = new_keys.swapaxes(1, 2), new_values.swapaxes(1, 2)
+    parts = []
+    # Each candidate attends as if it were the only one; the weights are read once for all.
+    for candidate in range(num_candidates):
+        own = slice(candidate * T // num_candidates, (candidate + 1) * T // num_candidates)
+        of_candidate = None if is_whole else (new_keys[:, own], new_values[:, own])
+        part, keys, values = _write_and_attend(
+            config, attention, queries[:, own], of_candidate, keys, values, positions[:, own], sinks
+        )
+        parts.append(part)
+    return parts[0] if num_candidates == 1 else jnp.concatenate(parts, axis=1), keys, values
+
+
 def _write_and_attend(config: ModelConfig, attention: AttentionConfig, queries, new, keys, values, positions, sinks):
     """Writes new keys and values to the cache, and attends to it. On a mesh every device does so for its own heads.
 
@@ -143,26 +187,38 @@ def _write_and_attend(config: ModelConfig, attention: AttentionConfig, queries, 
     Returns:
         ``(attended [B, T, N, H], keys, values)``.
     """
+    is_latent = attention.latent is not None
 
     def run(queries, new, keys, values, positions, sinks):
-        if new is None and sinks is not None:
-            return _attend(config, attention, queries, keys, values, positions, sinks), keys, values
-        if new is None:
-            options = {"window": attention.window, "scale": attention.scale, "soft_cap": attention.softcap}
-            return causal_attention(queries, keys, values, **options), keys, values
-        keys, values = append(keys, new[0], positions), append(values, new[1], positions)
-        return _attend(config, attention, queries, keys, values, positions, sinks), keys, values
+        if new is None and sinks is None:
+            attended = causal_attention(
+                queries,
+                keys,
+                keys if is_latent else values,
+                window=attention.window,
+                chunk=attention.chunk,
+                scale=attention.scale,
+                soft_cap=attention.softcap,
+            )
+            return attended, keys, values
+        if new is not None:
+            keys, values = append(keys, new[0], positions), append(values, new[1], positions)
+        read = keys if is_latent else values
+        return _attend(config, attention, queries, keys, read, positions, sinks), keys, values
 
     axis = config.tensor_axis
     if not has_axis(axis):
         return run(queries, new, keys, values, positions, sinks)
     of_tokens, of_cache = PartitionSpec(None, None, axis), PartitionSpec(None, axis)
+    of_new = of_tokens
+    if is_latent:  # Every device holds the only key-value head.
+        of_new = of_cache = PartitionSpec()
     if isinstance(keys, PagedKV):
         of_cache = PagedKV(of_cache, tables=PartitionSpec())  # type: ignore[arg-type]
     # Explicit, because XLA cannot partition a kernel.
     per_device = jax.shard_map(
         run,
-        in_specs=(of_tokens, of_tokens, of_cache, of_cache, PartitionSpec(), PartitionSpec(axis)),
+        in_specs=(of_tokens, of_new, of_cache, of_cache, PartitionSpec(), PartitionSpec(axis)),
         out_specs=(of_tokens, of_cache, of_cache),
         check_vma=False,
     )
@@ -192,6 +248,7 @@ def _attend(config: ModelConfig, attention: AttentionConfig, queries, keys: Any,
         num_cached,
         num_queries=num_queries,
         window=attention.window,
+        chunk=attention.chunk,
         scale=attention.scale,
         soft_cap=attention.softcap,
         sinks=None if sinks is None else sinks.reshape(-1),

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from bass_jax.models import rotary
 from bass_jax.models.attention import Attention, LayerOutput
 from bass_jax.models.kv_cache import KVCache, PagedCache, join_layers, split_layers
+from bass_jax.models.latent_attention import LatentAttention
 from bass_jax.models.mesh import replicate_on_mesh
 from bass_jax.models.mlp import MLP
 from bass_jax.models.model_config import LayerConfig, ModelConfig, MoEConfig, NormConfig
@@ -61,7 +62,8 @@ class Layer(nn.Module):
             return norm_for_projections(layer.norm, x, declare_norm(self, name, layer.norm, config.width))
 
         def attend(x) -> LayerOutput:
-            attention = Attention(config, layer.attention, name="attention")
+            kind = Attention if layer.attention.latent is None else LatentAttention
+            attention = kind(config, layer.attention, name="attention")
             return attention(x, positions, angles, keys, values, num_candidates)
 
         def add(x, y):

@@ -48,7 +48,7 @@ class Model:
         """Returns an empty cache of `capacity` slots for `batch` rows."""
         config = self.config
         dtype = jnp.dtype(config.cache_dtype or config.dtype)
-        cache = kv.allocate(_cache_heads(config), batch, capacity, dtype)
+        cache = kv.allocate([layer.attention.cache_shape for layer in config.layers], batch, capacity, dtype)
         return split_heads(cache, config.tensor_axis)
 
     def forward(
@@ -155,10 +155,6 @@ def require_model(model: Any, purpose: str) -> Model:
     return model
 
 
-def _cache_heads(config: ModelConfig) -> list[tuple[int, int]]:
-    return [(layer.attention.num_kv_heads, layer.attention.head_dim) for layer in config.layers]
-
-
 def _apply(config: ModelConfig, params: Params, *arguments, method: str | None = None) -> Any:
     # `Any`, because Linen annotates the result of `apply` as (result, variables).
     return decoder(config).apply({"params": params}, *arguments, method=method)
@@ -198,7 +194,8 @@ def _traced_init(config, key, transform):
     def init(key):
         # The arrays are made inside the traced function, where an abstract pass allocates nothing.
         tokens = jnp.zeros((1, 1), jnp.int32)
-        cache = kv.allocate(_cache_heads(config), 1, 8, jnp.dtype(config.dtype))
+        heads = [layer.attention.cache_shape for layer in config.layers]
+        cache = kv.allocate(heads, 1, 8, jnp.dtype(config.dtype))
         return decoder(config).init(key, tokens, tokens, cache)["params"]
 
     return transform(init)(key)

@@ -2,7 +2,8 @@
 
 Slot ``s`` of a row holds the keys and values of the row's token at position ``s``. Rows have no holes and no padding in
 front, so the valid slots are a prefix. A rollback after a rejection only lowers the row's length: nothing is moved or
-cleared, because no query reads past its own position.
+cleared, because no query reads past its own position. The values of latent attention are lanes of its keys, so that its
+arrays of values have ``H = 0``.
 
 In a paged cache the slots of a row are in pages that a table lists. Longer rows have more pages.
 """
@@ -95,11 +96,11 @@ def join_layers(cache: KVCache | PagedCache | None, keys: tuple, values: tuple) 
     return KVCache(keys, values)
 
 
-def allocate(heads: Sequence[tuple[int, int]], batch: int, capacity: int, dtype: jnp.dtype) -> KVCache:
+def allocate(heads: Sequence[tuple[int, int, int]], batch: int, capacity: int, dtype: jnp.dtype) -> KVCache:
     """Returns a cache of zeros. Uninitialized memory could hold NaN, and a masked weight of 0 times NaN is NaN.
 
     Args:
-        heads: the number of key-value heads of each layer, and their size.
+        heads: the number of key-value heads of each layer, and the sizes of their keys and values.
         batch: number of rows.
         capacity: slots per row.
         dtype: of keys and values.
@@ -108,7 +109,8 @@ def allocate(heads: Sequence[tuple[int, int]], batch: int, capacity: int, dtype:
     def empty(num_kv_heads, head_dim):
         return _zeros((batch, num_kv_heads, capacity, head_dim), is_int8=dtype == jnp.int8, dtype=dtype)
 
-    return KVCache(*(tuple(empty(*one) for one in heads) for _ in KVCache._fields))
+    keys = tuple(empty(num_kv_heads, key_dim) for num_kv_heads, key_dim, _ in heads)
+    return KVCache(keys, tuple(empty(num_kv_heads, value_dim) for num_kv_heads, _, value_dim in heads))
 
 
 def _zeros(shape: tuple[int, ...], *, is_int8: bool, dtype: jnp.dtype) -> Array | Int8KV:
@@ -123,6 +125,8 @@ def append(layer: LayerKV, new: Float[Array, "B T K H"], positions: Int[Array, "
     If the cache is donated this is one in-place scatter, and one more for the scales of an INT8 cache. Positions below
     ``S`` must be distinct within a row.
     """
+    if new.shape[-1] == 0:
+        return layer
     is_paged = isinstance(layer, PagedKV)
     old = layer.pages if is_paged else layer
     write = functools.partial(_write_pages, tables=layer.tables) if is_paged else _write

@@ -95,10 +95,18 @@ def replicate_on_mesh(tree: Any) -> Any:
 
 
 def split_heads(cache: KVCache, axis: str | None) -> KVCache:
-    """Partitions the heads of a cache over a mesh axis, if a mesh that has the axis is set."""
+    """Partitions the heads of a cache over a mesh axis, if a mesh that has the axis is set.
+
+    A single head, that of latent attention, is replicated.
+    """
     if not has_axis(axis):
         return cache
-    return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, PartitionSpec(None, axis)), cache)
+
+    def split(leaf):
+        spec = PartitionSpec(None, axis) if leaf.shape[1] > 1 else PartitionSpec()
+        return jax.lax.with_sharding_constraint(leaf, spec)
+
+    return jax.tree.map(split, cache)
 
 
 def place_whole(tree: Any, mesh: Mesh | None) -> Any:

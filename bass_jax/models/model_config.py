@@ -68,8 +68,6 @@ class RopeScaling:
         for name in ("original_context", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"rope_scaling.{name}={getattr(self, name)}: expected a positive number")
-        if self.kind == "llama3" and self.low_freq_factor == self.high_freq_factor:
-            raise ValueError(f"rope_scaling.high_freq_factor={self.high_freq_factor}: expected another low_freq_factor")
         if self.kind == "yarn" and self.attention_factor is None:
             object.__setattr__(self, "attention_factor", 0.1 * math.log(self.factor) + 1.0)
         if self.kind == "longrope":
@@ -122,8 +120,35 @@ class NormConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class LatentConfig:
+    """Projections of latent attention, whose cache holds compressed keys and values (DeepSeek-V2, arXiv 2405.04434).
+
+    Attributes:
+        key_dim: number of lanes of each head's query and key without rotary positions.
+        value_dim: number of lanes of each head's value.
+        query_rank: width that the queries are compressed to; None if they are not compressed.
+        norm: of the compressed queries, and of the compressed keys and values.
+        is_interleaved: whether checkpoints store rotated pairs as neighboring lanes. Here they are two halves.
+    """
+
+    key_dim: int
+    value_dim: int
+    query_rank: int | None = None
+    norm: NormConfig = NormConfig(eps=1e-6)
+    is_interleaved: bool = True
+
+    def __post_init__(self):
+        for name in ("key_dim", "value_dim"):
+            check_integer(name, getattr(self, name), 1)
+        _check_optional_integers(self, "query_rank")
+
+
+@dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """Grouped-query attention.
+    """Grouped-query attention, or latent attention.
+
+    Latent attention has one key-value head, which holds a rotated key of ``rope.rotary_dim`` lanes and then the vector
+    that all keys and values are compressed to. The cache holds no values, because they are lanes of the keys.
 
     Attributes:
         num_heads: N.
@@ -131,14 +156,20 @@ class AttentionConfig:
         head_dim: H.
         rope: rotary positions; None for none.
         window: number of positions that a query sees, itself included; None for all.
-        has_bias: whether the query, key and value projections have biases.
+        chunk: c: a query at position p sees positions from ``p // c * c`` on (Llama 4); None for all.
+        has_bias: whether the query, key and value projections have biases, in latent attention the compressing ones.
         has_out_bias: whether the output projection has a bias; None means the same as `has_bias`.
-        qk_norm: norm of the queries and keys before the rotation; None for none.
-        qk_norm_span: what `qk_norm` normalizes: ``"head"`` each head with scales shared by all heads (Qwen3, Gemma 3),
-            ``"each_head"`` each head with scales of its own (Cohere), ``"all_heads"`` all heads at once (OLMo).
+        qk_norm: norm of the queries and keys; None for none.
+        qk_norm_span: what `qk_norm` normalizes before the rotation: ``"head"`` each head with scales shared by all
+            heads (Qwen3, Gemma 3), ``"each_head"`` each head with scales of its own (Cohere), ``"all_heads"`` all heads
+            at once (OLMo). ``"rotated_head"`` normalizes each head after the rotation, without scales (Llama 4).
         scale: factor on the scores; None means ``head_dim ** -0.5``.
         softcap: c: a scaled score x becomes ``c tanh(x / c)`` before masking; None for no cap.
         has_sinks: whether each head has a learned score that takes a share of the attention and adds nothing (gpt-oss).
+        temperature_scale: a: queries at position p are multiplied by ``1 + a log(1 + floor((p + 1) / t))`` with t the
+            `temperature_step` (Nakanishi, arXiv 2501.19399); None for no factor.
+        temperature_step: see `temperature_scale`.
+        latent: projections of latent attention; None for grouped-query attention.
     """
 
     num_heads: int
@@ -146,18 +177,23 @@ class AttentionConfig:
     head_dim: int
     rope: RopeConfig | None = RopeConfig()
     window: int | None = None
+    chunk: int | None = None
     has_bias: bool = False
     has_out_bias: bool | None = None
     qk_norm: NormConfig | None = None
-    qk_norm_span: Literal["head", "each_head", "all_heads"] = "head"
+    qk_norm_span: Literal["head", "each_head", "all_heads", "rotated_head"] = "head"
     scale: float | None = None
     softcap: float | None = None
     has_sinks: bool = False
+    temperature_scale: float | None = None
+    temperature_step: int = 8192
+    latent: LatentConfig | None = None
 
     def __post_init__(self):
         for name in ("num_heads", "num_kv_heads", "head_dim"):
             check_integer(name, getattr(self, name), 1)
-        _check_optional_integers(self, "window")
+        _check_optional_integers(self, "window", "chunk")
+        check_integer("temperature_step", self.temperature_step, 1)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads={self.num_kv_heads}: expected a divisor of num_heads={self.num_heads}")
         if self.has_out_bias is None:
@@ -175,11 +211,41 @@ class AttentionConfig:
         if self.qk_norm is not None and self.qk_norm.kind == "layer" and self.qk_norm.has_bias:
             raise ValueError("qk_norm.has_bias=True: expected a norm without biases")
         _check_softcap("attention_softcap", self.softcap)
+        if self.latent is not None:
+            check_kind("latent", self.latent, LatentConfig)
+            if self.num_kv_heads != 1:
+                raise ValueError(f"num_kv_heads={self.num_kv_heads}: expected 1 for latent attention")
+            if self.rope is None or self.rope.rotary_dim is None or self.rope.rotary_dim >= self.head_dim:
+                raise ValueError(f"rope={self.rope}: expected a rotary_dim below head_dim for latent attention")
+            if self.scale is None:
+                raise ValueError("scale=None: expected a number for latent attention")
+            for name in ("qk_norm", "temperature_scale"):
+                if (value := getattr(self, name)) is not None:
+                    raise ValueError(f"{name}={value}: expected None for latent attention")
+            if self.has_sinks:
+                raise ValueError("has_sinks=True: expected False for latent attention")
 
     @property
     def queries_per_kv_head(self) -> int:
         """R, the number of query heads per key-value head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """K, and the numbers of lanes of a head's key and value in the cache."""
+        return self.num_kv_heads, self.head_dim, self.head_dim if self.latent is None else 0
+
+    def num_weights(self, width: int) -> int:
+        """Returns the number of elements of the projections, without biases, for a residual stream of `width`."""
+        N, H = self.num_heads, self.head_dim
+        if self.latent is None:
+            return width * 2 * (N + self.num_kv_heads) * H
+        assert self.rope is not None and self.rope.rotary_dim is not None
+        latent, rotated = self.latent, self.rope.rotary_dim
+        rank, key = latent.query_rank, rotated + latent.key_dim
+        queries = width * N * key if rank is None else rank * (width + N * key)
+        up = N * (latent.key_dim + latent.value_dim) * (H - rotated)
+        return queries + width * H + up + width * N * latent.value_dim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,11 +288,13 @@ class MoEConfig:
         score: how an expert's score is made of its logit: ``"softmax"`` over all experts, or ``"sigmoid"``.
         is_normalized: whether the scores of the chosen experts are divided by their sum. The scores are the factors on
             the experts' outputs.
-        scale: another factor on the outputs.
+        scales_input: whether the factors are on the experts' inputs instead (Llama 4).
+        scale: another factor on the scores.
         has_choice_bias: whether a learned bias per expert is added to the scores for the choice of experts, but not to
             the factors (DeepSeek-V3).
         num_groups: number of groups of equally many experts.
-        num_active_groups: experts are chosen from the so many groups with the largest sums of their two largest scores.
+        num_active_groups: experts are chosen from the so many groups with the largest scores.
+        num_group_scores: the score of a group is the sum of its so many largest ones: 2 in DeepSeek-V3, 1 in V2.
         shared: an MLP that every token passes through, added to the experts; None for none.
         has_shared_gate: whether the output of `shared` is multiplied by the sigmoid of a projection of the input.
         has_bias: whether the router and the experts have biases.
@@ -241,10 +309,12 @@ class MoEConfig:
     activation: Literal["silu", "relu", "gelu", "gelu_tanh"] = "silu"
     score: Literal["softmax", "sigmoid"] = "softmax"
     is_normalized: bool = True
+    scales_input: bool = False
     scale: float = 1.0
     has_choice_bias: bool = False
     num_groups: int = 1
     num_active_groups: int = 1
+    num_group_scores: int = 2
     shared: DenseMLP | None = None
     has_shared_gate: bool = False
     has_bias: bool = False
@@ -252,15 +322,17 @@ class MoEConfig:
     gate_slope: float = 1.702
 
     def __post_init__(self):
-        for name in ("num_experts", "width", "num_groups"):
+        for name in ("num_experts", "width", "num_groups", "num_group_scores"):
             check_integer(name, getattr(self, name), 1)
         check_integer("num_active_groups", self.num_active_groups, 1, self.num_groups)
         _check_choices(self, "activation", "score")
         if self.num_experts % self.num_groups:
             raise ValueError(f"num_groups={self.num_groups}: expected a divisor of num_experts={self.num_experts}")
         in_group = self.num_experts // self.num_groups
-        if self.num_groups > 1 and in_group < 2:
-            raise ValueError(f"num_groups={self.num_groups}: expected at least two experts per group")
+        if self.num_groups > 1 and in_group < self.num_group_scores:
+            raise ValueError(
+                f"num_groups={self.num_groups}: expected at least {self.num_group_scores} experts per group"
+            )
         check_integer("num_active", self.num_active, 1, in_group * self.num_active_groups)
         if self.shared is not None:
             check_kind("shared", self.shared, DenseMLP)

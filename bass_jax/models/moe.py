@@ -28,7 +28,7 @@ class Routing(NamedTuple):
     """The experts of M tokens."""
 
     experts: Array  # [M, A] int32
-    factors: Array  # [M, A] float32, on the experts' outputs
+    factors: Array  # [M, A] float32, on the experts' outputs or inputs
 
 
 def route(moe: MoEConfig, logits: Float[Array, "M E"], choice_bias: Float[Array, "E"] | None = None) -> Routing:
@@ -43,14 +43,15 @@ def route(moe: MoEConfig, logits: Float[Array, "M E"], choice_bias: Float[Array,
     choice = scores if choice_bias is None else scores + choice_bias
     if moe.num_groups > 1:
         grouped = choice.reshape(*choice.shape[:-1], moe.num_groups, -1)
-        best_two, _ = jax.lax.top_k(grouped, 2)
-        _, kept = jax.lax.top_k(best_two.sum(axis=-1), moe.num_active_groups)
+        best, _ = jax.lax.top_k(grouped, moe.num_group_scores)
+        _, kept = jax.lax.top_k(best.sum(axis=-1), moe.num_active_groups)
         is_kept = (kept[..., None] == jnp.arange(moe.num_groups)).any(axis=-2)
         choice = jnp.where(is_kept[..., None], grouped, -jnp.inf).reshape(choice.shape)
     _, experts = jax.lax.top_k(choice, moe.num_active)
     factors = jnp.take_along_axis(scores, experts, axis=-1)
     if moe.is_normalized:
-        factors /= factors.sum(axis=-1, keepdims=True)
+        # All scores of a sigmoid may be 0.
+        factors /= factors.sum(axis=-1, keepdims=True) + 1e-20
     return Routing(experts, factors * moe.scale)
 
 
@@ -157,6 +158,8 @@ def run_experts(
     sizes = (expert[:, None] == jnp.arange(num_given)).sum(axis=0, dtype=jnp.int32)
     sorted_expert = expert[order]
     rows = tokens[order // A]
+    if moe.scales_input:
+        rows = (rows * routing.factors.reshape(-1, 1)[order]).astype(rows.dtype)
 
     def multiply(rows, weight):
         matrices = weight.values.reshape(num_given, -1, rows.shape[-1]).astype(rows.dtype)
@@ -177,5 +180,7 @@ def run_experts(
     y = multiply(hidden, down)
     # A gather back to the tokens' order, because the order of a scattered sum is not fixed on a GPU.
     back = jnp.zeros_like(order).at[order].set(jnp.arange(M * A))
-    y = jnp.where(is_given[:, None], y[back], 0.0) * routing.factors.reshape(-1, 1)
+    y = jnp.where(is_given[:, None], y[back], 0.0)
+    if not moe.scales_input:
+        y *= routing.factors.reshape(-1, 1)
     return y.reshape(M, A, D).sum(axis=1)

@@ -28,7 +28,7 @@ def _scale(inverse: np.ndarray, scaling: RopeScaling, base: float, context: int)
     wavelength = 2 * math.pi / inverse
     longest = scaling.original_context / scaling.low_freq_factor
     shortest = scaling.original_context / scaling.high_freq_factor
-    span = scaling.high_freq_factor - scaling.low_freq_factor
+    span = scaling.high_freq_factor - scaling.low_freq_factor or 1.0  # In Llama 4 Scout nothing is in between.
     smooth = (scaling.original_context / wavelength - scaling.low_freq_factor) / span
     between = (1 - smooth) * inverse / scaling.factor + smooth * inverse
     scaled = np.where(wavelength > longest, inverse / scaling.factor, inverse)

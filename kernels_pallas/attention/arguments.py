@@ -45,10 +45,18 @@ class ScoreOptions(NamedTuple):
     """Factor on the products."""
     soft_cap: float | None
     """c: a scaled score x becomes `c tanh(x / c)` before masking (Gemma 2); None for no cap."""
+    chunk: int | None = None
+    """c: a query at position p sees positions from `p // c * c` on (Llama 4); None for all. Only in XLA."""
 
 
 def check_attention_inputs(
-    inputs: AttentionInputs, *, form: str, window: int | None, soft_cap: float | None, implementation: str | None
+    inputs: AttentionInputs,
+    *,
+    form: str,
+    window: int | None,
+    chunk: int | None,
+    soft_cap: float | None,
+    implementation: str | None,
 ) -> None:
     """Checks the arguments of `kernels_pallas.ops.ragged_attention`; here `num_queries` may be None.
 
@@ -95,6 +103,8 @@ def check_attention_inputs(
         raise ValueError(f"form is {form!r}; expected one of {FORMS}")
     if window is not None and window < 1:
         raise ValueError(f"window is {window}; expected a positive number of positions")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk is {chunk}; expected a positive number of positions")
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap is {soft_cap}; expected a positive number")
     if implementation not in (None, *IMPLEMENTATIONS):

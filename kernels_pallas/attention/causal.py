@@ -32,6 +32,7 @@ def causal_attention(
     v: jax.Array,
     *,
     window: int | None = None,
+    chunk: int | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
 ) -> jax.Array:
@@ -45,6 +46,7 @@ def causal_attention(
         k: `[B, K, T, H]` keys, K a divisor of N.
         v: `[B, K, T, H]` values.
         window: Number of positions that a query sees, itself included; None for all.
+        chunk: c: a query at position p sees positions from `p // c * c` on; None for all.
         scale: Factor on the scores; `H ** -0.5` by default.
         soft_cap: c: a scaled score x becomes `c tanh(x / c)`; None for no cap.
 
@@ -53,7 +55,7 @@ def causal_attention(
     """
     _, num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
-    options = ScoreOptions(window, head_dim**-0.5 if scale is None else scale, soft_cap)
+    options = ScoreOptions(window, head_dim**-0.5 if scale is None else scale, soft_cap, chunk)
     rows = pack_rows(q, num_kv_heads)
     return unpack_rows(_attend(_Layout(num_heads // num_kv_heads, options), rows, k, v), num_tokens)
 
@@ -106,11 +108,13 @@ _attend.defvjp(_forward, _backward)
 def _blocks(layout: _Layout, num_tokens: int) -> list[tuple[slice, slice]]:
     """Returns, for every block, its rows and the keys that they may see."""
     size = -(-num_tokens // (_NUM_BLOCKS * _BLOCK_MULTIPLE)) * _BLOCK_MULTIPLE
-    group, window = layout.group, layout.options.window
+    group, window, chunk = layout.group, layout.options.window, layout.options.chunk
     blocks = []
     for start in range(0, num_tokens, size):
         end = min(start + size, num_tokens)
         first = 0 if window is None else max(0, start - window + 1)
+        if chunk is not None:
+            first = max(first, start // chunk * chunk)
         blocks.append((slice(start * group, end * group), slice(first, end)))
     return blocks
 
@@ -119,8 +123,10 @@ def _visible(layout: _Layout, row_slice: slice, key_slice: slice) -> jax.Array:
     token = jnp.arange(row_slice.start, row_slice.stop)[:, None] // layout.group
     position = jnp.arange(key_slice.start, key_slice.stop)
     visible = position <= token
-    window = layout.options.window
-    return visible if window is None else visible & (position > token - window)
+    window, chunk = layout.options.window, layout.options.chunk
+    if window is not None:
+        visible &= position > token - window
+    return visible if chunk is None else visible & (position >= token // chunk * chunk)
 
 
 def _products(rows: jax.Array, keys: jax.Array) -> jax.Array:
@@ -133,7 +139,7 @@ def _sum_over_rows(weights: jax.Array, rows: jax.Array) -> jax.Array:
 
 def _scores_and_slope(layout: _Layout, products: jax.Array) -> tuple[jax.Array, jax.Array | float]:
     """Returns the scores of products, and the derivative of the scores by the products."""
-    _, scale, soft_cap = layout.options
+    scale, soft_cap = layout.options.scale, layout.options.soft_cap
     scaled = products * scale
     if soft_cap is None:
         return scaled, scale

@@ -49,6 +49,8 @@ def ragged_attention_xla(
     visible = position <= query_position[..., None]
     if options.window is not None:
         visible &= position > query_position[..., None] - options.window
+    if options.chunk is not None:
+        visible &= position >= query_position[..., None] // options.chunk * options.chunk
     visible &= (token < num_queries[:, None])[..., None]
     visible = visible[:, None]
     written = position < (lengths + num_queries)[:, None]

@@ -300,6 +300,36 @@ def test_equals_a_numpy_loop(implementation, has_sinks):
     np.testing.assert_allclose(out, expected, atol=2e-6)
 
 
+@pytest.mark.parametrize("chunk", [1, 4, 7, 100])
+def test_a_query_sees_its_own_chunk_only(chunk):
+    spec = AttentionSpec("chunks", 2, 3, 4, 2, 16, 20, "float32")
+    arguments = attention_arguments(spec)
+    q, k, v, lengths, num_queries = (np.asarray(arguments[n]) for n in spec.shapes())
+    expected = np.zeros_like(q)
+    for b in range(2):
+        for t in range(num_queries[b]):
+            last = lengths[b] + t
+            seen = [position for position in range(last + 1) if position // chunk == last // chunk]
+            for n in range(4):
+                weights = np.exp(k[b, n // 2, seen] @ q[b, t, n] / 4.0)
+                expected[b, t, n] = weights @ v[b, n // 2, seen] / weights.sum()
+    np.testing.assert_allclose(reference.ragged_attention(**arguments, chunk=chunk), expected, atol=1e-6)
+    np.testing.assert_allclose(ragged_attention(**arguments, chunk=chunk), expected, atol=2e-6)
+    with pytest.raises(NotImplementedError, match="no chunks"):
+        ragged_attention(**arguments, chunk=chunk, implementation="triton", interpret=True)
+
+
+@pytest.mark.parametrize("implementation", ["triton", "mosaic_gpu"])
+def test_kernels_refuse_heads_of_latent_attention(implementation):
+    """The head of DeepSeek-V3 is computed by XLA, and its values may be the array of its keys."""
+    spec = AttentionSpec("latent", 2, 3, 4, 1, 576, 64, "bfloat16")
+    arguments = attention_arguments(spec)
+    arguments |= {"v_cache": arguments["k_cache"]}
+    with pytest.raises(NotImplementedError, match="heads of at most 256, not 576"):
+        run(arguments, implementation=implementation)
+    assert_close(run(arguments), expect(arguments))
+
+
 def test_kernels_refuse_sinks():
     arguments = attention_arguments(AttentionSpec("tiny", 2, 3, 4, 2, 16, 20, "float32"))
     with pytest.raises(NotImplementedError, match="no attention sinks"):
@@ -364,6 +394,7 @@ def arguments_of(**changes):
         ({"tables": jnp.zeros((3, 4), jnp.int32)}, r"tables has shape \(3, 4\)"),
         ({"tables": jnp.zeros((2, 4))}, "float32; expected integers"),
         ({"window": 0}, "window is 0"),
+        ({"chunk": 0}, "chunk is 0"),
         ({"soft_cap": 0.0}, "soft_cap is 0.0; expected a positive number"),
         ({"implementation": "cuda"}, "implementation is 'cuda'"),
     ],

@@ -11,7 +11,7 @@ from tests.marks import mostly_slow
 B, N, K, H = 2, 4, 2, 16
 
 
-def masked_softmax(q, k, v, window, scale, soft_cap):
+def masked_softmax(q, k, v, window, scale, soft_cap, chunk):
     """Computes all products and masks them."""
     group, tokens = N // K, q.shape[1]
     k, v = (jnp.repeat(x, group, axis=1) for x in (k, v))
@@ -22,6 +22,8 @@ def masked_softmax(q, k, v, window, scale, soft_cap):
     visible = place <= place[:, None]
     if window is not None:
         visible &= place > place[:, None] - window
+    if chunk is not None:
+        visible &= place // chunk == place[:, None] // chunk
     weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
     return jnp.einsum("bnts,bnsh->btnh", weights, v)
 
@@ -32,20 +34,24 @@ def random_inputs(tokens, dtype=jnp.float32):
     return [jax.random.normal(key, shape).astype(dtype) for key, shape in zip(keys, shapes, strict=True)]
 
 
-# One block, several blocks, and lengths that are no multiple of a block: (tokens, window, scale, soft_cap).
+# One block, several blocks, and lengths that are no multiple of a block: (tokens, window, scale, soft_cap, chunk).
 CASES = [
-    (1, None, None, None),
-    (16, None, None, None),
-    (64, None, 0.3, None),
-    *((150, window, None, None) for window in (None, 1, 7, 60, 1000)),
-    (97, None, 2.0, 3.0),
-    (97, 20, 2.0, 3.0),
+    (1, None, None, None, None),
+    (16, None, None, None, None),
+    (64, None, 0.3, None, None),
+    *((150, window, None, None, None) for window in (None, 1, 7, 60, 1000)),
+    (97, None, 2.0, 3.0, None),
+    (97, 20, 2.0, 3.0, None),
+    *((150, None, None, None, chunk) for chunk in (1, 7, 60, 1000)),
+    (97, 20, None, None, 30),
 ]
-QUICK = (CASES[0], (97, 20, 2.0, 3.0))
+QUICK = (CASES[0], (97, 20, 2.0, 3.0, None), (97, 20, None, None, 30))
 
 
-@pytest.mark.parametrize(("tokens", "window", "scale", "soft_cap"), mostly_slow(CASES, lambda case: case in QUICK))
-def test_values_and_gradients(tokens, window, scale, soft_cap):
+@pytest.mark.parametrize(
+    ("tokens", "window", "scale", "soft_cap", "chunk"), mostly_slow(CASES, lambda case: case in QUICK)
+)
+def test_values_and_gradients(tokens, window, scale, soft_cap, chunk):
     *inputs, given = random_inputs(tokens)
 
     def of(attend):
@@ -55,8 +61,8 @@ def test_values_and_gradients(tokens, window, scale, soft_cap):
 
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(*inputs)
 
-    (_, expected), expected_gradients = of(lambda q, k, v: masked_softmax(q, k, v, window, scale, soft_cap))
-    options = {"window": window, "scale": scale, "soft_cap": soft_cap}
+    (_, expected), expected_gradients = of(lambda q, k, v: masked_softmax(q, k, v, window, scale, soft_cap, chunk))
+    options = {"window": window, "scale": scale, "soft_cap": soft_cap, "chunk": chunk}
     (_, found), gradients = of(lambda q, k, v: causal_attention(q, k, v, **options))
     np.testing.assert_allclose(found, expected, atol=3e-6)
     for found, expected in zip(gradients, expected_gradients, strict=True):

@@ -72,6 +72,21 @@ _GPT_OSS = (
     | {"model_type": "gpt_oss", "head_dim": 12, "num_local_experts": 5, "num_experts_per_tok": 2}
     | {"sliding_window": 7, "rope_parameters": _YARN}
 )
+_DEEPSEEK = (
+    _LLAMA
+    | {"num_key_value_heads": 4, "kv_lora_rank": 20, "q_lora_rank": 18, "qk_rope_head_dim": 6, "qk_nope_head_dim": 10}
+    | {"v_head_dim": 7, "n_routed_experts": 6, "n_shared_experts": 2, "num_experts_per_tok": 2}
+    | {"moe_intermediate_size": 24, "first_k_dense_replace": 1}
+)
+_DEEPSEEK2 = _DEEPSEEK | {"model_type": "deepseek_v2"}
+_DEEPSEEK3 = _DEEPSEEK | {"model_type": "deepseek_v3", "n_group": 2, "topk_group": 1}
+_MSCALE = _YARN | {"mscale": 1.3, "mscale_all_dim": 0.7}
+_LLAMA4 = (
+    _LLAMA
+    | {"model_type": "llama4_text", "head_dim": 12, "num_local_experts": 4, "intermediate_size_mlp": 56}
+    | {"num_hidden_layers": 3, "no_rope_layer_interval": 3, "attention_chunk_size": 9}
+    | {"floor_scale": 5, "attn_scale": 0.4}
+)
 _FALCON = _COMMON | _SHAPE | {"model_type": "falcon", "max_position_embeddings": 128, "layer_norm_epsilon": 1e-3}
 
 CONFIGS = {
@@ -230,6 +245,40 @@ CONFIGS = {
         | {"num_attention_heads": 2, "image_size": 28, "patch_size": 14},
         "mm_tokens_per_image": 4,
         "pad_token_id": None,
+    },
+    "deepseek_v2": _DEEPSEEK2,
+    "deepseek_v2-groups-no-query-rank-yarn-biases-tied": _DEEPSEEK2
+    | {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2, "num_experts_per_tok": 3}
+    | {"q_lora_rank": None, "rope_parameters": _MSCALE, "attention_bias": True, "mlp_bias": True}
+    | {"tie_word_embeddings": True, "first_k_dense_replace": 0},
+    "deepseek_v2-bias-dense-layers-scaled-sharded": _DEEPSEEK2
+    | {"num_attention_heads": 6, "num_key_value_heads": 6, "v_head_dim": 16, "kv_lora_rank": 8, "attention_bias": True}
+    | {"num_hidden_layers": 3, "first_k_dense_replace": 2, "routed_scaling_factor": 1.7, "n_shared_experts": 1}
+    | {"rms_norm_eps": 1e-3},
+    "deepseek_v3": _DEEPSEEK3,
+    "deepseek_v3-half-split-yarn-bias-tied": _DEEPSEEK3
+    | {"rope_interleave": False, "rope_parameters": _MSCALE, "attention_bias": True, "tie_word_embeddings": True}
+    | {"n_group": 3, "topk_group": 2, "num_experts_per_tok": 4, "routed_scaling_factor": 0.8},
+    "deepseek_v3-no-query-rank-unnormalized-sharded": _DEEPSEEK3
+    | {"q_lora_rank": None, "norm_topk_prob": False, "n_group": 1, "num_experts_per_tok": 1, "qk_rope_head_dim": 4}
+    | {"first_k_dense_replace": 0, "hidden_act": "gelu", "n_routed_experts": 5, "num_attention_heads": 3}
+    | {"num_key_value_heads": 3, "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 300.0}},
+    "llama4_text": _LLAMA4,
+    "llama4_text-dense-layers-llama3-bias-tied": _LLAMA4
+    | {"num_hidden_layers": 4, "interleave_moe_layer_step": 2, "rope_parameters": _LLAMA3_ROPE, "attention_bias": True}
+    | {"tie_word_embeddings": True, "num_key_value_heads": 1, "num_experts_per_tok": 2},
+    "llama4_text-no-norm-untuned-other-layers-sharded": _LLAMA4
+    | {"use_qk_norm": False, "attn_temperature_tuning": False, "no_rope_layers": [0, 1, 1], "moe_layers": [0, 2]}
+    | {"layer_types": ["chunked_attention", "full_attention", "chunked_attention"], "attention_chunk_size": 16}
+    | {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10},
+    "llama4_text-yarn-without-chunks": _LLAMA4
+    | {"attention_chunk_size": None, "rope_parameters": _YARN, "rms_norm_eps": 1e-2, "num_key_value_heads": 4},
+    "llama4_vision": {
+        "model_type": "llama4",
+        "text_config": _LLAMA4 | {"num_hidden_layers": 2, "no_rope_layers": [1, 0]},
+        "vision_config": {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1}
+        | {"num_attention_heads": 2, "image_size": 28, "patch_size": 14, "vision_output_dim": 16}
+        | {"projector_input_dim": 16, "projector_output_dim": 16},
     },
     "falcon": _FALCON,
     "falcon-new-two-norms-bias": _FALCON

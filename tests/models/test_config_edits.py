@@ -63,6 +63,12 @@ CASES = (
     "cohere2",
     "falcon",
     "falcon-new-two-norms-bias",
+    "deepseek_v2",
+    "deepseek_v2-groups-no-query-rank-yarn-biases-tied",
+    "deepseek_v3-half-split-yarn-bias-tied",
+    "deepseek_v3-no-query-rank-unnormalized-sharded",
+    "llama4_text",
+    "llama4_text-no-norm-untuned-other-layers-sharded",
 )
 
 READ_HERE_ONLY = ("attn_logit_softcapping", "final_logit_softcapping", "model_type: granite -> ministral")

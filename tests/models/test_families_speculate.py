@@ -27,6 +27,7 @@ NAMES = (
     *("olmoe-normalized-tied-mqa", "olmo2-tied-mqa-rope-linear", "olmo3", "phi3-longrope-tied-mqa"),
     *("smollm3-tied-windows-first-layer-not-rotated", "granite", "glm", "glm4-head-16-quarter-rotated-sharded"),
     "gpt_oss-mqa-tied-no-bias-other-layers",
+    *("deepseek_v2-groups-no-query-rank-yarn-biases-tied", "deepseek_v3", "llama4_text", "llama4_vision"),
     *("starcoder2-tied-mqa-window", "cohere-tied-mqa-norms", "cohere2", "falcon-new-two-norms-bias"),
 )
 

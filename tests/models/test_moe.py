@@ -30,6 +30,7 @@ ROUTERS = {
     "sigmoid-choice-bias-scaled": {"score": "sigmoid", "has_choice_bias": True, "scale": 2.5},
     "groups": {"score": "sigmoid", "has_choice_bias": True, "num_groups": 3, "num_active_groups": 1},
     "two-of-three-groups": {"num_groups": 3, "num_active_groups": 2, "num_active": 3},
+    "groups-by-maximum": {"is_normalized": False, "num_groups": 3, "num_active_groups": 2, "num_group_scores": 1},
 }
 
 
@@ -39,7 +40,7 @@ def expected_factors(moe: MoEConfig, logits: np.ndarray, bias: np.ndarray) -> np
     scores = exp / exp.sum() if moe.score == "softmax" else 1 / (1 + np.exp(-logits))
     choice = scores + bias if moe.has_choice_bias else scores
     groups = np.arange(moe.num_experts) // (moe.num_experts // moe.num_groups)
-    sums = [np.sort(choice[groups == group])[-2:].sum() for group in range(moe.num_groups)]
+    sums = [np.sort(choice[groups == group])[-moe.num_group_scores :].sum() for group in range(moe.num_groups)]
     kept = np.argsort(sums)[-moe.num_active_groups :]
     allowed = [expert for expert in range(moe.num_experts) if groups[expert] in kept]
     chosen = sorted(allowed, key=lambda expert: -choice[expert])[: moe.num_active]
@@ -86,6 +87,15 @@ def test_the_output_is_the_sum_of_the_chosen_experts(layer):
             gate, up = np.asarray(gate_up.values[expert]) @ token
             expected += factor * np.asarray(down.values[expert]) @ (gate / (1 + np.exp(-gate)) * up)
         np.testing.assert_allclose(row, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_factors_on_the_inputs_are_those_of_scaled_tokens(layer):
+    tokens, gate_up, down = layer
+    experts = np.random.default_rng(1).integers(0, 6, (16, 1)).astype(np.int32)
+    factors = np.random.default_rng(2).random((16, 1)).astype(np.float32)
+    found = run(dataclasses.replace(MOE, scales_input=True), tokens, Routing(experts, factors), gate_up, down)
+    expected = run(MOE, tokens * factors, Routing(experts, np.ones_like(factors)), gate_up, down)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_token_does_not_change_the_output_of_another(layer):

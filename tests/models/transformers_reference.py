@@ -32,6 +32,9 @@ def randomize(model, seed):
             parameter.data = 0.2 * noise
         else:
             parameter.data = parameter.data + 0.2 * noise
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.data = 0.2 * torch.randn(buffer.shape, generator=generator)
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ Imported by `bass_jax.checkpoint`. Start with `llama.py`; `template.py` is the f
 from bass_jax.models.families import (
     codegen,
     cohere,
+    deepseek,
     falcon,
     gemma,
     glm,
@@ -14,6 +15,7 @@ from bass_jax.models.families import (
     gpt_oss,
     granite,
     llama,
+    llama4,
     mistral,
     mixtral,
     olmo,
@@ -59,6 +61,10 @@ FAMILIES: dict[str, Family] = {
         cohere.COHERE2,
         falcon.FAMILY,
         gpt_oss.FAMILY,
+        deepseek.V2,
+        deepseek.V3,
+        llama4.TEXT,
+        llama4.TEXT_PART,
     )
 }
 """The families by the ``model_type`` of a Hugging Face configuration."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
@@ -55,6 +56,8 @@ class Family:
         rules: returns a `Rule` for the path of each of our tensors, such as ``"layer_0/attention/qkv"``.
         canonical: returns the name that `rules` use for the name of a stored tensor; None for a tensor to ignore, such
             as the attention masks of old checkpoints.
+        has_extra_layers: whether files may have layers behind the last one, ``model.layers.{L}`` and so on, which
+            predict further tokens and are not read.
     """
 
     name: str
@@ -62,6 +65,18 @@ class Family:
     write_config: Callable[[ModelConfig], dict[str, Any]]
     rules: Callable[[ModelConfig], dict[str, Rule]]
     canonical: Callable[[str], str | None] = canonical
+    has_extra_layers: bool = False
+
+    def canonical_in(self, config: ModelConfig) -> Callable[[str], str | None]:
+        """Returns `canonical`, which also ignores the layers behind the last one if the family may have some."""
+        if not self.has_extra_layers:
+            return self.canonical
+
+        def known(name: str) -> str | None:
+            index = re.match(r"model\.layers\.(\d+)\.", name)
+            return None if index and int(index[1]) >= config.num_layers else self.canonical(name)
+
+        return known
 
 
 ACTIVATIONS = {
@@ -160,11 +175,48 @@ def check_common(source: Mapping[str, Any]) -> None:
         ValueError: naming a key with a value that the decoder does not support.
     """
     quantization = source.get("quantization_config")
-    if source.get("model_type") == "gpt_oss" and isinstance(quantization, Mapping):
-        require_values(quantization, quant_method="mxfp4")
+    if isinstance(quantization, Mapping):
+        if quantization.get("quant_method") == "fp8":
+            check_fp8(quantization)
+        elif source.get("model_type") == "gpt_oss":
+            require_values(quantization, quant_method="mxfp4")
+        else:
+            require_values(quantization, quant_method="fp8")
     else:
         require_values(source, quantization_config=None)
     require_values(source, is_causal=True, add_cross_attention=False)
+
+
+def read_text_part(source: Mapping[str, Any], family: str, *, is_tied: bool) -> Mapping[str, Any]:
+    """Returns the configuration of the text model of a model that also sees images.
+
+    Args:
+        source: the Hugging Face configuration.
+        family: of the text model.
+        is_tied: default of its ``tie_word_embeddings``, which that of `source` must equal.
+
+    Raises:
+        ValueError: if there is none, or a key has a value that the decoder does not support.
+    """
+    text = source.get("text_config")
+    if not isinstance(text, Mapping):
+        raise ValueError(f"config.json: text_config={text!r}: expected a dictionary")
+    check_common(text)
+    require_values(text, model_type=family)
+    require_values(source, tie_word_embeddings=text.get("tie_word_embeddings", is_tied))
+    return text
+
+
+def check_fp8(quantization: Mapping[str, Any]) -> None:
+    """Checks a ``quantization_config`` of weights in FP8 with a scale per block (DeepSeek-V3).
+
+    Raises:
+        ValueError: naming a key with another value.
+    """
+    require_values(quantization, fmt="e4m3")
+    size = quantization.get("weight_block_size")
+    if not isinstance(size, list) or len(size) != 2 or not all(type(one) is int and one > 0 for one in size):
+        raise ValueError(f"config.json: weight_block_size={size!r}: expected two positive integers")
 
 
 def check_aliases(source: Mapping[str, Any], aliases: Mapping[str, str]) -> None:

@@ -8,9 +8,9 @@ from bass_jax.models.families import base, llama, rope
 from bass_jax.models.families.base import (
     WRITTEN_ACTIVATIONS,
     Family,
-    check_common,
     read_integer,
     read_number,
+    read_text_part,
     require_values,
 )
 from bass_jax.models.families.windows import (
@@ -63,11 +63,7 @@ def read_gemma3(source: Mapping[str, Any]) -> ModelConfig:
 
 def read_gemma3_text_part(source: Mapping[str, Any]) -> ModelConfig:
     """Reads the configuration of a Gemma 3 with a vision tower; its text model is that of ``gemma3_text``."""
-    text = source.get("text_config")
-    if not isinstance(text, Mapping):
-        raise ValueError(f"config.json: text_config={text!r}: expected a dictionary")
-    check_common(text)
-    require_values(text, model_type="gemma3_text")
+    text = read_text_part(source, "gemma3_text", is_tied=True)
     defaults = {
         "vocab_size": 262208,
         "hidden_size": 2304,
@@ -75,7 +71,6 @@ def read_gemma3_text_part(source: Mapping[str, Any]) -> ModelConfig:
         "num_hidden_layers": 26,
         "num_attention_heads": 8,
     }
-    require_values(source, tie_word_embeddings=text.get("tie_word_embeddings", True))
     return read_gemma3({**defaults, **text})
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from bass_jax.models.families import llama
 from bass_jax.models.families.base import Family, read_flag, read_integer
+from bass_jax.models.families.rope import read_rotated_layers
 from bass_jax.models.families.windows import (
     change_attention,
     read_windows,
@@ -19,7 +20,7 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
     """Reads a configuration; see `Family.read_config`."""
     defaults = {"num_key_value_heads": 4, "max_position_embeddings": 32768}
     config = llama.read_config({**defaults, **source}, "smollm3", is_tied=True, rope_base=2e6)
-    is_rotated = _read_rotated_layers(source, config.num_layers)
+    is_rotated = read_rotated_layers(source, config.num_layers)
     window = read_integer(source, "sliding_window", None, is_nullable=True)
     is_windowed = read_flag(source, "use_sliding_window", False) and window is not None
     windows = read_windows(source, window, [is_windowed and not rotated for rotated in is_rotated])
@@ -28,19 +29,6 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
         for layer, rotated in zip(change_attention(config, windows).layers, is_rotated, strict=True)
     )
     return dataclasses.replace(config, layers=tuple(layers))
-
-
-def _read_rotated_layers(source: Mapping[str, Any], num_layers: int) -> list[bool]:
-    """Returns which layers have rotary positions. Despite its name, ``no_rope_layers`` is 1 for those that have."""
-    layers = source.get("no_rope_layers")
-    if layers is None:
-        interval = read_integer(source, "no_rope_layer_interval", 4)
-        if interval == 0:
-            raise ValueError("config.json: no_rope_layer_interval=0: expected another integer")
-        return [(i + 1) % interval != 0 for i in range(num_layers)]
-    if not isinstance(layers, list) or len(layers) != num_layers or not all(type(one) is int for one in layers):
-        raise ValueError(f"config.json: no_rope_layers={layers!r}: expected a list of {num_layers} integers")
-    return [one != 0 for one in layers]
 
 
 def write_config(config: ModelConfig) -> dict[str, Any]:
