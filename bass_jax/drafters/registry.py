@@ -4,13 +4,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bass_jax.drafters.early_exit import early_exit_drafter
 from bass_jax.drafters.ngram import NgramDrafter
 from bass_jax.drafters.protocols import Drafter, check_drafter_object
 from bass_jax.drafters.suffix import SuffixDrafter
 from bass_jax.models.protocol import TargetModel
 from bass_jax.runtime.imports import call_part, import_part, parse_part
 
-_REGISTRY: dict[str, Callable[..., Drafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
+_REGISTRY: dict[str, Callable[..., Drafter]] = {
+    "ngram": NgramDrafter,
+    "suffix": SuffixDrafter,
+    "early_exit": early_exit_drafter,
+}
 
 
 def register_drafter(name: str, make: Callable[..., Drafter]) -> None:
