@@ -143,14 +143,17 @@ def model_drafter(draft: bass.models.Model, vocab_size: int = VOCAB) -> ModelDra
 
 
 def vocabulary_match(vocab_size: int = VOCAB) -> VocabularyMatch:
-    """Returns how a target's tokens are written by a draft with two tokens more: every third one as 2 or 3 of them."""
+    """Returns how a target's tokens are written by a draft with two tokens more: every third one as 2 or 3 of them.
+
+    The draft reads two tokens of its own before every text.
+    """
     random, ids = np.random.default_rng(12), np.arange(vocab_size)
     num_own = np.where(ids % 3 == 1, 2 + ids % 2, 1)
     own_tokens = random.integers(0, vocab_size + 2, (vocab_size, 3))
     output_ids = ids[num_own == 1]
     own_tokens[output_ids, 0] = own_ids = random.permutation(vocab_size + 2)[: len(output_ids)]
     own_tokens[np.arange(3) >= num_own[:, None]] = 0
-    return VocabularyMatch(own_tokens, num_own, output_ids, own_ids)
+    return VocabularyMatch(own_tokens, num_own, output_ids, own_ids, np.array([1, 4]))
 
 
 def other_vocabulary(vocab_size: int = VOCAB) -> OtherVocabularyDrafter:

@@ -22,6 +22,9 @@ def match_vocabularies(target: Tokenizer, draft: Tokenizer, vocab_size: int) -> 
     Special tokens are shared if their names are equal. A special token that the draft lacks is read as the text of its
     name, and a token without text as the draft's token 0.
 
+    The tokens that the draft's tokenizer puts before a text, such as BOS, are read in place of the target's. If the
+    target's tokenizer puts none there, they are read before every text.
+
     Args:
         target: the target's tokenizer.
         draft: the draft's.
@@ -39,13 +42,16 @@ def match_vocabularies(target: Tokenizer, draft: Tokenizer, vocab_size: int) -> 
         elif id < vocab_size:
             part = draft.encode_part(text.encode() if isinstance(text, str) else text)
             pieces[id] = part[-MAX_OWN_TOKENS:] or [0]
+    if target.start_ids and draft.start_ids and target.token_texts[target.start_ids[0]] not in own_by_text:
+        pieces[target.start_ids[0]] = list(draft.start_ids)
     num_own = np.array([len(piece) for piece in pieces], np.int32)
     own_tokens = np.zeros((vocab_size, num_own.max()), np.int32)
     for id, piece in enumerate(pieces):
         own_tokens[id, : len(piece)] = piece
     shared = sorted((id, own_by_text[text]) for text, id in by_text.items() if text in own_by_text)
     output_ids, own_ids = np.array(shared, np.int32).reshape(-1, 2).T
-    return VocabularyMatch(own_tokens, num_own, output_ids, own_ids)
+    start_tokens = np.array(() if target.start_ids else draft.start_ids, np.int32)
+    return VocabularyMatch(own_tokens, num_own, output_ids, own_ids, start_tokens)
 
 
 def load_other_vocabulary(

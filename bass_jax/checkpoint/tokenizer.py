@@ -143,6 +143,14 @@ class Tokenizer:
         """Ids of the tokens that end a text."""
         return () if self._fast.eos_token_id is None else (int(self._fast.eos_token_id),)
 
+    @functools.cached_property
+    def start_ids(self) -> tuple[int, ...]:
+        """Ids of the tokens that `encode` puts before a text, such as BOS."""
+        text = "a"
+        ids, plain = self._backend.encode(text).ids, self._backend.encode(text, add_special_tokens=False).ids
+        num = next((num for num in range(len(ids)) if ids[num : num + len(plain)] == plain), 0)
+        return tuple(ids[:num])
+
     @property
     def has_chat_template(self) -> bool:
         """Whether `encode_chat` can be used."""

@@ -29,6 +29,7 @@ class VocabularyMatch(NamedTuple):
     num_own: np.ndarray  # [V] int32, how many there are, 1 to W
     output_ids: np.ndarray  # [O] int32, distinct: the target's tokens whose text is one token of the draft model
     own_ids: np.ndarray  # [O] int32, distinct: that token
+    start_tokens: np.ndarray  # [P] int32, what the draft model reads before a text, such as its own BOS token
 
     def __str__(self) -> str:
         V, O = len(self.num_own), len(self.output_ids)  # noqa: E741
@@ -88,6 +89,7 @@ class OtherVocabularyDrafter:
         vocab_size: V of the target, the width of the proposed distributions.
         own_tokens: ``[V, W]`` int32, see `VocabularyMatch`.
         num_own: ``[V]`` int32, see `VocabularyMatch`.
+        start_tokens: ``[P]`` int32, see `VocabularyMatch`.
         min_confidence: as in `bass_jax.drafters.ModelDrafter`; the confidence is that of the renormalized distribution.
 
     Source: Timor et al. 2025 (arXiv 2502.05202): token-level intersection (TLI).
@@ -97,6 +99,7 @@ class OtherVocabularyDrafter:
     vocab_size: int = dataclasses.field(metadata={"static": True})
     own_tokens: Array
     num_own: Array
+    start_tokens: Array
     min_confidence: Any = None  # a number or an array; `Any` because JAX rebuilds the tree with other objects
 
     def init(self, tokens: Array, lengths: Array) -> ModelDrafterState:
@@ -156,7 +159,8 @@ class OtherVocabularyDrafter:
     def _ends(self, tokens: Int[Array, "B C"], lengths: Int[Array, "B"]) -> Int[Array, "B C"]:
         """Returns how many of its own tokens the model reads up to the end of each token; constant past `lengths`."""
         is_committed = jnp.arange(tokens.shape[1]) < lengths[:, None]
-        return jnp.cumsum(jnp.where(is_committed, self.num_own[tokens], 0), axis=1, dtype=jnp.int32)
+        num_read = jnp.cumsum(jnp.where(is_committed, self.num_own[tokens], 0), axis=1, dtype=jnp.int32)
+        return len(self.start_tokens) + num_read
 
     def _own_tokens_at(
         self, tokens: Int[Array, "B C"], ends: Int[Array, "B C"], slots: Int[Array, "B T"]
@@ -169,7 +173,11 @@ class OtherVocabularyDrafter:
         index = jnp.minimum(jax.vmap(find)(ends, slots), tokens.shape[1] - 1)
         token, end = (jnp.take_along_axis(values, index, axis=1) for values in (tokens, ends))
         column = slots - (end - self.num_own[token])
-        return self.own_tokens[token, jnp.clip(column, 0, self.own_tokens.shape[1] - 1)]
+        own = self.own_tokens[token, jnp.clip(column, 0, self.own_tokens.shape[1] - 1)]
+        num_start = len(self.start_tokens)
+        if num_start == 0:
+            return own
+        return jnp.where(slots < num_start, self.start_tokens[jnp.minimum(slots, num_start - 1)], own)
 
 
 def other_vocabulary_drafter(model: TargetModel, match: VocabularyMatch) -> OtherVocabularyDrafter:
@@ -188,6 +196,5 @@ def other_vocabulary_drafter(model: TargetModel, match: VocabularyMatch) -> Othe
     if not len(columns):
         raise ValueError("the draft model can propose no token of the target: their vocabularies share none")
     shared = SharedTokens(model, *(jnp.asarray(ids, jnp.int32) for ids in (columns, match.output_ids[places])))
-    return OtherVocabularyDrafter(
-        shared, len(match.num_own), jnp.asarray(match.own_tokens, jnp.int32), jnp.asarray(match.num_own, jnp.int32)
-    )
+    tables = (match.own_tokens, match.num_own, match.start_tokens)
+    return OtherVocabularyDrafter(shared, len(match.num_own), *(jnp.asarray(table, jnp.int32) for table in tables))

@@ -66,9 +66,22 @@ def test_a_token_longer_than_the_table_keeps_its_last_tokens(tokenizers):
     assert b"".join(text_of(draft, one) for one in match.own_tokens[1, :2]) == b"\xf0\x9f"
 
 
+def test_the_draft_reads_its_own_start_of_a_text(tokenizers):
+    target, draft = trained_tokenizers.byte_level(), tokenizers[1]
+    assert target.start_ids == () and draft.start_ids == (draft.vocabulary["<s>"],)
+    assert match_vocabularies(target, draft, target.vocab_size).start_tokens.tolist() == [*draft.start_ids]
+    start = target.vocabulary["<|im_start|>"]
+    target.__dict__["start_ids"] = (start,)
+    match = match_vocabularies(target, draft, target.vocab_size)
+    assert match.own_tokens[start, : match.num_own[start]].tolist() == [*draft.start_ids]
+    assert match.start_tokens.tolist() == [] and start not in match.output_ids
+
+
 def test_vocabularies_without_a_shared_token_are_refused():
     nothing = np.zeros(0, np.int32)
-    match = VocabularyMatch(np.zeros((tiny.VOCAB, 1), np.int32), np.ones(tiny.VOCAB, np.int32), nothing, nothing)
+    match = VocabularyMatch(
+        np.zeros((tiny.VOCAB, 1), np.int32), np.ones(tiny.VOCAB, np.int32), nothing, nothing, nothing
+    )
     with pytest.raises(ValueError, match="can propose no token of the target"):
         other_vocabulary_drafter(tiny.model(1), match)
 

@@ -2,7 +2,7 @@
 
 import json
 
-from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
@@ -52,6 +52,7 @@ def sentence_piece(vocab_size: int = 120) -> Tokenizer:
     backend.normalizer = normalizer
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     backend.add_special_tokens([AddedToken(name, special=True) for name in names[:3]])
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return _wrapped(backend, eos_token="</s>", bos_token="<s>", unk_token="<unk>")
 
 

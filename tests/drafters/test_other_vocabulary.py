@@ -26,7 +26,8 @@ def target():
 
 
 def own_text(tokens) -> list[int]:
-    return [int(own) for token in tokens for own in MATCH.own_tokens[token, : MATCH.num_own[token]]]
+    own = [MATCH.start_tokens, *(MATCH.own_tokens[token, : MATCH.num_own[token]] for token in tokens)]
+    return np.concatenate(own).tolist()
 
 
 def assert_cache_is_correct(model, kept, state):
@@ -97,7 +98,7 @@ def permuted(target):
     """Returns the target as a draft with its tokens in another order, and how they match."""
     order = np.random.default_rng(0).permutation(VOCAB)
     params = target.params | {name: target.params[name][np.argsort(order)] for name in ("embedding", "head")}
-    match = VocabularyMatch(order[:, None], np.ones(VOCAB, np.int32), np.arange(VOCAB), order)
+    match = VocabularyMatch(order[:, None], np.ones(VOCAB, np.int32), np.arange(VOCAB), order, order[:0])
     return other_vocabulary_drafter(dataclasses.replace(target, params=params), match)
 
 
@@ -168,7 +169,7 @@ def test_rows_that_allow_no_shared_token_are_exact_too(rule):
     ids = np.arange(5)
     own_tokens, num_own = np.stack([ids, ids], axis=1), np.where(np.isin(ids, [1, 4]), 1, 2)
     drafter = other_vocabulary_drafter(
-        tiny.model(13, vocab_size=5), VocabularyMatch(own_tokens, num_own, ids[[1, 4]], ids[[1, 4]])
+        tiny.model(13, vocab_size=5), VocabularyMatch(own_tokens, num_own, ids[[1, 4]], ids[[1, 4]], ids[:0])
     )
     settings = (*SETTINGS[-2:], {"temperature": 1.0, "banned_tokens": (1, 4)})
     assert verify_lossless(drafter, rule, settings=settings, num_samples=60_000).p_value > 1e-5
