@@ -73,8 +73,8 @@ def run(options: argparse.Namespace, out: Output) -> int:
     elif found[1].tokenizer_fingerprint in (None, found[0].tokenizer_fingerprint):
         out.note("They can be a pair.")
     else:
-        tokenizers = (load_tokenizer(one.path) for one in found)
-        match = match_vocabularies(*tokenizers, found[0].config.vocab_size)
+        own, other = (load_tokenizer(one.path) for one in found)
+        match = match_vocabularies(own, other, found[0].config.vocab_size)
         out.value("num_shared_tokens", len(match.output_ids))
         out.note(f"They can be a pair with two tokenizers: {match}.")
     return 0 if reason is None else 1

@@ -53,8 +53,8 @@ class SharedTokens:
     """
 
     model: TargetModel
-    columns: Array
-    output_ids: Array
+    columns: Any  # arrays; `Any` because JAX rebuilds the tree with other objects
+    output_ids: Any
 
     def hidden_states(
         self, tokens: Array, positions: Array, cache: Cache, *, hidden_layers: tuple[int, ...] = ()
@@ -97,10 +97,10 @@ class OtherVocabularyDrafter:
 
     model: SharedTokens
     vocab_size: int = dataclasses.field(metadata={"static": True})
-    own_tokens: Array
-    num_own: Array
-    start_tokens: Array
-    min_confidence: Any = None  # a number or an array; `Any` because JAX rebuilds the tree with other objects
+    own_tokens: Any  # arrays; `Any` because JAX rebuilds the tree with other objects
+    num_own: Any
+    start_tokens: Any
+    min_confidence: Any = None  # a number or an array
 
     def init(self, tokens: Array, lengths: Array) -> ModelDrafterState:
         """Reads all but the last token of each row."""

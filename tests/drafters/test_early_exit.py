@@ -10,6 +10,7 @@ from bass_jax.drafters import NgramDrafter, early_exit_drafter, find_drafter
 from bass_jax.testing import verify_lossless
 from tests import tiny
 from tests.decoding.test_caches import PLANS, advance, assert_caches_are_correct, start
+from tests.models import own_models
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def test_the_logits_are_those_of_the_targets_hidden_states(target):
     found = draft.forward(tokens, positions, draft.init_cache(1, 64))
     hidden = target.forward(tokens, positions, target.init_cache(1, 64), hidden_layers=(2,)).hidden
     normed = hidden / np.sqrt(np.mean(np.square(hidden), axis=-1, keepdims=True) + 1e-5)
-    np.testing.assert_allclose(found.logits, target.logits(normed * target.params["final_norm"]["scale"]), atol=1e-3)
+    np.testing.assert_allclose(found.logits, target.logits(normed * target.params["final_norm"]), atol=1e-3)
 
 
 def test_the_output_is_that_of_regular_decoding(target):
@@ -64,4 +65,4 @@ def test_a_wrong_number_of_layers_is_refused(target, num_layers):
 
 def test_another_model_is_refused():
     with pytest.raises(ValueError, match=r"expected a bass_jax\.models\.Model for drafter='early_exit'"):
-        early_exit_drafter(object())  # type: ignore[arg-type]
+        early_exit_drafter(own_models.plain_model(5, 0))

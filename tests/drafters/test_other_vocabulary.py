@@ -10,11 +10,12 @@ import pytest
 import bass_jax as bass
 from bass_jax.drafters import EnsembleDrafter, NgramDrafter, other_vocabulary_drafter
 from bass_jax.drafters.other_vocabulary import VocabularyMatch
-from bass_jax.testing import verify_lossless
+from bass_jax.testing import check_drafter, verify_lossless
 from bass_jax.testing.lossless import SETTINGS
 from tests import tiny
 from tests.decoding.test_caches import PLANS, SAMPLED, SPEC, TOLERANCE, advance, start
 from tests.drafters.test_protocol import LENGTHS, WANTED, context, propose
+from tests.models import own_models
 from tests.tiny import VOCAB
 
 MATCH = tiny.vocabulary_match()
@@ -92,6 +93,12 @@ def test_the_distribution_is_the_draft_models_restricted_and_renormalized():
         expected = np.zeros(VOCAB)
         expected[MATCH.output_ids] = jax.nn.softmax(logits[MATCH.own_ids])
         np.testing.assert_allclose(proposal.probs[row, 0], expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_users_own_model_can_be_the_draft():
+    """Its cache has another layout, and it has no separate head."""
+    check_drafter(other_vocabulary_drafter(own_models.plain_model(VOCAB + 2, 0), MATCH), VOCAB)
 
 
 def permuted(target):
