@@ -17,9 +17,12 @@ from bass_jax.drafters import (
     EnsembleDrafter,
     ModelDrafter,
     NgramDrafter,
+    OtherVocabularyDrafter,
     Proposal,
     RetrievalDrafter,
+    VocabularyMatch,
     network_drafter,
+    other_vocabulary_drafter,
 )
 from bass_jax.drafters.eagle.dflash import DFlashConfig, DFlashModel
 from bass_jax.drafters.eagle.eagle3 import Eagle3Config, Eagle3Model
@@ -140,6 +143,25 @@ def table_drafter(vocab_size: int = VOCAB) -> TableDrafter:
 
 def model_drafter(draft: bass.models.Model, vocab_size: int = VOCAB) -> ModelDrafter:
     return ModelDrafter(draft, vocab_size)
+
+
+def vocabulary_match(vocab_size: int = VOCAB) -> VocabularyMatch:
+    """Returns how a target's tokens are written by a draft with two tokens more: every third one as 2 or 3 of them.
+
+    The draft reads two tokens of its own before every text.
+    """
+    random, ids = np.random.default_rng(12), np.arange(vocab_size)
+    num_own = np.where(ids % 3 == 1, 2 + ids % 2, 1)
+    own_tokens = random.integers(0, vocab_size + 2, (vocab_size, 3))
+    output_ids = ids[num_own == 1]
+    own_tokens[output_ids, 0] = own_ids = random.permutation(vocab_size + 2)[: len(output_ids)]
+    own_tokens[np.arange(3) >= num_own[:, None]] = 0
+    return VocabularyMatch(own_tokens, num_own, output_ids, own_ids, np.array([1, 4]))
+
+
+def other_vocabulary(vocab_size: int = VOCAB) -> OtherVocabularyDrafter:
+    """Returns a random draft that has two tokens more than the target and shares two thirds of the target's."""
+    return other_vocabulary_drafter(model(13, vocab_size=vocab_size + 2), vocabulary_match(vocab_size))
 
 
 def eagle_drafter(target: bass.models.Model, vocab_size: int = VOCAB, scale: float = 16.0) -> EagleDrafter:

@@ -9,7 +9,15 @@ from bass_jax.checkpoint.datastore_file import read_datastore, write_datastore
 from bass_jax.checkpoint.detokenizer import IncrementalDecoder
 from bass_jax.checkpoint.inspect import Inspection, inspect_checkpoint, inspect_preset, why_not_a_pair
 from bass_jax.checkpoint.load import load_model, load_tokenizer
-from bass_jax.checkpoint.pair_directory import checkpoints_of, datastore_of, is_pair, load_draft, load_target_and_draft
+from bass_jax.checkpoint.other_vocabulary import load_other_vocabulary, match_vocabularies
+from bass_jax.checkpoint.pair_directory import (
+    OtherTokenizerError,
+    checkpoints_of,
+    datastore_of,
+    is_pair,
+    load_draft,
+    load_target_and_draft,
+)
 from bass_jax.checkpoint.save import save_hugging_face, save_model
 from bass_jax.checkpoint.speculators import is_speculator, load_speculator, save_speculator
 from bass_jax.checkpoint.tokenizer import Tokenizer
@@ -17,6 +25,7 @@ from bass_jax.checkpoint.tokenizer import Tokenizer
 __all__ = [
     "IncrementalDecoder",
     "Inspection",
+    "OtherTokenizerError",
     "Tokenizer",
     "checkpoints_of",
     "convert",
@@ -27,9 +36,11 @@ __all__ = [
     "is_speculator",
     "load_draft",
     "load_model",
+    "load_other_vocabulary",
     "load_speculator",
     "load_target_and_draft",
     "load_tokenizer",
+    "match_vocabularies",
     "read_datastore",
     "save_hugging_face",
     "save_model",

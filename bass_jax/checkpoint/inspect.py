@@ -120,7 +120,7 @@ def inspect_preset(name: str) -> Inspection:
 def why_not_a_pair(target: Inspection, draft: Inspection) -> str | None:
     """Returns why `draft` cannot propose for `target`, or None if it can."""
     if reason := fingerprint_mismatch("draft", draft.tokenizer_fingerprint, target.tokenizer_fingerprint):
-        return reason
+        return None if _can_translate(target, draft) else reason
     if draft.head is not None:
         return mismatch(draft.head, target.config, target.tokenizer_vocab_size)
     if reason := config_mismatch(target.config, draft.config, target.tokenizer_vocab_size):
@@ -133,3 +133,9 @@ def why_not_a_pair(target: Inspection, draft: Inspection) -> str | None:
             f"the target's is {width} x {target.config.vocab_size}"
         )
     return None
+
+
+def _can_translate(target: Inspection, draft: Inspection) -> bool:
+    """Returns whether a draft with another tokenizer is a model whose tokenizer is known, as the target's is."""
+    is_model = draft.head is None and draft.config.hidden_width is None
+    return is_model and None not in (target.tokenizer_vocab_size, draft.tokenizer_vocab_size)

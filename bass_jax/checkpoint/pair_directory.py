@@ -21,6 +21,10 @@ from bass_jax.runtime.bundled import is_installed
 from bass_jax.runtime.files import read_json, sha256, user_cache
 
 
+class OtherTokenizerError(ValueError):
+    """A draft has another tokenizer than its target, so that their token ids mean different text."""
+
+
 def load_target_and_draft(
     path: str | PathLike[str],
     *,
@@ -133,6 +137,7 @@ def load_draft(
         rules: see `load_model`.
 
     Raises:
+        OtherTokenizerError: if the draft has another tokenizer; `bass_jax.load_pair` can load it by its path.
         ValueError: as in `load_model`, or with the reason if the two models do not match.
     """
     path = resolve(path)
@@ -142,7 +147,7 @@ def load_draft(
     else:
         fingerprint = load_tokenizer(path).fingerprint if has_tokenizer(path) else None
     if reason := fingerprint_mismatch("draft", fingerprint, tokenizer.fingerprint):
-        raise ValueError(f"{path}: {reason}")
+        raise OtherTokenizerError(f"{path}: {reason}")
     embedding = None
     if manifest is not None and manifest.shares_embedding:
         embedding = Weight(target.params["embedding"], target.params.get("embedding_scale"))

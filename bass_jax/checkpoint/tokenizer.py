@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,12 @@ _PROBE = "Hello, world!  def f(x):\n\treturn x**2 + 1234567890  # naïve café, 
 
 _MARK = "<<the message>>"
 """A message that no chat template contains."""
+
+_SPACE = "▁"
+"""The character for a space in the tokens of SentencePiece."""
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+"""A token of SentencePiece for one byte."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 """A directory with one of these has a tokenizer."""
@@ -136,6 +143,14 @@ class Tokenizer:
         """Ids of the tokens that end a text."""
         return () if self._fast.eos_token_id is None else (int(self._fast.eos_token_id),)
 
+    @functools.cached_property
+    def start_ids(self) -> tuple[int, ...]:
+        """Ids of the tokens that `encode` puts before a text, such as BOS."""
+        text = "a"
+        ids, plain = self._backend.encode(text).ids, self._backend.encode(text, add_special_tokens=False).ids
+        num = next((num for num in range(len(ids)) if ids[num : num + len(plain)] == plain), 0)
+        return tuple(ids[:num])
+
     @property
     def has_chat_template(self) -> bool:
         """Whether `encode_chat` can be used."""
@@ -159,13 +174,57 @@ class Tokenizer:
     @functools.cached_property
     def byte_ids(self) -> frozenset[int]:
         """Ids of the single-byte tokens of a byte-level tokenizer; empty for other tokenizers."""
+        return frozenset(self.vocabulary[name] for name in self._byte_names if name in self.vocabulary)
+
+    @functools.cached_property
+    def _byte_names(self) -> dict[str, int]:
+        """The byte that each character of a byte-level vocabulary means; empty for other tokenizers."""
         from tokenizers import decoders, pre_tokenizers
 
         if not isinstance(self._backend.decoder, decoders.ByteLevel):
-            return frozenset()
-        return frozenset(
-            self.vocabulary[token] for token in pre_tokenizers.ByteLevel.alphabet() if token in self.vocabulary
-        )
+            return {}
+        names = sorted(pre_tokenizers.ByteLevel.alphabet())
+        # A printable byte is its own character. The others have characters from 256 on, in the order of the bytes.
+        plain = {name: ord(name) for name in names if ord(name) < 256}
+        return plain | dict(zip(names[len(plain) :], sorted(set(range(256)) - set(plain.values())), strict=True))
+
+    @functools.cached_property
+    def token_texts(self) -> dict[int, bytes | str]:
+        """The bytes of every token; of a special token its name, a string.
+
+        Raises:
+            ValueError: if the tokenizer is neither byte-level nor marks spaces like SentencePiece, so that a token
+                alone has no text.
+        """
+        names = self._byte_names
+        if not names and not any(_SPACE in token for token in self.vocabulary):
+            raise ValueError(f"{self}: expected a byte-level tokenizer, or one that marks spaces with {_SPACE!r}")
+        added = self._backend.get_added_tokens_decoder()
+
+        def text_of(token: str, id: int) -> bytes | str:
+            if id in added:
+                return token if added[id].special else token.encode()
+            if names and all(character in names for character in token):
+                return bytes(names[character] for character in token)
+            if not names and (byte := _BYTE_TOKEN.fullmatch(token)):
+                return bytes.fromhex(byte[1])
+            return token.replace(_SPACE, " ").encode()
+
+        return {id: text_of(token, id) for token, id in self.vocabulary.items()}
+
+    def encode_part(self, text: bytes) -> list[int]:
+        """Encodes a part of a text, which may begin or end inside a word or a character, without special tokens.
+
+        A byte that has no token is left out.
+        """
+        if self._byte_names:
+            by_byte = {byte: name for name, byte in self._byte_names.items()}
+            return [token.id for token in self._backend.model.tokenize("".join(by_byte[byte] for byte in text))]
+        try:
+            return [token.id for token in self._backend.model.tokenize(text.decode().replace(" ", _SPACE))]
+        except UnicodeDecodeError:
+            names = [f"<0x{byte:02X}>" for byte in text]
+            return [self.vocabulary[name] for name in names if name in self.vocabulary]
 
     @functools.cached_property
     def fingerprint(self) -> str:

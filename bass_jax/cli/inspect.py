@@ -31,7 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, out: Output) -> int:
     """Prints; returns the exit code, which is 1 if the draft cannot propose for the target."""
-    from bass_jax.checkpoint import checkpoints_of, inspect_checkpoint, inspect_preset, is_pair, why_not_a_pair
+    from bass_jax.checkpoint import (
+        checkpoints_of,
+        inspect_checkpoint,
+        inspect_preset,
+        is_pair,
+        load_tokenizer,
+        match_vocabularies,
+        why_not_a_pair,
+    )
     from bass_jax.models import PRESETS
     from bass_jax.runtime.bundled import find_bundled
 
@@ -60,7 +68,15 @@ def run(options: argparse.Namespace, out: Output) -> int:
         return 0
     reason = why_not_a_pair(*found)
     out.value("is_pair", reason is None)
-    out.note("They can be a pair." if reason is None else f"They cannot be a pair: {reason}.")
+    if reason is not None:
+        out.note(f"They cannot be a pair: {reason}.")
+    elif found[1].tokenizer_fingerprint in (None, found[0].tokenizer_fingerprint):
+        out.note("They can be a pair.")
+    else:
+        own, other = (load_tokenizer(one.path) for one in found)
+        match = match_vocabularies(own, other, found[0].config.vocab_size)
+        out.value("num_shared_tokens", len(match.output_ids))
+        out.note(f"They can be a pair with two tokenizers: {match}.")
     return 0 if reason is None else 1
 
 

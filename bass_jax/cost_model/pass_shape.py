@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from bass_jax.drafters import Drafter, Eagle3Drafter, EagleDrafter, ModelDrafter
+from bass_jax.drafters import Drafter, Eagle3Drafter, EagleDrafter, ModelDrafter, OtherVocabularyDrafter
 from bass_jax.drafters.eagle.mtp import MTPConfig
 from bass_jax.models.flax_model import Model
 from bass_jax.models.model_config import ModelConfig, MoEConfig
@@ -85,6 +85,8 @@ def draft_pass_shape(drafter: Drafter) -> PassShape | None:
     """
     if isinstance(drafter, ModelDrafter | EagleDrafter) and isinstance(drafter.model, Model):
         return pass_shape(drafter.model.config)
+    if isinstance(drafter, OtherVocabularyDrafter) and isinstance(drafter.model.model, Model):
+        return pass_shape(drafter.model.model.config)
     if not isinstance(drafter, Eagle3Drafter):
         return None
     config, head = drafter.model.config, drafter.model.head

@@ -85,9 +85,11 @@ def load_pair(
         drafter: a `Drafter`, a registered name or ``"module:name"``, either with arguments or without (see
             `bass_jax.drafters.find_drafter`), a path, or a name. Names: ``"draft_model"`` (the pair's
             draft model), ``"eagle"`` (the pair's draft that reads the target's hidden states), ``"ngram"`` (prompt
-            lookup), ``"suffix"`` (suffix decoding), ``"forced_tokens"`` (of a grammar), ``"retrieval"`` (the pair's
-            datastore), ``"ensemble"`` (prompt lookup, datastore and draft model) and ``"ensemble_eagle"`` (the same
-            with the EAGLE draft). Paths: a draft model, a draft head of the `speculators` format, or a
+            lookup), ``"suffix"`` (suffix decoding), ``"forced_tokens"`` (of a grammar), ``"early_exit(num_layers=4)"``
+            (the target's first layers), ``"retrieval"`` (the pair's datastore), ``"ensemble"`` (prompt lookup,
+            datastore and draft model) and ``"ensemble_eagle"`` (the same with the EAGLE draft). Paths: a draft model,
+            also one with another tokenizer (see `bass_jax.drafters.OtherVocabularyDrafter`), a draft head of the
+            `speculators` format, or a
             ``.safetensors`` datastore. Default: the pair's draft model; ``"ngram"`` if there is none.
         options: default ``ModelOptions()``.
         changes: fields of `ModelOptions`, such as ``dtype="float32"``, that replace those of `options`.
@@ -193,7 +195,12 @@ def _load_drafter(path: str, target: Model, tokenizer: Any, options: ModelOption
             raise ValueError(f"quantize_draft={options.quantize_draft!r}: expected None for the draft head {path}")
         head = checkpoint.load_speculator(path, target, vocab_size=tokenizer.vocab_size, mesh=options.mesh)
         return network_drafter(head, target.vocab_size)
-    draft = checkpoint.load_draft(path, target, tokenizer, **options.of_draft)
+    if tokenizer is None:
+        raise ValueError(f"drafter={path!r}: expected a pair with a tokenizer, which the draft's is compared with")
+    try:
+        draft = checkpoint.load_draft(path, target, tokenizer, **options.of_draft)
+    except checkpoint.OtherTokenizerError:
+        return checkpoint.load_other_vocabulary(path, target, tokenizer, **options.of_draft)
     return network_drafter(draft, target.vocab_size)
 
 

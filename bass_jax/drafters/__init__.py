@@ -9,10 +9,12 @@ from bass_jax.drafters.eagle.dflash import DFlashDrafter
 from bass_jax.drafters.eagle.drafter import EagleDrafter
 from bass_jax.drafters.eagle.eagle3 import Eagle3Drafter
 from bass_jax.drafters.eagle.p_eagle import PEagleDrafter
+from bass_jax.drafters.early_exit import early_exit_drafter
 from bass_jax.drafters.ensemble import EnsembleDrafter
 from bass_jax.drafters.forced_tokens import ForcedTokensDrafter
 from bass_jax.drafters.network_drafter import network_drafter
 from bass_jax.drafters.ngram import NgramDrafter
+from bass_jax.drafters.other_vocabulary import OtherVocabularyDrafter, VocabularyMatch, other_vocabulary_drafter
 from bass_jax.drafters.protocols import (
     ChunkedDrafter,
     DraftContext,
@@ -40,13 +42,17 @@ __all__ = [
     "ModelDrafter",
     "MultiDraftDrafter",
     "NgramDrafter",
+    "OtherVocabularyDrafter",
     "PEagleDrafter",
     "Proposal",
     "RetrievalDrafter",
     "SuffixDrafter",
+    "VocabularyMatch",
+    "early_exit_drafter",
     "find_drafter",
     "hidden_layers_of",
     "network_drafter",
+    "other_vocabulary_drafter",
     "reads_hidden_states",
     "register_drafter",
     "registered_drafters",

@@ -1,6 +1,8 @@
 """A smaller model as drafter, with its own cache."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,11 +19,11 @@ from bass_jax.drafters.autoregressive import (
 from bass_jax.drafters.protocols import DraftContext, Proposal
 from bass_jax.models.kv_cache import PagedCache
 from bass_jax.models.prefill_cache import read_in_chunks
-from bass_jax.models.protocol import Cache, TargetModel, check_cache, read_tokens
+from bass_jax.models.protocol import Cache, SeparateHead, TargetModel, check_cache, read_tokens
 from bass_jax.runtime.cpu_workarounds import argmax
 from bass_jax.sampling.distribution import sample_tokens, token_distribution
 from bass_jax.sampling.keys import gumbel
-from bass_jax.typing import Array, Bool, Float, Key
+from bass_jax.typing import Array, Bool, Float, Int, Key
 
 
 class ModelDrafterState(NamedTuple):
@@ -126,35 +128,11 @@ class ModelDrafter:
         self, state: ModelDrafterState, context: DraftContext
     ) -> tuple[Float[Array, "B 1 D"], ModelDrafterState]:
         """Reads the committed tokens that the cache lacks; returns what `apply_head` needs at the last one."""
-        num_slots = 2
-        is_drafting = context.num_wanted > 0
-
-        def num_missing(state):
-            return jnp.where(is_drafting, context.lengths - num_slots - state.num_cached, 0)
-
-        def catch_up(state):
-            num_read = jnp.clip(num_missing(state), 0, CATCH_UP_CHUNK)
-            slots = jnp.arange(CATCH_UP_CHUNK)
-            _, cache = self._read(state, context, state.num_cached[:, None] + slots, slots < num_read[:, None])
-            return ModelDrafterState(cache, state.num_cached + num_read)
-
-        state = jax.lax.while_loop(lambda state: (num_missing(state) > 0).any(), catch_up, state)
-        positions = state.num_cached[:, None] + jnp.arange(num_slots)
-        is_missing = (positions < context.lengths[:, None]) & is_drafting[:, None]
-        states, cache = self._read(state, context, positions, is_missing)
-        last = jnp.clip(context.lengths - 1 - state.num_cached, 0, num_slots - 1)
-        num_cached = jnp.where(is_drafting, context.lengths, state.num_cached)
-        return states[jnp.arange(last.shape[0]), last][:, None], ModelDrafterState(cache, num_cached)
+        is_drafting, token_at = context.num_wanted > 0, functools.partial(tokens_at, context)
+        return read_committed(self.model, state, context.lengths, is_drafting, token_at, context.tokens.shape[1])
 
     def _read_draft(self, token: Array, position: Array, cache: Cache) -> tuple[Array, Cache]:
         return read_tokens(self.model, token, position, cache)
-
-    def _read(
-        self, state: ModelDrafterState, context: DraftContext, positions: Array, is_missing: Bool[Array, "B T"]
-    ) -> tuple[Array, Cache]:
-        """Reads the tokens at `positions` where they are missing."""
-        inputs = jnp.where(is_missing, positions, context.tokens.shape[1])
-        return read_tokens(self.model, tokens_at(context, positions), inputs, state.cache)
 
     def _sample_first(
         self, remaining: Float[Array, "B V"], scores: Float[Array, "B V"], keys: Key[Array, "B"], context: DraftContext
@@ -175,6 +153,50 @@ class ModelDrafter:
         probs = jnp.where(is_greedy[:, None], one_hot, remaining / jnp.where(mass > 0, mass, 1.0)[:, None])
         first = sample_tokens(probs, gumbel(keys, self.vocab_size))
         return first, probs, (mass > 0) | (is_greedy & (scores[rows, best] > -jnp.inf))
+
+
+def read_committed(
+    model: TargetModel | SeparateHead,
+    state: ModelDrafterState,
+    lengths: Int[Array, "B"],
+    is_drafting: Bool[Array, "B"],
+    token_at: Callable[[Array], Array],
+    capacity: int,
+) -> tuple[Float[Array, "B 1 D"], ModelDrafterState]:
+    """Reads the committed tokens that the cache lacks.
+
+    Args:
+        model: the draft model.
+        state: its cache.
+        lengths: number of committed tokens, at least 1.
+        is_drafting: the rows to read. The cache of the others stays as it is.
+        token_at: returns the committed tokens at positions ``[B, T]``.
+        capacity: of the cache; the position that writes nothing.
+
+    Returns:
+        What `apply_head` needs at the last committed token, and the state with all committed tokens.
+    """
+    num_slots = 2
+
+    def read(state, positions, is_missing):
+        inputs = jnp.where(is_missing, positions, capacity)
+        return read_tokens(model, token_at(positions), inputs, state.cache)
+
+    def num_missing(state):
+        return jnp.where(is_drafting, lengths - num_slots - state.num_cached, 0)
+
+    def catch_up(state):
+        num_read = jnp.clip(num_missing(state), 0, CATCH_UP_CHUNK)
+        slots = jnp.arange(CATCH_UP_CHUNK)
+        _, cache = read(state, state.num_cached[:, None] + slots, slots < num_read[:, None])
+        return ModelDrafterState(cache, state.num_cached + num_read)
+
+    state = jax.lax.while_loop(lambda state: (num_missing(state) > 0).any(), catch_up, state)
+    positions = state.num_cached[:, None] + jnp.arange(num_slots)
+    states, cache = read(state, positions, (positions < lengths[:, None]) & is_drafting[:, None])
+    last = jnp.clip(lengths - 1 - state.num_cached, 0, num_slots - 1)
+    num_cached = jnp.where(is_drafting, lengths, state.num_cached)
+    return states[jnp.arange(last.shape[0]), last][:, None], ModelDrafterState(cache, num_cached)
 
 
 def _candidate_keys(keys: Key[Array, "B G"], candidate: int) -> Key[Array, "B G"]:

@@ -111,7 +111,7 @@ def output_ids_of(model: TargetModel | SeparateHead) -> Array | None:
 
 
 def read_tokens(
-    model: TargetModel, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: Cache
+    model: TargetModel | SeparateHead, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: Cache
 ) -> tuple[Float[Array, "B T _"], Cache]:
     """Runs a pass of which few logits are needed, or none.
 

@@ -42,7 +42,11 @@ def test_why_not_a_pair_gives_the_reason(tmp_path, model, tokenizer):
     assert why_not_a_pair(target, target) is None
     assert why_not_a_pair(target, padded) is None and why_not_a_pair(padded, target) is None
     other = inspect("other", model, small_tokenizer("i n"))
-    assert "their token ids mean different text" in why_not_a_pair(target, other)
+    assert why_not_a_pair(target, other) is None
+    missing = dataclasses.replace(other, tokenizer_vocab_size=None)
+    assert "their token ids mean different text" in why_not_a_pair(target, missing)
+    reads_hidden = inspect("hidden", random_model(small_config(hidden_width=16)), small_tokenizer("i n"))
+    assert "their token ids mean different text" in why_not_a_pair(target, reads_hidden)
     small = inspect("small", random_model(small_config(vocab_size=200)))
     assert why_not_a_pair(target, small) == "the draft's vocabulary has 200 tokens, the tokenizer 259"
     config = small_config(is_tied=False, embedding_width=16, output_vocab_size=40, width=8)

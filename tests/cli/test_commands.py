@@ -230,7 +230,12 @@ def test_inspect_describes_and_compares(pair, tmp_path, capsys):
     other = tmp_path / "other"
     model = random_model(small_config(num_layers=1))
     checkpoint.save_model(other, model, tokenizer=small_tokenizer("a b"), source="random", license="none")
-    assert main(["inspect", target, "--draft", str(other)]) == 1
+    assert main(["inspect", target, "--draft", str(other)]) == 0
+    expected = "can be a pair with two tokenizers: the draft model can propose 258 of the target's 264 tokens (98%)"
+    assert expected in " ".join(capsys.readouterr().out.split())
+    eagle = random_model(small_config(num_layers=1, hidden_width=16))
+    checkpoint.save_model(tmp_path / "eagle", eagle, tokenizer=small_tokenizer("a b"))
+    assert main(["inspect", target, "--draft", str(tmp_path / "eagle")]) == 1
     assert "cannot be a pair: the draft's tokenizer" in capsys.readouterr().out
     assert "no/such/model" in fails(capsys, "inspect", "no/such/model")
 

@@ -49,6 +49,7 @@ DRAFTERS = {
     "ensemble": tiny.ensemble_drafter(tiny.model_drafter(DRAFT, VOCAB), VOCAB),
     "ensemble with eagle": tiny.ensemble_drafter(tiny.eagle_drafter(tiny_target(), VOCAB, scale=4.0), VOCAB),
     "model": tiny.model_drafter(DRAFT, VOCAB),
+    "other vocabulary": tiny.other_vocabulary(VOCAB),
     "ngram": NgramDrafter(),
     "suffix": SuffixDrafter(),
     "retrieval": tiny.retrieval_drafter(VOCAB),
@@ -63,6 +64,7 @@ REJECT_ALL = "bass_jax.acceptance.template:REJECT_ALL"
     "rule, num_candidates, drafter, draft_len",
     [
         ("token", 1, "model", 3),
+        ("token", 1, "other vocabulary", 3),
         ("block", 1, "table", 3),
         ("shared_noise", 1, "ngram", 5),
         ("multi_draft", 2, "table", 3),

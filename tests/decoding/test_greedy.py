@@ -19,6 +19,7 @@ QUALITIES = ("perfect", "often accepted", "rarely accepted")
 OTHER_DRAFTERS = (
     "reduced vocabulary",
     "shared embedding",
+    "other vocabulary",
     "eagle",
     "eagle3",
     "p-eagle",
@@ -51,6 +52,7 @@ def drafters(target):
         "rarely accepted": tiny.model_drafter(tiny.model(2)),
         "reduced vocabulary": tiny.model_drafter(tiny.reduced_vocabulary((1, 3, 4, 5, 9))),
         "shared embedding": tiny.model_drafter(tiny.shared_embedding(target)),
+        "other vocabulary": tiny.other_vocabulary(),
         "eagle": tiny.eagle_drafter(target),
         "eagle3": tiny.eagle3_drafter(target),
         "p-eagle": tiny.eagle3_drafter(target, mask=4),
@@ -100,6 +102,7 @@ def test_every_draft_length(target, drafters, regular, quality, draft_len):
 QUICK = {
     ("reduced vocabulary", 3),
     ("shared embedding", 1),
+    ("other vocabulary", 3),
     ("eagle", 3),
     ("eagle3", 3),
     ("p-eagle", 3),

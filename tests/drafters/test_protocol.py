@@ -14,6 +14,7 @@ from bass_jax.drafters import (
     ForcedTokensDrafter,
     NgramDrafter,
     SuffixDrafter,
+    early_exit_drafter,
     hidden_layers_of,
     reads_hidden_states,
 )
@@ -30,6 +31,8 @@ NAMES = (
     "padded vocabulary",
     "reduced vocabulary",
     "shared embedding",
+    "other vocabulary",
+    "early exit",
     "eagle",
     "eagle3",
     "p-eagle",
@@ -57,6 +60,8 @@ def drafters():
         "padded vocabulary": tiny.model_drafter(tiny.padded_vocabulary(target, VOCAB + 5)),
         "reduced vocabulary": tiny.model_drafter(tiny.reduced_vocabulary((1, 3, 4, 5, 9))),
         "shared embedding": tiny.model_drafter(tiny.shared_embedding(target)),
+        "other vocabulary": tiny.other_vocabulary(),
+        "early exit": early_exit_drafter(tiny.model(1, num_layers=2)),
         "eagle": tiny.eagle_drafter(target),
         "eagle3": tiny.eagle3_drafter(target),
         "p-eagle": tiny.eagle3_drafter(target, mask=4),
@@ -106,7 +111,9 @@ def propose(drafter, context, is_sampled=True):
     return drafter.propose(state, context, G, is_sampled=is_sampled)
 
 
-@pytest.mark.parametrize("name", mostly_slow(NAMES, lambda name: name in ("model", "ngram", "retrieval", "table")))
+@pytest.mark.parametrize(
+    "name", mostly_slow(NAMES, lambda name: name in ("model", "other vocabulary", "ngram", "retrieval", "table"))
+)
 def test_a_drafter_passes_the_conformance_test(drafters, name):
     width = tiny.config().width * max(1, len(hidden_layers_of(drafters[name])))
     check_drafter(drafters[name], VOCAB, hidden_width=width)
