@@ -130,7 +130,7 @@ def test_a_networks_cache_stays_correct_while_other_parts_draft(target, kind):
     step = jax.jit(bass.speculate_step)
     state = bass.prefill(pair, tiny.PROMPTS, SPEC, sampling=bass.SamplingParams(1.0), max_new_tokens=60)
     lags = []
-    for _ in range(8):
+    for _ in range(20):
         state, _ = step(pair, state, SPEC)
         _, kept = state.drafter_state
         lags += (state.lengths - kept.num_cached)[:3].tolist()

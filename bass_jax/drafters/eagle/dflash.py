@@ -431,5 +431,5 @@ def _network(config: ModelConfig, head: DFlashConfig) -> DFlashNetwork:
 
 
 def _empty_cache(config: ModelConfig, batch: int, capacity: int) -> KVCache:
-    heads = [(layer.attention.num_kv_heads, layer.attention.head_dim) for layer in config.layers]
+    heads = [layer.attention.cache_shape for layer in config.layers]
     return kv.allocate(heads, batch, capacity, jnp.dtype(config.dtype))
