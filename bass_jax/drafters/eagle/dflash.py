@@ -93,6 +93,7 @@ def _dense(cached: LayerKV, is_seen: Bool[Array, "B S"]) -> Float[Array, "B K S 
     assert not isinstance(cached, kv.Int8KV)
     if not isinstance(cached, PagedKV):
         return cached
+    assert not isinstance(cached.pages, kv.Int8KV)
     return jnp.where(is_seen[:, None, :, None], gather_pages(cached.pages, cached.tables), 0)
 
 
