@@ -11,8 +11,10 @@ import jaxtyping
 import pytest
 
 MAX_MAPS = 36_000
-"""Memory maps at which compiled code is dropped. A step takes about 600 of the 65,530 that Linux allows a process. These
-are fewer than `bass_jax.runtime.jit_cache.MAX_MEMORY_MAPS`, so that no function is dropped within a test."""
+"""Memory maps at which compiled code is dropped. A step takes about 600 of the 65,530 that Linux allows a process.
+
+They are fewer than `bass_jax.runtime.jit_cache.MAX_MEMORY_MAPS`, so that no function is dropped within a test.
+"""
 maps_counted = 0.0
 
 # These variables are set before anything imports jax. Processes that a test starts inherit them.
