@@ -36,6 +36,7 @@ def test_the_logits_are_those_of_the_targets_hidden_states(target):
     np.testing.assert_allclose(found.logits, target.logits(normed * target.params["final_norm"]), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_output_is_that_of_regular_decoding(target):
     pair = bass.Pair(target, early_exit_drafter(target, 2))
     regular = bass.generate(pair.with_drafter(NgramDrafter()), tiny.PROMPTS, step="decode", max_new_tokens=(40, 37, 40))
@@ -44,6 +45,7 @@ def test_the_output_is_that_of_regular_decoding(target):
     assert run.metrics.num_accepted > 0
 
 
+@pytest.mark.slow
 def test_both_caches_are_correct(target):
     pair = bass.Pair(target, early_exit_drafter(target, 2))
     state, _ = advance(pair, start(pair), PLANS["mixed"])

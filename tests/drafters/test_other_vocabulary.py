@@ -15,6 +15,7 @@ from bass_jax.testing.lossless import SETTINGS
 from tests import tiny
 from tests.decoding.test_caches import PLANS, SAMPLED, SPEC, TOLERANCE, advance, start
 from tests.drafters.test_protocol import LENGTHS, WANTED, context, propose
+from tests.marks import mostly_slow
 from tests.models import own_models
 from tests.tiny import VOCAB
 
@@ -109,7 +110,9 @@ def permuted(target):
     return other_vocabulary_drafter(dataclasses.replace(target, params=params), match)
 
 
-@pytest.mark.parametrize("plan", ["after no drafts", "after regular", "mixed"])
+@pytest.mark.parametrize(
+    "plan", mostly_slow(["after no drafts", "after regular", "mixed"], lambda plan: plan == "mixed")
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_all_drafts_of_the_same_model_with_other_ids_are_accepted(target, plan, temperature):
     pair = bass.Pair(target, permuted(target))

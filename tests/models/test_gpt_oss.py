@@ -79,6 +79,7 @@ def test_other_quantizations_and_packed_tensors_elsewhere_are_refused(packed):
         load_model(path)
 
 
+@pytest.mark.slow
 def test_two_devices_give_the_tokens_of_one(tmp_path):
     """Heads with their sinks, and experts with their biases, are spread over the mesh."""
     config = FAMILIES["gpt_oss"].read_config(CONFIGS["gpt_oss"] | {"vocab_size": 132})
