@@ -15,8 +15,8 @@ from bass_jax.checkpoint.detokenizer import IncrementalDecoder, check_ids
 from bass_jax.checkpoint.manifest import Manifest
 from bass_jax.runtime.files import one_line, sha256
 
-Message = Mapping[str, str]
-"""One turn of a chat: ``{"role": "system" | "user" | "assistant", "content": text}``."""
+Message = Mapping[str, Any]
+"""One turn of a chat: ``{"role": "system" | "user" | "assistant" | "tool", "content": text}``."""
 
 _PROBE = "Hello, world!  def f(x):\n\treturn x**2 + 1234567890  # naïve café, 東京 🙂\r\n'll IT'S"
 
@@ -67,12 +67,19 @@ class Tokenizer:
             raise ValueError("texts: expected a sequence of strings, got one string")
         return [np.asarray(encoding.ids, np.int32) for encoding in self._backend.encode_batch(list(texts))]
 
-    def encode_chat(self, message: str | Message | Sequence[Message], *, answer_start: str = "") -> np.ndarray:
+    def encode_chat(
+        self,
+        message: str | Message | Sequence[Message],
+        *,
+        answer_start: str = "",
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> np.ndarray:
         """Encodes a chat up to the start of the assistant's answer.
 
         Args:
             message: text of the user, or one message, or the whole conversation.
             answer_start: text that the answer begins with.
+            tools: functions that the answer can call, as in OpenAI's API.
 
         Returns:
             ``[n]`` int32.
@@ -84,7 +91,7 @@ class Tokenizer:
             message = [{"role": "user", "content": message}]
         elif isinstance(message, Mapping):
             message = [message]
-        return self._encode_rendered(self.render_chat(message) + answer_start)
+        return self._encode_rendered(self.render_chat(message, tools) + answer_start)
 
     def encode_question_start(self) -> np.ndarray:
         """Encodes a chat up to the start of the user's first message, ``[n]`` int32.
@@ -105,8 +112,8 @@ class Tokenizer:
         """Encodes a prompt: as a chat if there is a chat template, otherwise as plain text."""
         return self.encode_chat(text) if self.has_chat_template else self.encode(text)
 
-    def render_chat(self, messages: Sequence[Message]) -> str:
-        """Applies the chat template to a conversation, up to the start of the assistant's answer.
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """Applies the chat template to a conversation and tools, up to the start of the assistant's answer.
 
         Raises:
             ValueError: as `encode_chat`.
@@ -117,7 +124,10 @@ class Tokenizer:
             raise ValueError("encode_chat: this tokenizer has no chat template; use encode")
         try:
             return self._fast.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in messages],
+                tools=None if tools is None else [dict(tool) for tool in tools],
+                tokenize=False,
+                add_generation_prompt=True,
             )
         except TemplateError as error:
             raise ValueError(f"encode_chat: the chat template refuses the conversation: {one_line(error)}") from None
@@ -150,6 +160,11 @@ class Tokenizer:
         ids, plain = self._backend.encode(text).ids, self._backend.encode(text, add_special_tokens=False).ids
         num = next((num for num in range(len(ids)) if ids[num : num + len(plain)] == plain), 0)
         return tuple(ids[:num])
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the chat template shows tools to the model."""
+        return "tools" in str(self._fast.chat_template or "")
 
     @property
     def has_chat_template(self) -> bool:

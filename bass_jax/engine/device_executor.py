@@ -332,6 +332,12 @@ class DeviceExecutor:
         # The compilation cache may hold the steps that are compiled, and not the next one.
         costs = [step.compile_seconds + step.saved_seconds for step in steps if step is not None]
         self._may_compile = JIT_CACHE.run_seconds >= max(costs, default=math.inf)
+        found = {draft_len_bucket(n): step.seconds for n, step in zip(policy.lengths, steps, strict=True) if step}
+        if not self._may_compile or len(found) >= MAX_MEASURED:
+            # A length that cannot be compiled now runs in the next larger step, and takes as long.
+            larger = [min((one for one in found if one >= draft_len_bucket(n)), default=None) for n in policy.lengths]
+            own = [np.nan if one is None else found[one] for one in larger]
+            times = times._replace(step_seconds=np.where(np.isnan(own), times.step_seconds, own).astype(np.float32))
         if jax.process_count() > 1:
             from jax.experimental.multihost_utils import broadcast_one_to_all
 

@@ -155,10 +155,7 @@ class SpeculativeRollout(base_rollout.BaseRollout):
         for path, leaf in new.items():
             if path not in old or old[path].shape != leaf.shape:
                 raise ValueError(f"params: {'/'.join(map(str, path))}: expected a parameter of the model, of its shape")
-        placed = {
-            path: jax.device_put(jnp.array(leaf, old[path].dtype, copy=True), old[path].sharding)
-            for path, leaf in new.items()
-        }
+        placed = {path: _copy_like(leaf, old[path]) for path, leaf in new.items()}
         merged = jax.tree.unflatten(structure, [placed.get(path, leaf) for path, leaf in old.items()])
         target: Any = self.pair.target
         self.pair = dataclasses.replace(self.pair, target=dataclasses.replace(target, params=merged))
@@ -217,6 +214,12 @@ class SpeculativeRollout(base_rollout.BaseRollout):
             return_logits=False,
             temperature=temperature,
         )
+
+
+def _copy_like(leaf: Any, old: jax.Array) -> jax.Array:
+    """Returns a copy of `leaf` in the dtype and placement of `old`."""
+    copied = jnp.array(leaf, old.dtype, copy=True)
+    return copied if copied.sharding == old.sharding else jax.device_put(copied, old.sharding)
 
 
 def _groups(prompts: list[list[int]]) -> tuple[list[list[int]], int]:

@@ -47,9 +47,9 @@ class Auto:
     The host measures how long a step of each length takes, and the policy counts how often the draft at each position
     is accepted. A length of n drafts is expected to emit 1 + y1 + y1·y2 + … + y1·…·yn tokens, where yi is the rate at
     which the i-th draft is proposed and accepted after the drafts before it were. The rates are those of the batch,
-    times the row's own accepted drafts over those that the rates predicted for it. The slowest row counts, because a
-    batch takes as long as its slowest row. Drafting has to be faster than regular steps by `margin`, because estimates
-    have errors.
+    times the row's own accepted drafts over those that the rates predicted for it, relative to the mean of all rows.
+    The slowest row counts, because a batch takes as long as its slowest row. Drafting has to be faster than regular
+    steps by `margin`, because estimates have errors.
 
     To notice changes, the policy tries the other compiled lengths from time to time. A trial costs the time by which it
     emits its tokens later than the best length would; all trials together may cost `trial_share` of the time.
@@ -120,6 +120,9 @@ class Auto:
     def expected_tokens(self, state: AutoState, is_running: Array) -> Float[Array, "A"]:
         """Returns the tokens that a step of each length is expected to emit for the slowest running row."""
         ratios = (state.row_accepted + self.row_weight) / (state.row_expected + self.row_weight)
+        # What all rows have in common is in the rates of the batch already, and in a batch of one row this is all.
+        num_running = jnp.maximum(is_running.sum(), 1)
+        ratios = ratios / jnp.maximum(jnp.where(is_running, ratios, 0.0).sum() / num_running, 1e-6)
         rates = jnp.clip(self.acceptance(state) * ratios[:, None], 0.0, 1.0)
         tokens = 1 + jnp.pad(jnp.cumsum(jnp.cumprod(rates, axis=1), axis=1), ((0, 0), (1, 0)))
         slowest = jnp.where(is_running[:, None], tokens[:, jnp.asarray(self.lengths)], jnp.inf).min(axis=0)

@@ -117,7 +117,9 @@ class Server:
     async def _answer(self, request: Request, body: CompletionBody | ChatBody) -> Response:
         if body.model != self.model:
             raise RequestError(f"model: {body.model[:80]!r} is not served; expected {self.model!r}", "model", 404)
-        answer = Answer(isinstance(body, ChatBody), self.model, self.engine.pair.tokenizer, body.num_logprobs)
+        tool_names = tuple(body.tool_names) if isinstance(body, ChatBody) else ()
+        tokenizer, is_chat = self.engine.pair.tokenizer, isinstance(body, ChatBody)
+        answer = Answer(is_chat, self.model, tokenizer, body.num_logprobs, tool_names)
         handles, num_prompts = self._submit(body)
         if body.stream:
             include_usage = body.stream_options is not None and body.stream_options.include_usage
@@ -211,7 +213,7 @@ class Server:
             except EngineClosed as error:
                 queue.put_nowait((index, error))
 
-        offsets, has_begun = [0] * len(handles), [False] * len(handles)
+        offsets, has_begun, written = [0] * len(handles), [False] * len(handles), [""] * len(handles)
         tasks = [asyncio.ensure_future(follow(index, handle)) for index, handle in enumerate(handles)]
         num_left = len(handles)
         try:
@@ -223,9 +225,16 @@ class Server:
                     if event.finish_reason is not None:
                         num_left -= 1
                         self._count(handles[index])
-                    elif not event.text and answer.num_logprobs is None:
-                        continue  # A part of a character.
+                    calls: list[dict[str, Any]] = []
+                    if answer.tool_names:
+                        written[index] += event.text
+                        text, calls = answer.visible(written[index], offsets[index], event.finish_reason)
+                        event = event._replace(text=text)
+                    if event.finish_reason is None and not event.text and answer.num_logprobs is None:
+                        continue  # A part of a character, or of a call.
                     choice = answer.chunk(index, event, is_first=not has_begun[index], offset=offsets[index])
+                    if calls:
+                        choice["delta"]["tool_calls"], choice["finish_reason"] = calls, "tool_calls"
                     has_begun[index] = True
                     offsets[index] += len(event.text)
                     yield _data(answer.envelope([choice], is_chunk=True))

@@ -1,5 +1,6 @@
 """The bodies of requests, checked, and translated to the arguments of `bass_jax.engine.Engine.submit`."""
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -7,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bass_jax.checkpoint.tokenizer import Tokenizer
 from bass_jax.sampling import SamplingParams
 from bass_jax.sampling.grammar import Grammar
+from bass_jax.serving.tool_calls import call_schema, is_function_name
 
 MAX_CHOICES = 64
 """The largest number of outputs of one request: prompts times ``n``."""
@@ -120,8 +122,12 @@ class _Options(_Body):
             repetition_penalty=self.repetition_penalty,
             min_new_tokens=self.min_tokens,
             logit_bias=bias or None,
-            grammar=None if self.response_format is None else self.response_format.compile(tokenizer),
+            grammar=self.grammar(tokenizer),
         )
+
+    def grammar(self, tokenizer: Tokenizer) -> Grammar | None:
+        """Returns the grammar of the output; None for any text."""
+        return None if self.response_format is None else self.response_format.compile(tokenizer)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -167,12 +173,82 @@ class TextPart(_Body):
     text: str
 
 
-class Message(_Body):
-    """A message of a chat."""
+class CalledFunction(_Body):
+    """The function of a call."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    name: str
+    arguments: str
+
+
+class ToolCall(_Body):
+    """A call of an earlier answer."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(_Body):
+    """A message of a chat. The result of a call has the role ``"tool"``."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Returns the message as chat templates read it: the arguments of calls are objects.
+
+        Raises:
+            RequestError: if the arguments of a call are not JSON, or there is neither a text nor a call.
+        """
+        content = self.content
+        if content is None and not self.tool_calls:
+            raise RequestError("messages: expected content", "messages")
+        text = content if isinstance(content, str) else "".join(part.text for part in content or ())
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        message |= {name: value for name in ("name", "tool_call_id") if (value := getattr(self, name)) is not None}
+        if self.tool_calls:
+            try:
+                calls = [
+                    {"name": one.function.name, "arguments": json.loads(one.function.arguments)}
+                    for one in self.tool_calls
+                ]
+            except ValueError:
+                raise RequestError("messages: tool_calls: expected arguments in JSON", "messages") from None
+            message["tool_calls"] = [{"type": "function", "function": call} for call in calls]
+        return message
+
+
+class Function(_Body):
+    """A function that an answer can call; `parameters` is a JSON schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Body):
+    """A tool."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(_Body):
+    """The function of a choice."""
+
+    name: str
+
+
+class NamedTool(_Body):
+    """The function that has to be called."""
+
+    type: Literal["function"]
+    function: FunctionName
 
 
 class ChatBody(_Options):
@@ -183,18 +259,51 @@ class ChatBody(_Options):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
     def prompts(self, tokenizer: Tokenizer) -> list[Any]:
         """Returns the token ids of the conversation."""
-        messages = []
-        for message in self.messages:
-            content = message.content
-            text = content if isinstance(content, str) else "".join(part.text for part in content)
-            messages.append({"role": "system" if message.role == "developer" else message.role, "content": text})
+        names = [tool.function.name for tool in self.tools or ()]
+        if not all(map(is_function_name, names)) or len(set(names)) < len(names):
+            raise RequestError("tools: expected different names of letters, digits, _ and -", "tools")
+        tools = None
+        if self.tool_names:
+            if not tokenizer.takes_tools:
+                raise RequestError("tools: the chat template of this model has no place for tools", "tools")
+            tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+        messages = [message.for_template() for message in self.messages]
         try:
-            return [tokenizer.encode_chat(messages)]
+            return [tokenizer.encode_chat(messages, tools=tools)]
         except ValueError as error:
             raise RequestError(str(error), "messages") from None
+
+    @property
+    def tool_names(self) -> list[str]:
+        """The functions that the answer can call."""
+        return [] if self.tool_choice == "none" else [tool.function.name for tool in self.tools or ()]
+
+    def grammar(self, tokenizer: Tokenizer) -> Grammar | None:
+        """Returns the grammar of the output. If a tool has to be called, it is the JSON of one call.
+
+        Raises:
+            RequestError: if there is no such tool, or the output has to be something else too.
+        """
+        grammar = super().grammar(tokenizer)
+        if self.tool_choice in (None, "none", "auto"):
+            return grammar
+        functions = [tool.function.model_dump() for tool in self.tools or ()]
+        if isinstance(self.tool_choice, NamedTool):
+            functions = [one for one in functions if one["name"] == self.tool_choice.function.name]
+        if not functions:
+            raise RequestError("tool_choice: expected a function of tools", "tool_choice")
+        if grammar is not None:
+            raise RequestError("tool_choice: expected 'none' or 'auto' with response_format", "tool_choice")
+        try:
+            return Grammar(tokenizer, json_schema=call_schema(functions))
+        except ValueError as error:
+            raise RequestError(f"tools: {error}", "tools") from None
 
     def limit(self, room: int) -> int:
         """Returns the largest number of new tokens: `room` unless the body limits it."""
@@ -228,6 +337,20 @@ def parse[Body: _Options](kind: type[Body], body: bytes) -> Body:
 
 _NAMES = {
     name
-    for kind in (CompletionBody, ChatBody, Message, TextPart, StreamOptions, ResponseFormat, NamedSchema)
+    for kind in (
+        CompletionBody,
+        ChatBody,
+        Message,
+        TextPart,
+        StreamOptions,
+        ResponseFormat,
+        NamedSchema,
+        ToolCall,
+        CalledFunction,
+        Tool,
+        Function,
+        NamedTool,
+        FunctionName,
+    )
     for name in kind.model_fields
 }

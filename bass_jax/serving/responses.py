@@ -7,6 +7,7 @@ from typing import Any
 
 from bass_jax.checkpoint.tokenizer import Tokenizer
 from bass_jax.engine import RequestEvent, RequestHandle
+from bass_jax.serving.tool_calls import num_visible, split_calls
 
 
 @dataclasses.dataclass
@@ -18,12 +19,14 @@ class Answer:
         model: name of the pair.
         tokenizer: of the pair.
         num_logprobs: alternatives at each token; None for no log-probabilities.
+        tool_names: the functions that a chat can call.
     """
 
     is_chat: bool
     model: str
     tokenizer: Tokenizer
     num_logprobs: int | None
+    tool_names: tuple[str, ...] = ()
 
     def __post_init__(self):
         self._id = f"{'chatcmpl' if self.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
@@ -49,9 +52,27 @@ class Answer:
         choice = {"index": index, "finish_reason": finish_reason(handle.finish_reason)}
         choice["logprobs"] = self._logprobs(events, 0)
         text = "".join(event.text for event in events)
-        if self.is_chat:
-            return choice | {"message": {"role": "assistant", "content": text, "refusal": None}}
-        return choice | {"text": text}
+        if not self.is_chat:
+            return choice | {"text": text}
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        content, calls = split_calls(text, self.tool_names) if self.tool_names else (text, [])
+        if calls:
+            message |= {"content": content or None, "tool_calls": calls}
+            choice["finish_reason"] = "tool_calls"
+        return choice | {"message": message}
+
+    def visible(self, written: str, num_sent: int, reason: str | None) -> tuple[str, list[dict[str, Any]]]:
+        """Returns what a stream sends next of a chat that can call tools: text, and at the end the calls.
+
+        Args:
+            written: the answer so far.
+            num_sent: number of its characters that were sent.
+            reason: why it has ended; None while it has not.
+        """
+        if reason is None:
+            return written[num_sent : max(num_sent, num_visible(written))], []
+        content, calls = split_calls(written, self.tool_names)
+        return content[num_sent:], [{"index": index, **call} for index, call in enumerate(calls)]
 
     def _logprobs(self, events: list[RequestEvent], offset: int) -> dict[str, Any] | None:
         if self.num_logprobs is None:

@@ -20,11 +20,15 @@ import bass_jax as bass
 from bass_jax.drafters import ModelDrafter
 from bass_jax.serving.app import MAX_BODY, Server
 from bass_jax.serving.metrics import Metrics
+from bass_jax.serving.tool_calls import num_visible, split_calls
 from tests import tiny
 from tests.checkpoint.small import VOCAB, small_tokenizer
 
 KEY = "a key"
-TEMPLATE = "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}\n{% endfor %}a:"
+TEMPLATE = (
+    "{% if tools %}{{ tools[0].function.name }}\n{% endif %}"
+    "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}\n{% endfor %}a:"
+)
 MODEL = "tiny"
 
 
@@ -98,6 +102,94 @@ def test_a_chat_uses_the_template(client, pair):
     found = client.chat.completions.create(model=MODEL, messages=messages, max_completion_tokens=12, temperature=0)
     regular = expected(pair, "s:be brief\nu:hi\na:", max_new_tokens=12)
     assert found.choices[0].message.content == regular.texts[0]
+
+
+def tool(name: str, *values: str) -> dict:
+    schema = {"type": "object", "properties": {"x": {"enum": list(values)}}, "required": ["x"]}
+    return {"type": "function", "function": {"name": name, "parameters": schema | {"additionalProperties": False}}}
+
+
+TOOLS = [tool("add", "a", "b"), tool("sub", "c")]
+
+
+@pytest.mark.parametrize(
+    "choice, names", [("required", ("add", "sub")), ({"type": "function", "function": {"name": "sub"}}, ("sub",))]
+)
+def test_a_tool_that_has_to_be_called_is_called(client, choice, names):
+    pytest.importorskip("llguidance", reason="needs llguidance, the extra 'grammar'")
+    options = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, "tool_choice": choice}
+    for seed in range(3):
+        (found,) = client.chat.completions.create(**options, seed=seed).choices
+        assert found.finish_reason == "tool_calls" and found.message.content is None
+        (call,) = found.message.tool_calls
+        assert call.id.startswith("call_") and call.function.name in names
+        assert json.loads(call.function.arguments)["x"] in ("a", "b", "c")
+        chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**options, seed=seed, stream=True)]
+        assert "".join(chunk.delta.content or "" for chunk in chunks) == ""
+        (streamed,) = chunks[-1].delta.tool_calls
+        assert chunks[-1].finish_reason == "tool_calls" and streamed.function == call.function
+    answer = {"role": "assistant", "tool_calls": [call.to_dict()]}
+    messages = [answer, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
+    assert client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4).choices[0].message.content
+
+
+def test_a_tool_that_may_be_called(client, pair):
+    """The text of a random model is no call, so it is returned as it is."""
+    messages = [{"role": "user", "content": "hi"}]
+    options = {"model": MODEL, "messages": messages, "tools": TOOLS, "max_tokens": 12, "temperature": 0}
+    (found,) = client.chat.completions.create(**options).choices
+    assert found.message.content == expected(pair, "add\nu:hi\na:", max_new_tokens=12).texts[0]
+    assert found.message.tool_calls is None and found.finish_reason == "length"
+    streamed = client.chat.completions.create(**options, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == found.message.content
+    (found,) = client.chat.completions.create(**options, tool_choice="none").choices
+    assert found.message.content == expected(pair, "u:hi\na:", max_new_tokens=12).texts[0]
+
+
+CALL = '{"name": "add", "arguments": {"x": "a"}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "names"),
+    [
+        (CALL, "", ["add"]),
+        (f"\n{CALL.replace('arguments', 'parameters')} ", "", ["add"]),
+        (f"I add.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>{CALL}</tool_call>", "I add.", ["add", "add"]),
+        (f"I add. <tool_call>{CALL}", "I add.", ["add"]),
+        (f"I add. <tool_call>{CALL[:-1]}</tool_call>", None, []),
+        (CALL.replace("add", "mul"), None, []),
+        ('{"name": "add", "arguments": 3}', None, []),
+        ("[1, 2]", None, []),
+        ("a < b <tool", None, []),
+    ],
+)
+def test_calls_are_found_in_a_text(text, content, names):
+    found, calls = split_calls(text, ["add"])
+    assert [call["function"]["name"] for call in calls] == names
+    assert all(json.loads(call["function"]["arguments"]) == {"x": "a"} for call in calls)
+    assert found == (text if content is None else content)
+    visible = [text[: num_visible(text[:num])] for num in range(len(text) + 1)]
+    assert all(found.startswith(one) for one in visible), "nothing that is sent is a part of a call"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tools": [tool("a b", "c")]}, "tools: expected different names"),
+        ({"tools": [TOOLS[0]] * 2}, "tools: expected different names"),
+        ({"tool_choice": "required"}, "tool_choice: expected a function of tools"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "mul"}}}, "expected a function of"),
+        (
+            {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "expected 'none' or 'auto' with response_format",
+        ),
+        ({"messages": [{"role": "assistant"}]}, "messages: expected content"),
+        ({"tools": [{"type": "function", "function": {}}]}, r"tools\.0\.function\.name: Field required"),
+    ],
+)
+def test_wrong_tools_are_refused(client, changes, message):
+    with pytest.raises(openai.BadRequestError, match=message):
+        client.chat.completions.create(**({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]} | changes))
 
 
 def test_a_seed_gives_the_same_texts_under_load(client, pair):
