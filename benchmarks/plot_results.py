@@ -55,7 +55,7 @@ def plot_front(cells: list[dict], foreground: str, path: Path) -> None:
         figure = Figure(figsize=(8, 2.6), layout="constrained")
         left, right = figure.subplots(1, 2)
         for kind, color in zip(dict.fromkeys(cell["kind"] for cell in cells), ("tab:blue", "tab:orange"), strict=False):
-            found = [cell for cell in cells if cell["kind"] == kind]
+            found = [cell for cell in cells if (cell["kind"], cell["context"]) == (kind, 128)]
             batches, speeds = [cell["batch"] for cell in found], [cell["tokens_per_second"] for cell in found]
             for method, style in (("auto", "o-"), ("fixed 4", "x:")):
                 ratios = [one[method] / one["regular"] for one in speeds]

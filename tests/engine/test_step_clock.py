@@ -114,6 +114,19 @@ def test_the_default_compiles_one_step_first_and_at_most_four(pair, monkeypatch)
         np.testing.assert_array_equal(found, expected)
 
 
+def test_a_length_that_cannot_be_compiled_takes_as_long_as_the_next_larger_step(pair):
+    run = GenerateLoop(
+        pair, tiny.PROMPTS, bass.SpecConfig(), max_new_tokens=40, policy=policies.auto(lengths=(0, 3, 4))
+    )
+    executor = run._executor
+    num_rows = len(run.state.lengths)
+    set_measured(executor._step(4))
+    assert executor.steps.find(3, num_rows) is None
+    assert executor._times().step_seconds[1:].tolist() == [1.0, 1.0]
+    JIT_CACHE.run_seconds = 1e9  # Now it can be compiled, so its own time counts, as far as it is known.
+    assert executor._times().step_seconds[1] != 1.0
+
+
 def test_a_plan_that_is_cut_to_a_compiled_length_counts_as_cut(pair):
     """Drafts that no compiled step could propose are not counted as rejected."""
     run = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(), max_new_tokens=40, policy=policies.auto(lengths=(2, 8)))

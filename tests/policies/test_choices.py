@@ -202,3 +202,18 @@ def test_confidence_plans_a_threshold():
     _, plan = policy.update(policy.init(2), stats(2))
     assert plan.draft_lens.tolist() == [6, 6]
     np.testing.assert_allclose(plan.min_confidence, 0.3)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_what_all_rows_have_in_common_is_counted_once(num_rows):
+    """The rates of the batch have seen the same drafts; only differences between rows change the expected tokens."""
+    policy = policies.auto(lengths=(0, 1, 2))
+    running = jnp.ones(num_rows, bool)
+    before = policy.init(num_rows)
+    equal = before._replace(row_accepted=jnp.zeros(num_rows), row_expected=jnp.full(num_rows, 9.0))
+    np.testing.assert_allclose(
+        policy.expected_tokens(equal, running), policy.expected_tokens(before, running), rtol=1e-6
+    )
+    if num_rows > 1:
+        slower = equal._replace(row_accepted=jnp.asarray([9.0] * (num_rows - 1) + [0.0]))
+        assert (policy.expected_tokens(slower, running) < policy.expected_tokens(before, running))[1:].all()
