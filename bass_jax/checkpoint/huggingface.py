@@ -41,7 +41,7 @@ class HuggingFaceDirectory:
                 if tensor in self._tensors:
                     raise ValueError(f"{file.path}: tensor {tensor!r} is in another shard too")
                 self._tensors[tensor] = file
-                # These are float32 beside weights in bfloat16 too, and the latter stay so in our parameters.
+                # These are float32 although the weights are bfloat16, and the correction bias stays float32.
                 if not tensor.endswith((_SCALE, "e_score_correction_bias")):
                     kinds.add(kind)
         self.dtype = "bfloat16" if kinds & FLOATS.keys() == {"BF16"} else "float32"

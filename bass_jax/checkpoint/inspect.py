@@ -66,8 +66,9 @@ class Inspection:
     def num_cache_bytes_per_token(self) -> int:
         """Bytes of the key-value cache per token of one row."""
         size = jnp.dtype(self.config.dtype).itemsize
-        heads = [layer.attention.cache_shape for layer in self.config.layers]
-        return size * sum(num_heads * (key_dim + value_dim) for num_heads, key_dim, value_dim in heads)
+        return size * sum(
+            num_heads * (key_dim + value_dim) for num_heads, key_dim, value_dim in self.config.cache_shapes
+        )
 
 
 def inspect_checkpoint(path: str | PathLike[str]) -> Inspection:

@@ -45,8 +45,7 @@ def pass_shape(config: ModelConfig) -> PassShape:
     width, size = config.width, jnp.dtype(config.dtype).itemsize
     attentions, mlps = [layer.attention for layer in config.layers], [layer.mlp for layer in config.layers]
     query = sum(attention.num_heads * attention.head_dim for attention in attentions)
-    heads = [attention.cache_shape for attention in attentions]
-    key_value = sum(num_heads * (key_dim + value_dim) for num_heads, key_dim, value_dim in heads)
+    key_value = sum(num_heads * (key_dim + value_dim) for num_heads, key_dim, value_dim in config.cache_shapes)
     attention = sum(attention.num_weights(width) for attention in attentions)
     moes = [mlp for mlp in mlps if isinstance(mlp, MoEConfig)]
     shares = {moe.num_active / moe.num_experts for moe in moes}

@@ -103,7 +103,10 @@ class EnsembleDrafter:
 
     def start(self, num_rows: int, capacity: int) -> tuple[Any, ...]:
         """Returns the states of the parts for rows that have read nothing."""
-        return tuple(part.start(num_rows, capacity) if reads_chunks(part) else None for part in self.parts)
+        tokens, lengths = jnp.zeros((num_rows, capacity), jnp.int32), jnp.ones(num_rows, jnp.int32)
+        return tuple(
+            part.start(num_rows, capacity) if reads_chunks(part) else part.init(tokens, lengths) for part in self.parts
+        )
 
     def read(
         self, state: tuple[Any, ...], tokens: Array, positions: Array, hidden: Array | None = None

@@ -76,7 +76,7 @@ class DeviceExecutor:
         self._policy, self._mesh = steps.policy, mesh_of(pair)
         self._compiled: dict[Any, Callable] = {}
         self.pool: PagePool | None = None
-        self._shares_pages = not reads_hidden_states(pair.drafter)
+        self._shares_pages, self._reads_in_chunks = not reads_hidden_states(pair.drafter), reads_in_chunks(pair)
         if state is None:
             pages = None
             if config.page_size is not None:
@@ -174,7 +174,7 @@ class DeviceExecutor:
         self._is_timed = False
         assert self._new is not None and self._new[0] is handle, "another prompt was read"
         new = self._new[1]
-        if handle.request.prompt is not self._prompt and not reads_in_chunks(self._pair):
+        if handle.request.prompt is not self._prompt and not self._reads_in_chunks:
             self._reading = self._run("finish_prompt", finish_prompt, self._pair, self._reading, new)
         self._send_finish()
         arguments = self._policy, self.state, self._policy_state, self._reading, new, np.int32(row)

@@ -26,7 +26,7 @@ from bass_jax.models.model_config import LayerConfig, ModelConfig, MoEConfig, No
 from bass_jax.models.moe import MoE
 from bass_jax.models.norm import Normed, apply_norm, declare_norm, norm_for_projections
 from bass_jax.models.parameters import declare, zeros
-from bass_jax.models.weights import declare_weight, multiply, product
+from bass_jax.models.weights import declare_weight, embed, multiply, product
 from bass_jax.typing import Array, Float, Int, Params
 
 
@@ -206,11 +206,7 @@ class Decoder(nn.Module):
 
     def _embed(self, tokens, positions, hidden):
         config = self.config
-        # Padding ids such as -1 read some row, whose result is never used.
-        rows = jnp.clip(tokens, 0, config.vocab_size - 1)
-        x = jnp.take(self.embedding.values, rows, axis=0)
-        if self.embedding.scale is not None:
-            x = (x * self.embedding.scale[rows][..., None]).astype(config.dtype)
+        x = embed(self.embedding, tokens, config.dtype)
         if config.embedding_scale is not None:
             x = x * jnp.asarray(config.embedding_scale, x.dtype)
         if config.embedding_width is not None:

@@ -48,7 +48,7 @@ class Model:
         """Returns an empty cache of `capacity` slots for `batch` rows."""
         config = self.config
         dtype = jnp.dtype(config.cache_dtype or config.dtype)
-        cache = kv.allocate([layer.attention.cache_shape for layer in config.layers], batch, capacity, dtype)
+        cache = kv.allocate(config.cache_shapes, batch, capacity, dtype)
         return split_heads(cache, config.tensor_axis)
 
     def forward(
@@ -194,8 +194,7 @@ def _traced_init(config, key, transform):
     def init(key):
         # The arrays are made inside the traced function, where an abstract pass allocates nothing.
         tokens = jnp.zeros((1, 1), jnp.int32)
-        heads = [layer.attention.cache_shape for layer in config.layers]
-        cache = kv.allocate(heads, 1, 8, jnp.dtype(config.dtype))
+        cache = kv.allocate(config.cache_shapes, 1, 8, jnp.dtype(config.dtype))
         return decoder(config).init(key, tokens, tokens, cache)["params"]
 
     return transform(init)(key)

@@ -467,6 +467,11 @@ class ModelConfig:
             )
 
     @property
+    def cache_shapes(self) -> tuple[tuple[int, int, int], ...]:
+        """`AttentionConfig.cache_shape` of each layer."""
+        return tuple(layer.attention.cache_shape for layer in self.layers)
+
+    @property
     def num_layers(self) -> int:
         """L."""
         return len(self.layers)

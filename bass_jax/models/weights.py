@@ -14,7 +14,7 @@ import numpy as np
 
 from bass_jax.models.parameters import declare
 from bass_jax.runtime.cpu_workarounds import matmul
-from bass_jax.typing import Array, Float
+from bass_jax.typing import Array, Float, Int
 from kernels_pallas.attention.quantize import quantize_kv
 
 NUM_CONTRACTED = {"qkv": 1, "out": 3, "gate_up": 1, "up": 1, "down": 1, "head": 1, "embedding": 1} | {
@@ -39,6 +39,13 @@ class Weight(NamedTuple):
 
     values: Array  # in the model's dtype, or int8
     scale: Array | None  # float32 per output channel: the weight is `values * scale`; None for 1
+
+
+def embed(embedding: Weight, tokens: Int[Array, "B T"], dtype: str) -> Float[Array, "B T E"]:
+    """Returns the rows of an embedding. Padding ids such as -1 give some row, which is not to be used."""
+    rows = jnp.clip(tokens, 0, embedding.values.shape[0] - 1)
+    x = jnp.take(embedding.values, rows, axis=0)
+    return x if embedding.scale is None else (x * embedding.scale[rows][..., None]).astype(dtype)
 
 
 @functools.partial(jax.jit, static_argnames="num_contracted")

@@ -10,7 +10,7 @@ import itertools
 import json
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -157,15 +157,19 @@ def allowed_tokens(
     """
     num_words = -(-vocab_size // 32)
     shape = (*tokens.shape[:-1], num_positions, num_words)
-    ask = functools.partial(_masks, num_positions=num_positions, num_words=num_words)
-
-    def masks() -> Array:
-        result = jax.ShapeDtypeStruct(shape, jnp.int32)
-        return jax.pure_callback(ask, result, grammars, tokens, prompt_lengths, lengths, vmap_method="sequential")
-
-    words = jax.lax.cond((grammars >= 0).any(), masks, lambda: jnp.full(shape, -1, jnp.int32))
+    masks = functools.partial(_masks, num_positions=num_positions, num_words=num_words)
+    words = _ask_host(masks, (grammars, tokens, prompt_lengths, lengths), shape, -1)
     bits = (words[..., None] >> jnp.arange(32)) & 1
     return bits.reshape(*shape[:-1], num_words * 32)[..., :vocab_size] != 0
+
+
+def _ask_host(function: Callable, rows: tuple[Array, ...], shape: tuple[int, ...], without: int) -> Array:
+    """Calls `function` of the rows on the host, for an int32 array; if no row has a grammar, returns `without`."""
+
+    def ask() -> Array:
+        return jax.pure_callback(function, jax.ShapeDtypeStruct(shape, jnp.int32), *rows, vmap_method="sequential")
+
+    return jax.lax.cond((rows[0] >= 0).any(), ask, lambda: jnp.full(shape, without, jnp.int32))
 
 
 def _masks(grammars, tokens, prompt_lengths, lengths, *, num_positions: int, num_words: int) -> np.ndarray:
@@ -197,13 +201,8 @@ def forced_tokens(
         lengths: number of committed tokens.
         num: G, the most tokens.
     """
-    shape = (*tokens.shape[:-1], num + 1)
-
-    def found() -> Array:
-        ask, result = functools.partial(_forced, num=num), jax.ShapeDtypeStruct(shape, jnp.int32)
-        return jax.pure_callback(ask, result, grammars, tokens, prompt_lengths, lengths, vmap_method="sequential")
-
-    both = jax.lax.cond((grammars >= 0).any(), found, lambda: jnp.zeros(shape, jnp.int32))
+    rows, shape = (grammars, tokens, prompt_lengths, lengths), (*tokens.shape[:-1], num + 1)
+    both = _ask_host(functools.partial(_forced, num=num), rows, shape, 0)
     return both[..., :num], both[..., num]
 
 

@@ -117,9 +117,9 @@ class Server:
     async def _answer(self, request: Request, body: CompletionBody | ChatBody) -> Response:
         if body.model != self.model:
             raise RequestError(f"model: {body.model[:80]!r} is not served; expected {self.model!r}", "model", 404)
-        tool_names = tuple(body.tool_names) if isinstance(body, ChatBody) else ()
-        tokenizer, is_chat = self.engine.pair.tokenizer, isinstance(body, ChatBody)
-        answer = Answer(is_chat, self.model, tokenizer, body.num_logprobs, tool_names)
+        answer = Answer(isinstance(body, ChatBody), self.model, self.engine.pair.tokenizer, body.num_logprobs)
+        if isinstance(body, ChatBody):
+            answer.tool_names = tuple(body.tool_names)
         handles, num_prompts = self._submit(body)
         if body.stream:
             include_usage = body.stream_options is not None and body.stream_options.include_usage

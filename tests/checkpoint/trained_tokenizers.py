@@ -10,7 +10,7 @@ from bass_jax.checkpoint.tokenizer import Tokenizer, import_transformers
 
 CORPUS = (
     "The quick brown fox jumps over the lazy dog, and the dog sleeps under the tree.",
-    "A tokenizer splits the text into tokens; the tokens of two tokenizers are seldom the same.",
+    "A tokenizer splits the text into tokens; the tokens of two tokenizers are rarely the same.",
     "def add(first, second):\n    return first + second\n",
     "Größe, naïve café, 東京 🙂 and other words that are not ASCII.",
 )

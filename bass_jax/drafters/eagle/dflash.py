@@ -21,7 +21,7 @@ from bass_jax.models.mlp import MLP
 from bass_jax.models.model_config import DenseMLP, LayerConfig, ModelConfig, NormConfig
 from bass_jax.models.norm import Normed, apply_norm, declare_norm, norm_for_projections
 from bass_jax.models.parameters import declare
-from bass_jax.models.weights import declare_weight, multiply, product
+from bass_jax.models.weights import declare_weight, embed, multiply, product
 from bass_jax.typing import Array, Bool, Float, Int, Key, Params
 from kernels_pallas.attention.packing import gather_pages, pack_rows, unpack_rows
 
@@ -198,10 +198,7 @@ class DFlashNetwork(nn.Module):
         """Runs a block of W tokens; returns its hidden states before the final norm."""
         config, slots = self.config, jnp.arange(self.head.block_size)
         block = jnp.where(slots == 0, tokens[:, None], self.head.mask_token_id)
-        rows = jnp.clip(block, 0, config.vocab_size - 1)
-        x = jnp.take(self.embedding.values, rows, axis=0)
-        if self.embedding.scale is not None:
-            x = (x * self.embedding.scale[rows][..., None]).astype(config.dtype)
+        x = embed(self.embedding, block, config.dtype)
         return self._run(x, positions[:, None] + slots, cache, num_known)[0]
 
     def logits(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
@@ -272,7 +269,7 @@ class DFlashModel:
 
     def init_cache(self, batch: int, capacity: int) -> KVCache:
         """Returns an empty cache of `capacity` slots for `batch` rows."""
-        return _empty_cache(self.config, batch, capacity)
+        return kv.allocate(self.config.cache_shapes, batch, capacity, jnp.dtype(self.config.dtype))
 
     def store(
         self, hidden: Float[Array, "B T E"], positions: Int[Array, "B T"], cache: KVCache | PagedCache
@@ -415,7 +412,8 @@ class DFlashDrafter:
 def init_dflash_params(config: ModelConfig, head: DFlashConfig, key: Key[Array, ""]) -> Params:
     """Returns random parameters, without their logical axes."""
     hidden = jnp.zeros((1, 1, len(head.hidden_layers) * head.target_width), config.dtype)
-    arguments = hidden, jnp.zeros((1, 1), jnp.int32), _empty_cache(config, 1, 8)
+    cache = kv.allocate(config.cache_shapes, 1, 8, jnp.dtype(config.dtype))
+    arguments = hidden, jnp.zeros((1, 1), jnp.int32), cache
     return nn.meta.unbox(_network(config, head).init(key, *arguments)["params"])
 
 
@@ -429,8 +427,3 @@ def dflash_param_shapes(config: ModelConfig, head: DFlashConfig) -> dict[str, ja
 @functools.cache
 def _network(config: ModelConfig, head: DFlashConfig) -> DFlashNetwork:
     return DFlashNetwork(config, head)
-
-
-def _empty_cache(config: ModelConfig, batch: int, capacity: int) -> KVCache:
-    heads = [layer.attention.cache_shape for layer in config.layers]
-    return kv.allocate(heads, batch, capacity, jnp.dtype(config.dtype))

@@ -20,7 +20,7 @@ from bass_jax.models.mlp import MLP
 from bass_jax.models.model_config import DenseMLP, LayerConfig, ModelConfig, NormConfig
 from bass_jax.models.norm import Normed, apply_norm, declare_norm, norm_for_projections
 from bass_jax.models.parameters import declare
-from bass_jax.models.weights import declare_weight, multiply, product
+from bass_jax.models.weights import declare_weight, embed, multiply, product
 from bass_jax.typing import Array, Float, Int, Key, Params
 
 
@@ -141,10 +141,7 @@ class Eagle3Network(nn.Module):
 
         Without a cache the tokens are whole sequences, and the pass can be differentiated.
         """
-        rows = jnp.clip(tokens, 0, self.config.vocab_size - 1)
-        embedded = jnp.take(self.embedding.values, rows, axis=0)
-        if self.embedding.scale is not None:
-            embedded = (embedded * self.embedding.scale[rows][..., None]).astype(self.config.dtype)
+        embedded = embed(self.embedding, tokens, self.config.dtype)
         inputs, outputs = self.first_inputs(embedded, hidden.astype(embedded.dtype)), []
         nothing = (None,) * len(self.layers)
         cached = (nothing, nothing) if cache is None else split_layers(cache)
@@ -202,7 +199,7 @@ class Eagle3Model:
 
     def init_cache(self, batch: int, capacity: int) -> KVCache:
         """Returns an empty cache of `capacity` slots for `batch` rows."""
-        return _empty_cache(self.config, batch, capacity)
+        return kv.allocate(self.config.cache_shapes, batch, capacity, jnp.dtype(self.config.dtype))
 
     def project(self, hidden: Float[Array, "B T E"]) -> Float[Array, "B T D"]:
         """Projects the joined hidden states of the target; `hidden_states` reads the result."""
@@ -297,7 +294,8 @@ def init_eagle3_params(config: ModelConfig, head: Eagle3Config, key: Key[Array, 
     """Returns random parameters, without their logical axes."""
     tokens = jnp.zeros((1, 1), jnp.int32)
     hidden = jnp.zeros((1, 1, len(head.hidden_layers) * head.target_width), config.dtype)
-    variables = _network(config, head).init(key, tokens, tokens, _empty_cache(config, 1, 8), hidden)
+    cache = kv.allocate(config.cache_shapes, 1, 8, jnp.dtype(config.dtype))
+    variables = _network(config, head).init(key, tokens, tokens, cache, hidden)
     return nn.meta.unbox(variables["params"])
 
 
@@ -311,8 +309,3 @@ def eagle3_param_shapes(config: ModelConfig, head: Eagle3Config) -> dict[str, ja
 @functools.cache
 def _network(config: ModelConfig, head: Eagle3Config) -> Eagle3Network:
     return head.network(config)
-
-
-def _empty_cache(config: ModelConfig, batch: int, capacity: int) -> KVCache:
-    heads = [layer.attention.cache_shape for layer in config.layers]
-    return kv.allocate(heads, batch, capacity, jnp.dtype(config.dtype))

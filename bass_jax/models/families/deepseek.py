@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and DeepSeek-V3: latent attention, and experts in groups beside shared ones.
+"""DeepSeek-V2 and DeepSeek-V3: latent attention, experts in groups, and shared experts.
 
 Files hold neighboring rotated lanes, except those of V3 with ``rope_interleave`` false, and each head's lanes without
 rotary positions before the rotated ones. V3 may also have layers for multi-token prediction, which are not read.
