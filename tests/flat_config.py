@@ -1,6 +1,17 @@
 """Model configurations from flat keyword arguments, so that a test can change a field of all layers."""
 
-from bass_jax.models import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, MoEConfig, NormConfig, RopeConfig
+import dataclasses
+
+from bass_jax.models import (
+    AttentionConfig,
+    DenseMLP,
+    GatedDeltaConfig,
+    LayerConfig,
+    ModelConfig,
+    MoEConfig,
+    NormConfig,
+    RopeConfig,
+)
 
 _ATTENTION = {
     "num_heads": "num_heads",
@@ -26,12 +37,14 @@ def flat_config(
     has_qk_norm: bool = False,
     has_final_norm: bool = True,
     moe: MoEConfig | None = None,
+    recurrence: GatedDeltaConfig | None = None,
     **fields,
 ) -> ModelConfig:
     """Returns a configuration whose layers are equal except for their windows.
 
-    With `moe`, all layers have these experts instead of a dense MLP. Every other keyword is a field of `ModelConfig`,
-    or of one of the parts of a layer as mapped above.
+    With `moe`, all layers have these experts instead of a dense MLP. With `recurrence`, all but the last have this
+    mixer instead of attention. Every other keyword is a field of `ModelConfig`, or of one of the parts of a layer as
+    mapped above.
     """
 
     def take(names):
@@ -49,4 +62,6 @@ def flat_config(
         return LayerConfig(made, moe or dense, norm, **layer)
 
     layers = tuple(map(layer_config, windowed_layers or (window is not None,) * num_layers))
+    if recurrence is not None:
+        layers = (*(dataclasses.replace(layer, mixer=recurrence) for layer in layers[:-1]), layers[-1])
     return ModelConfig(layers=layers, final_norm=norm if has_final_norm else None, **fields)

@@ -196,7 +196,7 @@ def dflash_drafter(
 def _head_drafter(head: Any, vocab_size: int, scale: float, width: int, num_layers: int = 1, window: int | None = None):
     decoder = config(vocab_size, width=width, hidden_width=width)
     layer = decoder.layers[0]
-    windowed = dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=window))
+    windowed = dataclasses.replace(layer, mixer=dataclasses.replace(layer.attention, window=window))
     decoder = dataclasses.replace(decoder, layers=(layer, windowed)[:num_layers])
     random = np.random.default_rng(10)
 

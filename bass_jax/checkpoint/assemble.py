@@ -161,7 +161,7 @@ def _check_size(source: TensorSource, config: ModelConfig) -> None:
     E = config.embedding_width or config.width
     wanted = config.vocab_size * E
     for layer in config.layers:
-        wanted += layer.attention.num_weights(config.width) + config.width * 2 * layer.mlp.total_width
+        wanted += layer.mixer.num_weights(config.width) + config.width * 2 * layer.mlp.total_width
     if wanted > 2 * source.num_elements():
         raise ValueError(
             f"{source.path}: the configuration asks for at least {wanted} parameters, "

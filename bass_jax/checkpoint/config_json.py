@@ -43,7 +43,8 @@ def read_config_json(directory: Path) -> ModelConfig:
         if unknown := sorted(set(content) & set(RUN_SETTINGS)):
             raise ValueError(f"unknown key {unknown[0]!r}")
         content["layers"] = [
-            {key: value for key, value in layer.items() if key != "count"}
+            # In older files the mixer is called "attention".
+            {"mixer" if key == "attention" else key: value for key, value in layer.items() if key != "count"}
             for layer in content.get("layers", [])
             for _ in range(check_integer("count", layer.get("count", 1), 1))
         ]

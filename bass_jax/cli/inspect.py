@@ -105,7 +105,7 @@ def _describe_mlp(mlp: "DenseMLP | MoEConfig") -> str:
 
 def _describe(one: "Inspection") -> dict[str, str | Cell]:
     config = one.config
-    attention, mlp = config.layers[0].attention, config.layers[0].mlp
+    attention, mlp = config.attentions[0], config.layers[0].mlp
     proposed = "" if config.output_vocab_size is None else f", proposes {config.output_vocab_size:,}"
     return {
         "family": config.family,

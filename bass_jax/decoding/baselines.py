@@ -6,7 +6,7 @@ from bass_jax.acceptance import find_rule
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
-from bass_jax.decoding.step import speculate_step
+from bass_jax.decoding.step import draft_and_verify, finish_step
 from bass_jax.typing import Array
 
 RULES = ("greedy", "token")
@@ -21,8 +21,8 @@ def exhaustive_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spe
     distribution.
     """
     start = state.lengths
-    state, info = speculate_step(pair, state, spec)
-    return keep_fewer(pair, state, info, start, 1)
+    state, info = draft_and_verify(pair, state, spec)
+    return finish_step(pair, start, *keep_fewer(state, info, start, 1))
 
 
 def synchronized_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
@@ -41,20 +41,17 @@ def synchronized_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[S
     if name not in RULES and not name.startswith("synthetic"):
         raise ValueError(f"acceptance={name!r}: expected one of {RULES} for the synchronized baseline")
     start = state.lengths
-    state, info = speculate_step(pair, state, spec)
+    state, info = draft_and_verify(pair, state, spec)
     is_running = info.is_active & (info.finish == FinishReason.RUNNING)
     fewest = jnp.where(is_running, info.num_emitted, info.tokens.shape[1]).min()
-    return keep_fewer(pair, state, info, start, fewest)
+    return finish_step(pair, start, *keep_fewer(state, info, start, fewest))
 
 
-def keep_fewer(
-    pair: Pair, state: SpecState, info: StepInfo, start: Array, most: Array | int
-) -> tuple[SpecState, StepInfo]:
-    """Undoes the commit of a step past the first `most` tokens of each row.
+def keep_fewer(state: SpecState, info: StepInfo, start: Array, most: Array | int) -> tuple[SpecState, StepInfo]:
+    """Removes the tokens of a step past the first `most` of each row, before the step is finished.
 
     Args:
-        pair: target and drafter.
-        state: after the step.
+        state: after the tokens were appended.
         info: of the step.
         start: ``[B]`` int32, lengths before the step.
         most: ``[]`` int32, the largest number of tokens that a row keeps.
@@ -70,5 +67,4 @@ def keep_fewer(
         num_emitted=num_emitted,
         finish=finish,
     )
-    drafter_state = pair.drafter.commit(state.drafter_state, lengths)
-    return state._replace(lengths=lengths, finish=finish, drafter_state=drafter_state), info
+    return state._replace(lengths=lengths, finish=finish), info

@@ -17,7 +17,7 @@ from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
 from bass_jax.drafters import DraftContext, Proposal, reads_hidden_states
 from bass_jax.drafters.protocols import check_proposal, check_proposal_values, hidden_layers_of
 from bass_jax.models.mesh import replicate_on_mesh
-from bass_jax.models.protocol import forward, require_hidden
+from bass_jax.models.protocol import commit_pass, forward, require_hidden
 from bass_jax.sampling import LogitsProcessors, find_processors
 from bass_jax.sampling.keys import Role, draw_keys, position_keys, step_draft_keys
 from bass_jax.typing import Array, Int, Key
@@ -47,6 +47,11 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
 
     Source: Qian et al. 2024 (BASS, arXiv 2404.15778), section 3: ragged batched speculation.
     """
+    return finish_step(pair, state.lengths, *draft_and_verify(pair, state, spec))
+
+
+def draft_and_verify(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
+    """Runs `speculate_step` up to the new lengths; `finish_step` then brings the caches to these lengths."""
     rule = find_rule(spec.acceptance)
     is_active = ~state.done
     # The state holds what each row wants, the static `spec.draft_len` limits it, and the arrays have the width of
@@ -80,11 +85,25 @@ def speculate_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Spec
     if rule.is_deterministic:
         step_tokens = require_greedy(step_tokens, state.sampling_arrays)
     with jax.named_scope("commit"):
-        new_state, info = _commit(state._replace(target_cache=target_cache), step_tokens, num_drafted)
+        state = state._replace(target_cache=target_cache, drafter_state=drafter_state)
+        state, info = _append(state, step_tokens, num_drafted)
+        return state, info._replace(draft_record=record)
+
+
+def finish_step(pair: Pair, start: Int[Array, "B"], state: SpecState, info: StepInfo) -> tuple[SpecState, StepInfo]:
+    """Commits the tokens of a step: brings both caches to the new lengths.
+
+    Args:
+        pair: target and drafter.
+        start: lengths before the step.
+        state: with the new lengths.
+        info: returned.
+    """
+    with jax.named_scope("commit"):
+        target_cache = commit_pass(pair.target, state.target_cache, state.lengths - start)
         # The new lengths roll the drafter back to the committed tokens.
-        drafter_state = pair.drafter.commit(drafter_state, new_state.lengths)
-        new_state = new_state._replace(drafter_state=drafter_state)
-        return replicate_on_mesh((new_state, info._replace(draft_record=record)))
+        drafter_state = pair.drafter.commit(state.drafter_state, state.lengths)
+        return replicate_on_mesh((state._replace(target_cache=target_cache, drafter_state=drafter_state), info))
 
 
 def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecState, StepInfo]:
@@ -105,8 +124,11 @@ def decode_step(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[SpecSta
     step_tokens = accept(rule, proposal, logits, state.sampling_arrays, keys, spec)
     if rule is GREEDY:
         step_tokens = require_greedy(step_tokens, state.sampling_arrays)
+    start = state.lengths
     state = state._replace(target_cache=target_cache, drafter_state=drafter_state)
-    return replicate_on_mesh(_commit(state, step_tokens, proposal.num_drafted))
+    state, info = _append(state, step_tokens, proposal.num_drafted)
+    target_cache = commit_pass(pair.target, state.target_cache, state.lengths - start)
+    return replicate_on_mesh((state._replace(target_cache=target_cache), info))
 
 
 def _propose(
@@ -167,7 +189,7 @@ def _processors(state: SpecState, spec: SpecConfig) -> LogitsProcessors:
     return LogitsProcessors(state.sampling_arrays.processor_arrays, state.prompt_lengths, state.stop_tokens, functions)
 
 
-def _commit(state: SpecState, step_tokens: StepTokens, num_drafted: Int[Array, "B"]) -> tuple[SpecState, StepInfo]:
+def _append(state: SpecState, step_tokens: StepTokens, num_drafted: Int[Array, "B"]) -> tuple[SpecState, StepInfo]:
     """Appends ``num_accepted + 1`` tokens per running row, up to the first stop token and the limit."""
     is_active = ~state.done
     tokens, num_accepted = step_tokens.tokens, step_tokens.num_accepted

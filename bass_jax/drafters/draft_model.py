@@ -19,7 +19,7 @@ from bass_jax.drafters.autoregressive import (
 from bass_jax.drafters.protocols import DraftContext, Proposal
 from bass_jax.models.kv_cache import PagedCache
 from bass_jax.models.prefill_cache import read_in_chunks
-from bass_jax.models.protocol import Cache, SeparateHead, TargetModel, check_cache, read_tokens
+from bass_jax.models.protocol import Cache, SeparateHead, TargetModel, check_cache, read_tokens, require_rollback
 from bass_jax.runtime.cpu_workarounds import argmax
 from bass_jax.sampling.distribution import sample_tokens, token_distribution
 from bass_jax.sampling.keys import gumbel
@@ -60,7 +60,12 @@ class ModelDrafter:
         return read_in_chunks(self.read, state, tokens, lengths - 1, tokens.shape[1])
 
     def start(self, num_rows: int, capacity: int) -> ModelDrafterState:
-        """Returns an empty cache."""
+        """Returns an empty cache.
+
+        Raises:
+            ValueError: if the model has recurrent layers.
+        """
+        require_rollback("the draft model", self.model)
         cache = check_cache(self.model, self.model.init_cache(num_rows, capacity), num_rows)
         return ModelDrafterState(cache, jnp.zeros(num_rows, jnp.int32))
 

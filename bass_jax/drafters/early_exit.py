@@ -4,7 +4,7 @@ import dataclasses
 
 from bass_jax.drafters.draft_model import ModelDrafter
 from bass_jax.models.flax_model import Model, require_model
-from bass_jax.models.protocol import TargetModel
+from bass_jax.models.protocol import TargetModel, require_rollback
 from bass_jax.runtime.checks import check_integer
 
 
@@ -23,11 +23,12 @@ def early_exit_drafter(target: TargetModel, num_layers: int | None = None) -> Mo
         num_layers: number of layers, 1 to L. By default a quarter of the target's, and at least one.
 
     Raises:
-        ValueError: if the target is another model, or has fewer layers.
+        ValueError: if the target is another model, has fewer layers, or has recurrent ones.
 
     Source: Elhoushi et al. 2024 (LayerSkip, arXiv 2404.16710), self-speculative decoding.
     """
     model = require_model(target, "drafter='early_exit'")
+    require_rollback("target", model)
     most = model.config.num_layers
     num_layers = max(1, most // 4) if num_layers is None else check_integer("num_layers", num_layers, 1, most)
     dropped = {f"layer_{index}" for index in range(num_layers, most)}

@@ -12,7 +12,15 @@ from bass_jax.drafters.draft_model import ModelDrafterState, read_committed
 from bass_jax.drafters.protocols import DraftContext, Proposal
 from bass_jax.models.decoder import ForwardOutput
 from bass_jax.models.prefill_cache import read_in_chunks
-from bass_jax.models.protocol import Cache, TargetModel, apply_head, check_cache, output_ids_of, read_tokens
+from bass_jax.models.protocol import (
+    Cache,
+    TargetModel,
+    apply_head,
+    check_cache,
+    output_ids_of,
+    read_tokens,
+    require_rollback,
+)
 from bass_jax.typing import Array, Float, Int
 
 SLOTS_PER_TOKEN = 2
@@ -103,7 +111,12 @@ class OtherVocabularyDrafter:
     min_confidence: Any = None  # a number or an array
 
     def init(self, tokens: Array, lengths: Array) -> ModelDrafterState:
-        """Reads all but the last token of each row."""
+        """Reads all but the last token of each row.
+
+        Raises:
+            ValueError: if the model has recurrent layers.
+        """
+        require_rollback("the draft model", self.model.model)
         num_rows, capacity = tokens.shape
         num_slots = SLOTS_PER_TOKEN * capacity
         model = self.model.model

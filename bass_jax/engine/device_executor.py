@@ -35,7 +35,7 @@ from bass_jax.engine.slots import (
 from bass_jax.engine.step_clock import StepClock, calibrate, is_measured
 from bass_jax.models.kv_cache import KVCache, pages_of, with_pages
 from bass_jax.models.mesh import mesh_of, place_whole
-from bass_jax.models.protocol import hidden_width_of
+from bass_jax.models.protocol import hidden_width_of, is_recurrent
 from bass_jax.policies.protocol import plan_bucket
 from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
 
@@ -76,7 +76,8 @@ class DeviceExecutor:
         self._policy, self._mesh = steps.policy, mesh_of(pair)
         self._compiled: dict[Any, Callable] = {}
         self.pool: PagePool | None = None
-        self._shares_pages, self._reads_in_chunks = not reads_hidden_states(pair.drafter), reads_in_chunks(pair)
+        self._shares_pages = not reads_hidden_states(pair.drafter) and not is_recurrent(pair.target)
+        self._reads_in_chunks = reads_in_chunks(pair)
         if state is None:
             pages = None
             if config.page_size is not None:
@@ -130,7 +131,8 @@ class DeviceExecutor:
     def num_shared(self, handle: RequestHandle) -> int:
         """Returns how many tokens at the beginning of a prompt are in pages of other requests.
 
-        A drafter that reads hidden states shares nothing, because it needs those of the token before its first one.
+        A drafter that reads hidden states shares nothing, because it needs those of the token before its first one; nor
+        does a recurrent target, whose state at the end of a page is not kept.
         """
         return 0 if self.pool is None or not self._shares_pages else self.pool.num_shared(handle)
 

@@ -99,8 +99,8 @@ def empty_prompt(pair: Pair, tokens: Int[Array, "1 C"], table: Int[Array, "1 M"]
 
     Dense caches are zeroed for every prompt and inserted whole, so that a NaN of an earlier row is never read.
     """
-    prompt = replicate_on_mesh(start_prompts(pair, *tokens.shape))
-    return prompt if table is None else as_paged(prompt, 0, tokens.shape[1] // table.shape[1], table)
+    prompt = start_prompts(pair, *tokens.shape)
+    return replicate_on_mesh(prompt if table is None else as_paged(prompt, 0, tokens.shape[1] // table.shape[1], table))
 
 
 def read_prompt_chunk(
@@ -154,7 +154,8 @@ def insert_row(
 
     def put(all_, own):
         if is_paged(all_):
-            return all_._replace(tables=all_.tables.at[row].set(own.tables[0]))
+            states = jax.tree.map(put, all_.states, own.states)
+            return all_._replace(tables=all_.tables.at[row].set(own.tables[0]), states=states)
         return all_.at[row].set(own[0])
 
     state = jax.tree.map(put, state, one, is_leaf=is_paged)

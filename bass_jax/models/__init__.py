@@ -10,6 +10,7 @@ from bass_jax.models.mesh import start_distributed, tensor_parallel_mesh
 from bass_jax.models.model_config import (
     AttentionConfig,
     DenseMLP,
+    GatedDeltaConfig,
     LatentConfig,
     LayerConfig,
     ModelConfig,
@@ -28,6 +29,7 @@ __all__ = [
     "AttentionConfig",
     "DenseMLP",
     "ForwardOutput",
+    "GatedDeltaConfig",
     "LatentConfig",
     "LayerConfig",
     "MoEConfig",

@@ -23,10 +23,19 @@ class LayerOutput(NamedTuple):
     """What the attention of a layer and the layer itself return."""
 
     x: Array  # [B, T, D]: the attention's output, or the layer's residual stream
-    keys: LayerKV  # the layer's cache with the tokens of this pass, or [B, K, T, H] without a cache
+    keys: Any  # the layer's cache with the tokens of this pass, or [B, K, T, H] without a cache; or a `PendingState`
     values: LayerKV
-    new_keys: Array  # [B, T, K, H], of the tokens of this pass
+    new_keys: Array  # [B, T, K, H], of the tokens of this pass; None in a recurrent layer
     new_values: Array  # [B, T, K, H]
+
+
+class Projections(NamedTuple):
+    """What attention makes of its input."""
+
+    queries: Array  # [B, T, N, H], rotated
+    keys: Array  # [B, T, K, H], rotated
+    values: Array  # [B, T, K, H]
+    gates: Array | None  # [B, T, N, H], of the output, before the sigmoid
 
 
 class Attention(nn.Module):
@@ -54,7 +63,7 @@ class Attention(nn.Module):
                 same prefix and are written to the same slots. The cache then holds the tokens of the last one.
         """
         config, attention = self.config, self.attention
-        queries, new_keys, new_values = self._project(x, angles)
+        queries, new_keys, new_values, gates = self._project(x, angles)
         if attention.temperature_scale is not None:
             queries = _scale_by_position(attention, queries, positions)
         sinks = None
@@ -64,21 +73,22 @@ class Attention(nn.Module):
         attended, keys, values = write_and_attend(
             config, attention, queries, (new_keys, new_values), keys, values, positions, sinks, num_candidates
         )
+        if gates is not None:
+            attended *= jax.nn.sigmoid(gates)
         return LayerOutput(self._output(attended), keys, values, new_keys, new_values)
 
-    def _project(self, x: Normed, angles: tuple | None, *, has_queries: bool = True) -> tuple[Array, Array, Array]:
-        """Returns the rotated queries ``[B, T, N, H]`` and keys ``[B, T, K, H]``, and the values.
-
-        Without queries their weights are not read, and the first result has no heads.
-        """
+    def _project(self, x: Normed, angles: tuple | None, *, has_queries: bool = True) -> Projections:
+        """Projects the input. Without queries their weights are not read, and the result has no heads of queries."""
         config, attention = self.config, self.attention
         K, R, H = attention.num_kv_heads, attention.queries_per_kv_head, attention.head_dim
+        rows = 2 * R + 2 if attention.has_output_gate else R + 2
         # The input may be wider than the output, as in the first layer of an EAGLE-3 head.
-        qkv = declare_weight(self, "qkv", (K, R + 2, H, x.values.shape[-1]), ("kv_heads", None, None, "embed"))
-        bias = declare(self, "qkv_bias", (K, R + 2, H), ("kv_heads", None, None), zeros) if attention.has_bias else None
+        qkv = declare_weight(self, "qkv", (K, rows, H, x.values.shape[-1]), ("kv_heads", None, None, "embed"))
+        bias = declare(self, "qkv_bias", (K, rows, H), ("kv_heads", None, None), zeros) if attention.has_bias else None
         if not has_queries:
-            qkv = Weight(qkv.values[:, R:], None if qkv.scale is None else qkv.scale[:, R:])
-            bias = None if bias is None else bias[:, R:]
+            used = slice(R, R + 2)
+            qkv = Weight(qkv.values[:, used], None if qkv.scale is None else qkv.scale[:, used])
+            bias = None if bias is None else bias[:, used]
             R = 0
         projected = project(x, qkv, rounds_to=config.rounds_to)
         if bias is not None:
@@ -93,8 +103,10 @@ class Attention(nn.Module):
             queries_and_keys = rotary.rotate(queries_and_keys, *angles)
         if attention.qk_norm is not None and attention.qk_norm_span == "rotated_head":
             queries_and_keys = rms_norm(queries_and_keys, jnp.ones((H,), x.values.dtype), attention.qk_norm.eps)
-        queries = queries_and_keys[:, :, :, :R].reshape(*projected.shape[:2], K * R, H)
-        return queries, queries_and_keys[:, :, :, R], projected[:, :, :, R + 1]
+        heads = *projected.shape[:2], K * R, H
+        queries, gates = queries_and_keys[:, :, :, :R].reshape(heads), projected[:, :, :, R + 2 :]
+        gates = gates.reshape(heads) if attention.has_output_gate and R else None
+        return Projections(queries, queries_and_keys[:, :, :, R], projected[:, :, :, R + 1], gates)
 
     def _output(self, attended: Array) -> Array:
         """Projects the attended values ``[B, T, N, H]`` to the width of the residual stream."""

@@ -18,14 +18,16 @@ import jax.numpy as jnp
 
 from bass_jax.models import rotary
 from bass_jax.models.attention import Attention, LayerOutput
+from bass_jax.models.gated_delta import GatedDelta
 from bass_jax.models.kv_cache import KVCache, PagedCache, join_layers, split_layers
 from bass_jax.models.latent_attention import LatentAttention
 from bass_jax.models.mesh import replicate_on_mesh
 from bass_jax.models.mlp import MLP
-from bass_jax.models.model_config import LayerConfig, ModelConfig, MoEConfig, NormConfig
+from bass_jax.models.model_config import GatedDeltaConfig, LayerConfig, ModelConfig, MoEConfig, NormConfig
 from bass_jax.models.moe import MoE
 from bass_jax.models.norm import Normed, apply_norm, declare_norm, norm_for_projections
 from bass_jax.models.parameters import declare, zeros
+from bass_jax.models.recurrent_state import PendingState
 from bass_jax.models.weights import declare_weight, embed, multiply, product
 from bass_jax.typing import Array, Float, Int, Params
 
@@ -40,7 +42,7 @@ class ForwardOutput(NamedTuple):
 
 
 class Layer(nn.Module):
-    """Attention and MLP around the residual stream, in the order of `LayerConfig.block`.
+    """A mixer and an MLP around the residual stream, in the order of `LayerConfig.block`.
 
     Attributes:
         config: of the model.
@@ -52,7 +54,11 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(self, x, positions, angles, keys, values, num_candidates=1) -> LayerOutput:
-        """Returns the new residual stream with the keys and values of the attention; see `Attention`."""
+        """Returns the new residual stream with what the mixer returns; see `Attention` and `GatedDelta`.
+
+        In a recurrent layer `angles` is None, `keys` are a `RecurrentState`, and `values` tell which tokens are no
+        padding.
+        """
         config, layer = self.config, self.layer
 
         def normed(name, x):
@@ -62,6 +68,8 @@ class Layer(nn.Module):
             return norm_for_projections(layer.norm, x, declare_norm(self, name, layer.norm, config.width))
 
         def attend(x) -> LayerOutput:
+            if isinstance(layer.mixer, GatedDeltaConfig):
+                return GatedDelta(config, layer.mixer, name="gated_delta")(x, values, keys, num_candidates)
             kind = Attention if layer.attention.latent is None else LatentAttention
             attention = kind(config, layer.attention, name="attention")
             return attention(x, positions, angles, keys, values, num_candidates)
@@ -155,14 +163,12 @@ class Decoder(nn.Module):
         config = self.config
         x = self._embed(tokens, positions, hidden)
         angles = self._angles(positions)
-        nothing = (None,) * config.num_layers
-        cached = (nothing, nothing) if cache is None else split_layers(cache)
         params = self.variables.get("params", {})
         outputs, chosen = [], {}
-        for i, (layer, keys, values) in enumerate(zip(config.layers, *cached, strict=True)):
+        for i, (layer, own) in enumerate(zip(config.layers, self._cached(positions, angles, cache), strict=True)):
             if i in hidden_layers:
                 chosen[i] = x
-            arguments = x, positions, angles[layer.attention.rope, layer.attention.head_dim], keys, values
+            arguments = x, positions, *own
             if self.is_initializing():
                 out = self.layers[i](*arguments)
             else:
@@ -171,11 +177,13 @@ class Decoder(nn.Module):
             outputs.append(out)
         if config.num_layers in hidden_layers:
             chosen[config.num_layers] = x
-        _, keys, values, new_keys, new_values = zip(*outputs, strict=True)
+        with_attention = [out for out, layer in zip(outputs, config.layers, strict=True) if not layer.is_recurrent]
+        _, keys, values, new_keys, new_values = zip(*with_attention, strict=True)
+        states = tuple(out.keys for out, layer in zip(outputs, config.layers, strict=True) if layer.is_recurrent)
         if config.final_norm is not None:
             x = apply_norm(config.final_norm, x, self.final_norm)
         candidates = None if num_candidates == 1 else KVCache(new_keys, new_values)
-        output = ForwardOutput(None, join_layers(cache, keys, values), x, candidates)
+        output = ForwardOutput(None, join_layers(cache, keys, values, states), x, candidates)
         return output, jnp.concatenate([chosen[i] for i in hidden_layers], axis=-1) if hidden_layers else None
 
     def next_hidden(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
@@ -204,6 +212,25 @@ class Decoder(nn.Module):
         hidden = output.hidden if chosen is None else chosen
         return output._replace(logits=self.logits(output.hidden), hidden=hidden)
 
+    def _cached(self, positions, angles, cache) -> list[tuple]:
+        """Returns the angles and the cache of each layer, as `Layer` takes them."""
+        config = self.config
+        if cache is None:
+            attended, states = [(None, None)] * len(config.attentions), [None] * len(config.recurrences)
+            is_token = jnp.ones(positions.shape, bool)
+        else:
+            if any(isinstance(one, PendingState) for one in cache.states):
+                raise ValueError("cache: expected a cache whose last pass was committed; see `Model.commit`")
+            attended, states = zip(*split_layers(cache), strict=True), cache.states
+            is_token = positions < cache.capacity
+        attended, states = iter(attended), iter(states)
+        return [
+            (None, next(states), is_token)
+            if layer.is_recurrent
+            else (angles[layer.attention.rope, layer.attention.head_dim], *next(attended))
+            for layer in config.layers
+        ]
+
     def _embed(self, tokens, positions, hidden):
         config = self.config
         x = embed(self.embedding, tokens, config.dtype)
@@ -225,7 +252,7 @@ class Decoder(nn.Module):
 
     def _angles(self, positions):
         """Returns the cosines and sines for each kind of rotary positions and head size, None for none."""
-        kinds = dict.fromkeys((layer.attention.rope, layer.attention.head_dim) for layer in self.config.layers)
+        kinds = dict.fromkeys((attention.rope, attention.head_dim) for attention in self.config.attentions)
         return {
             (rope, head_dim): None if rope is None else rotary.angles(positions, rope, head_dim, self.config.context)
             for rope, head_dim in kinds

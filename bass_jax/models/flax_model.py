@@ -14,6 +14,7 @@ from bass_jax.models.decoder import ForwardOutput, decoder
 from bass_jax.models.kv_cache import KVCache, PagedCache
 from bass_jax.models.mesh import split_heads
 from bass_jax.models.model_config import ModelConfig
+from bass_jax.models.recurrent_state import allocate_states
 from bass_jax.runtime.checks import check_kind
 from bass_jax.typing import Array, Float, Int, Key, Params
 
@@ -44,12 +45,23 @@ class Model:
         """The largest number of tokens of a row."""
         return self.config.context
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether there are recurrent layers, so that a pass needs a `commit`."""
+        return bool(self.config.recurrences)
+
     def init_cache(self, batch: int, capacity: int) -> KVCache:
         """Returns an empty cache of `capacity` slots for `batch` rows."""
-        config = self.config
-        dtype = jnp.dtype(config.cache_dtype or config.dtype)
-        cache = kv.allocate(config.cache_shapes, batch, capacity, dtype)
-        return split_heads(cache, config.tensor_axis)
+        return split_heads(_empty_cache(self.config, batch, capacity), self.config.tensor_axis)
+
+    def commit(self, cache: KVCache | PagedCache, num_accepted: Int[Array, "B"]) -> KVCache | PagedCache:
+        """Keeps the first tokens of the last pass in the states of recurrent layers.
+
+        Args:
+            cache: from a pass.
+            num_accepted: number of tokens to keep per row; padding is never kept.
+        """
+        return kv.commit(cache, num_accepted)
 
     def forward(
         self,
@@ -190,11 +202,16 @@ def _abstract(config: ModelConfig) -> Params:
     return _traced_init(config, key, lambda init: lambda key: jax.eval_shape(init, key))
 
 
+def _empty_cache(config: ModelConfig, batch: int, capacity: int) -> KVCache:
+    cache = kv.allocate(config.cache_shapes, batch, capacity, jnp.dtype(config.cache_dtype or config.dtype))
+    return cache._replace(states=allocate_states(config.recurrences, batch, jnp.dtype(config.dtype)))
+
+
 def _traced_init(config, key, transform):
     def init(key):
         # The arrays are made inside the traced function, where an abstract pass allocates nothing.
         tokens = jnp.zeros((1, 1), jnp.int32)
-        cache = kv.allocate(config.cache_shapes, 1, 8, jnp.dtype(config.dtype))
+        cache = _empty_cache(dataclasses.replace(config, cache_dtype=None), 1, 8)
         return decoder(config).init(key, tokens, tokens, cache)["params"]
 
     return transform(init)(key)

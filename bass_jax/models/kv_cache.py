@@ -6,6 +6,8 @@ cleared, because no query reads past its own position. The values of latent atte
 arrays of values have ``H = 0``.
 
 In a paged cache the slots of a row are in pages that a table lists. Longer rows have more pages.
+
+Recurrent layers have a state per row instead, in paged caches too; see `bass_jax.models.recurrent_state`.
 """
 
 import functools
@@ -15,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from bass_jax.models.recurrent_state import PendingState, RecurrentState, commit_state, keep_candidate_state
 from bass_jax.typing import Array, Float, Int
 from kernels_pallas.attention.quantize import quantize_kv
 
@@ -49,14 +52,15 @@ LayerKV = Array | Int8KV | PagedKV
 
 
 class KVCache(NamedTuple):
-    """Keys and values of every layer, `Int8KV` if the model's `cache_dtype` is INT8.
+    """Keys and values of every layer with attention, `Int8KV` if the model's `cache_dtype` is INT8, and other states.
 
     A tuple of arrays per layer instead of one stacked array lets XLA update each in place, and pass it to an attention
     kernel without a copy.
     """
 
-    keys: tuple[Array | Int8KV, ...]  # L x [B, K, S, H]
-    values: tuple[Array | Int8KV, ...]  # L x [B, K, S, H]
+    keys: tuple[Array | Int8KV, ...]  # per layer with attention [B, K, S, H]
+    values: tuple[Array | Int8KV, ...]  # per layer with attention [B, K, S, H]
+    states: tuple[RecurrentState | PendingState, ...] = ()  # per recurrent layer; pending between a pass and its commit
 
     @property
     def capacity(self) -> int:
@@ -65,15 +69,16 @@ class KVCache(NamedTuple):
 
 
 class PagedCache(NamedTuple):
-    """Keys and values of every layer in pages; a row has one table for all layers.
+    """Keys and values of every layer with attention in pages; a row has one table for all layers.
 
     Rows are added and removed by changing tables, without moving keys or values. What another row left in a page is
     never used, even if it is NaN.
     """
 
-    keys: tuple[Array | Int8KV, ...]  # L x [P, K, page, H]
-    values: tuple[Array | Int8KV, ...]  # L x [P, K, page, H]
+    keys: tuple[Array | Int8KV, ...]  # per layer with attention [P, K, page, H]
+    values: tuple[Array | Int8KV, ...]  # per layer with attention [P, K, page, H]
     tables: Array  # [B, M] int32
+    states: tuple[RecurrentState | PendingState, ...] = ()  # of the rows; see `KVCache.states`
 
     @property
     def capacity(self) -> int:
@@ -82,18 +87,28 @@ class PagedCache(NamedTuple):
 
 
 def split_layers(cache: KVCache | PagedCache) -> tuple[tuple[LayerKV, ...], tuple[LayerKV, ...]]:
-    """Returns the keys and the values of each layer."""
+    """Returns the keys and the values of each layer with attention."""
     if isinstance(cache, PagedCache):
         keys, values = (tuple(PagedKV(pages, cache.tables) for pages in side) for side in cache[:2])
         return keys, values
     return cache.keys, cache.values
 
 
-def join_layers(cache: KVCache | PagedCache | None, keys: tuple, values: tuple) -> KVCache | PagedCache:
+def join_layers(
+    cache: KVCache | PagedCache | None, keys: tuple, values: tuple, states: tuple = ()
+) -> KVCache | PagedCache:
     """Inverts `split_layers`; `cache` is the cache that was split, or None for a new dense one."""
     if isinstance(cache, PagedCache):
-        return cache._replace(keys=tuple(one.pages for one in keys), values=tuple(one.pages for one in values))
-    return KVCache(keys, values)
+        keys, values = (tuple(one.pages for one in side) for side in (keys, values))
+        return PagedCache(keys, values, cache.tables, states)
+    return KVCache(keys, values, states)
+
+
+def commit(cache: KVCache | PagedCache, num_kept: Int[Array, "B"]) -> KVCache | PagedCache:
+    """Keeps the first `num_kept` tokens of the last pass in the states of recurrent layers."""
+    return cache._replace(
+        states=tuple(commit_state(one, num_kept) for one in cache.states if isinstance(one, PendingState))
+    )
 
 
 def allocate(heads: Sequence[tuple[int, int, int]], batch: int, capacity: int, dtype: jnp.dtype) -> KVCache:
@@ -166,6 +181,8 @@ def keep_candidate(
 ) -> KVCache | PagedCache:
     """Writes the tokens of one candidate draft per row over those of the candidate that was written last.
 
+    Of the pending states of recurrent layers, that of the candidate remains.
+
     Args:
         cache: the cache after a pass over all candidates.
         new: keys and values of all candidates, ``[B, M, T, K, H]`` per layer.
@@ -178,18 +195,23 @@ def keep_candidate(
         return tuple(append(layer, new[rows, candidate], positions) for layer, new in zip(layers, of_all, strict=True))
 
     keys, values = split_layers(cache)
-    return join_layers(cache, keep(keys, new.keys), keep(values, new.values))
+    num_candidates = new.keys[0].shape[1]
+    states = tuple(
+        keep_candidate_state(one, candidate, num_candidates) for one in cache.states if isinstance(one, PendingState)
+    )
+    return join_layers(cache, keep(keys, new.keys), keep(values, new.values), states)
 
 
 def gather_rows(tree: Any, rows: Int[Array, "rows"]) -> Any:
     """Selects `rows` of every array of a cache or a state, to replicate a prompt or to compact a batch.
 
-    Of a paged cache only the tables are gathered.
+    Of a paged cache only the tables and the states are gathered.
     """
 
     def take(leaf):
         if isinstance(leaf, PagedCache):
-            return leaf._replace(tables=jnp.take(leaf.tables, rows, axis=0, mode="clip"))
+            tables, states = gather_rows((leaf.tables, leaf.states), rows)
+            return leaf._replace(tables=tables, states=states)
         return jnp.take(leaf, rows, axis=0, mode="clip")
 
     return jax.tree.map(take, tree, is_leaf=is_paged)
@@ -224,7 +246,7 @@ def as_paged(tree: Any, num_pages: int, page_size: int, tables: Int[Array, "B M"
             shape = num_pages, one.shape[1], page_size, one.shape[3]
             return _zeros(shape, is_int8=is_int8, dtype=jnp.dtype(jnp.int8) if is_int8 else one.dtype)
 
-        return PagedCache(pages(node.keys), pages(node.values), tables)
+        return PagedCache(pages(node.keys), pages(node.values), tables, node.states)
 
     return jax.tree.map(empty, tree, is_leaf=lambda node: isinstance(node, KVCache))
 

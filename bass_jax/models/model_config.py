@@ -166,6 +166,7 @@ class AttentionConfig:
         scale: factor on the scores; None means ``head_dim ** -0.5``.
         softcap: c: a scaled score x becomes ``c tanh(x / c)`` before masking; None for no cap.
         has_sinks: whether each head has a learned score that takes a share of the attention and adds nothing (gpt-oss).
+        has_output_gate: whether each head's result is multiplied by the sigmoid of another projection (Qwen3-Next).
         temperature_scale: a: queries at position p are multiplied by ``1 + a log(1 + floor((p + 1) / t))`` with t the
             `temperature_step` (Nakanishi, arXiv 2501.19399); None for no factor.
         temperature_step: see `temperature_scale`.
@@ -185,6 +186,7 @@ class AttentionConfig:
     scale: float | None = None
     softcap: float | None = None
     has_sinks: bool = False
+    has_output_gate: bool = False
     temperature_scale: float | None = None
     temperature_step: int = 8192
     latent: LatentConfig | None = None
@@ -222,8 +224,9 @@ class AttentionConfig:
             for name in ("qk_norm", "temperature_scale"):
                 if (value := getattr(self, name)) is not None:
                     raise ValueError(f"{name}={value}: expected None for latent attention")
-            if self.has_sinks:
-                raise ValueError("has_sinks=True: expected False for latent attention")
+            for name in ("has_sinks", "has_output_gate"):
+                if getattr(self, name):
+                    raise ValueError(f"{name}=True: expected False for latent attention")
 
     @property
     def queries_per_kv_head(self) -> int:
@@ -239,13 +242,59 @@ class AttentionConfig:
         """Returns the number of elements of the projections, without biases, for a residual stream of `width`."""
         N, H = self.num_heads, self.head_dim
         if self.latent is None:
-            return width * 2 * (N + self.num_kv_heads) * H
+            return width * (2 * (N + self.num_kv_heads) + self.has_output_gate * N) * H
         assert self.rope is not None and self.rope.rotary_dim is not None
         latent, rotated = self.latent, self.rope.rotary_dim
         rank, key = latent.query_rank, rotated + latent.key_dim
         queries = width * N * key if rank is None else rank * (width + N * key)
         up = N * (latent.key_dim + latent.value_dim) * (H - rotated)
         return queries + width * H + up + width * N * latent.value_dim
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedDeltaConfig:
+    """A recurrent layer with the gated delta rule; see `bass_jax.models.gated_delta`.
+
+    Attributes:
+        num_key_heads: K, the number of query heads and of key heads.
+        num_value_heads: a multiple of K. Each has a state, and consecutive ones share a query head and a key head.
+        key_dim: A, the number of lanes of a query and of a key.
+        value_dim: V, the number of lanes of a value.
+        kernel_size: W, the number of tokens that the convolution in front of the rule reads.
+        activation: after the convolution.
+        norm: of each head's result, whose gate is the SiLU of a projection of the input.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel_size: int = 4
+    activation: Literal["silu", "relu", "gelu", "gelu_tanh"] = "silu"
+    norm: NormConfig = NormConfig(eps=1e-6)
+
+    def __post_init__(self):
+        for name in ("num_key_heads", "num_value_heads", "key_dim", "value_dim", "kernel_size"):
+            check_integer(name, getattr(self, name), 1)
+        if self.num_value_heads % self.num_key_heads:
+            found = f"num_value_heads={self.num_value_heads}"
+            raise ValueError(f"{found}: expected a multiple of num_key_heads={self.num_key_heads}")
+        _check_choices(self, "activation")
+
+    @property
+    def values_per_key(self) -> int:
+        """R, the number of value heads per key head."""
+        return self.num_value_heads // self.num_key_heads
+
+    @property
+    def num_lanes(self) -> int:
+        """C, the lanes of the convolution per key head: a query, a key, and R values."""
+        return 2 * self.key_dim + self.values_per_key * self.value_dim
+
+    def num_weights(self, width: int) -> int:
+        """Returns the number of elements of the projections for a residual stream of `width`."""
+        values = self.num_value_heads * self.value_dim
+        return width * (2 * self.num_key_heads * self.key_dim + 3 * values + 2 * self.num_value_heads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -347,10 +396,10 @@ class MoEConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LayerConfig:
-    """Attention and MLP around the residual stream.
+    """A mixer of tokens and an MLP around the residual stream.
 
     Attributes:
-        attention: the attention.
+        mixer: attention, or a recurrent layer. The norms and positions of attention below are those of any mixer.
         mlp: the MLP, or a mixture of experts.
         norm: the kind of all norms of the layer.
         block: position of the norms. ``"pre_norm"`` normalizes the inputs of attention and MLP. ``"post_norm"``
@@ -361,7 +410,7 @@ class LayerConfig:
         residual_scale: factor on what attention and MLP add to the residual stream.
     """
 
-    attention: AttentionConfig
+    mixer: AttentionConfig | GatedDeltaConfig
     mlp: DenseMLP | MoEConfig
     norm: NormConfig = NormConfig()
     block: Literal["pre_norm", "post_norm", "sandwich", "output_norm", "parallel"] = "pre_norm"
@@ -369,10 +418,26 @@ class LayerConfig:
     residual_scale: float = 1.0
 
     def __post_init__(self):
-        check_kind("attention", self.attention, AttentionConfig)
+        check_kind("mixer", self.mixer, GatedDeltaConfig if self.is_recurrent else AttentionConfig)
         check_kind("mlp", self.mlp, MoEConfig if isinstance(self.mlp, MoEConfig) else DenseMLP)
         check_kind("norm", self.norm, NormConfig)
         _check_choices(self, "block")
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the mixer is a recurrent layer."""
+        return isinstance(self.mixer, GatedDeltaConfig)
+
+    @property
+    def attention(self) -> AttentionConfig:
+        """The mixer of a layer with attention.
+
+        Raises:
+            ValueError: if the layer is recurrent.
+        """
+        if not isinstance(self.mixer, AttentionConfig):
+            raise ValueError(f"mixer={self.mixer!r}: expected an AttentionConfig")
+        return self.mixer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -449,6 +514,8 @@ class ModelConfig:
         check_integer("num_layers", len(self.layers), 1)
         for layer in self.layers:
             check_kind("layers", layer, LayerConfig)
+        if not self.attentions:
+            raise ValueError("layers: expected a layer with attention")
         check_choice("dtype", self.dtype, ("float32", "bfloat16"))
         check_choice("quantize", self.quantize, (None, "int8", "int8_activations"))
         check_choice("cache_dtype", self.cache_dtype, (None, "int8"))
@@ -467,9 +534,19 @@ class ModelConfig:
             )
 
     @property
+    def attentions(self) -> tuple[AttentionConfig, ...]:
+        """The attention of each layer that has one."""
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionConfig))
+
+    @property
+    def recurrences(self) -> tuple[GatedDeltaConfig, ...]:
+        """The mixer of each recurrent layer."""
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, GatedDeltaConfig))
+
+    @property
     def cache_shapes(self) -> tuple[tuple[int, int, int], ...]:
-        """`AttentionConfig.cache_shape` of each layer."""
-        return tuple(layer.attention.cache_shape for layer in self.layers)
+        """`AttentionConfig.cache_shape` of each layer with attention."""
+        return tuple(attention.cache_shape for attention in self.attentions)
 
     @property
     def num_layers(self) -> int:

@@ -91,6 +91,23 @@ class CandidateModel(Protocol):
 
 
 @runtime_checkable
+class RecurrentModel(Protocol):
+    """A model that may have states which a lower length does not cut back."""
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it has such states. Then the cache after a pass may have another structure, until `commit`."""
+        ...
+
+    def commit(self, cache: Cache, num_accepted: Array) -> Cache:
+        """Returns the cache for the next pass, with the first ``num_accepted [B]`` tokens of the last pass.
+
+        Padding is never kept, so the largest integer keeps all tokens. It is called once after every pass.
+        """
+        ...
+
+
+@runtime_checkable
 class ReducedVocabulary(Protocol):
     """A draft model whose head may score only some of the tokens."""
 
@@ -105,6 +122,28 @@ def context_of(model: TargetModel) -> int | None:
     return model.context if isinstance(model, LimitedContext) else None
 
 
+def is_recurrent(model: Any) -> bool:
+    """Returns whether a pass of the model must be committed; see `RecurrentModel`."""
+    return isinstance(model, RecurrentModel) and model.is_recurrent
+
+
+def commit_pass(model: Any, cache: Cache, num_accepted: Array) -> Cache:
+    """Returns the cache for the next pass; see `RecurrentModel.commit`. Other models have nothing to commit."""
+    return model.commit(cache, num_accepted) if is_recurrent(model) else cache
+
+
+def require_rollback(name: str, model: Any) -> None:
+    """Checks that rejected drafts can be undone by a lower length.
+
+    Raises:
+        ValueError: naming `name` if the model is recurrent.
+    """
+    if is_recurrent(model):
+        raise ValueError(
+            f"{name} has recurrent layers: expected attention only, because rejected drafts are rolled back"
+        )
+
+
 def output_ids_of(model: TargetModel | SeparateHead) -> Array | None:
     """Returns the token of each column of the logits, or None if column i is token i."""
     return model.output_ids if isinstance(model, ReducedVocabulary) else None
@@ -113,7 +152,7 @@ def output_ids_of(model: TargetModel | SeparateHead) -> Array | None:
 def read_tokens(
     model: TargetModel | SeparateHead, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: Cache
 ) -> tuple[Float[Array, "B T _"], Cache]:
-    """Runs a pass of which few logits are needed, or none.
+    """Runs a pass of which few logits are needed, or none, and commits all of its tokens.
 
     Returns:
         What `apply_head` computes logits from: the hidden states ``[B, T, D]`` of a model with a separate head, else
@@ -121,9 +160,9 @@ def read_tokens(
     """
     if isinstance(model, SeparateHead):
         output = model.hidden_states(tokens, positions, cache)
-        return output.hidden, output.cache
+        return output.hidden, _commit_all(model, output.cache, tokens)
     output = forward(model, tokens, positions, cache)
-    return output.logits, output.cache
+    return output.logits, _commit_all(model, output.cache, tokens)
 
 
 def apply_head(model: TargetModel | SeparateHead, states: Float[Array, "B T _"]) -> Float[Array, "B T O"]:
@@ -138,12 +177,19 @@ def read_hidden(
     cache: Cache,
     hidden_layers: tuple[int, ...] = (),
 ) -> tuple[Float[Array, "B T _"], Cache]:
-    """Runs a pass of which only the hidden states of `hidden_layers` are needed; returns them and the cache."""
+    """Runs a pass of which only the hidden states of `hidden_layers` are needed; returns them and the cache.
+
+    All tokens of the pass are committed.
+    """
     if isinstance(model, SeparateHead):
         output = model.hidden_states(tokens, positions, cache, hidden_layers=hidden_layers)
     else:
         output = forward(model, tokens, positions, cache, hidden_layers)
-    return require_hidden(model, output), output.cache
+    return require_hidden(model, output), _commit_all(model, output.cache, tokens)
+
+
+def _commit_all(model: Any, cache: Cache, tokens: Array) -> Cache:
+    return commit_pass(model, cache, jnp.full(tokens.shape[0], tokens.shape[1], jnp.int32))
 
 
 def hidden_width_of(model: TargetModel, hidden_layers: tuple[int, ...] = ()) -> tuple[int, Any]:
@@ -184,7 +230,11 @@ def check_output(model: TargetModel, output: Any, shape: tuple[int, ...], cache:
     output_ids = output_ids_of(model)
     vocab_size = model.vocab_size if output_ids is None else output_ids.shape[0]
     check_array(output.logits, f"{name}: logits", (*shape, vocab_size), jnp.floating)
-    if _shapes(cache) != _shapes(output.cache):
+    committed = output.cache
+    if is_recurrent(model):
+        num_tokens = jax.ShapeDtypeStruct(shape[:1], jnp.int32)
+        committed = jax.eval_shape(model.commit, output.cache, num_tokens)  # type: ignore[union-attr]
+    if _shapes(cache) != _shapes(committed):
         raise ValueError(f"{name}: cache: expected a cache with the structure, shapes and dtypes of init_cache's")
 
 

@@ -24,6 +24,7 @@ NUM_CONTRACTED = {"qkv": 1, "out": 3, "gate_up": 1, "up": 1, "down": 1, "head": 
     "query_up": 1,
     "latent": 1,
     "kv_up": 1,
+    "qkvz": 1,
 }
 """The weights that can be quantized, with their number of trailing axes that a product sums over; the other axes are
 output channels. They are the matrices of the layers and the head. The embedding is quantized if it is also the head."""

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.models.protocol import TargetModel, check_cache, check_model, forward
+from bass_jax.models.protocol import TargetModel, check_cache, check_model, commit_pass, forward
 
 CAPACITY, NUM_NEW = 64, 4
 LENGTHS = np.array([CAPACITY, 20, 7], np.int32)
@@ -16,7 +16,7 @@ LENGTHS = np.array([CAPACITY, 20, 7], np.int32)
 def check_target(model: TargetModel, *, tolerance: float = 1e-4) -> None:
     """Checks the protocol of a model, a target or a draft model, with random tokens.
 
-    It checks shapes and dtypes, that padding writes nothing, that rejected tokens can be overwritten, that passes over
+    It checks shapes and dtypes, that padding writes nothing, that rejected tokens leave no trace, that passes over
     parts give the logits of one pass over the whole, that rows do not depend on each other, and that neither another
     pass nor other parameters need a compilation.
 
@@ -37,18 +37,23 @@ def check_target(model: TargetModel, *, tolerance: float = 1e-4) -> None:
     num_traced = 0
 
     @jax.jit
-    def run(*arguments):
+    def run(model, tokens, positions, cache, num_kept):
         nonlocal num_traced
         num_traced += 1
-        return forward(*arguments)
+        output = forward(model, tokens, positions, cache)
+        return output.logits, commit_pass(model, output.cache, num_kept)
 
-    def read(cache, tokens, start, num, model=model):
-        """Reads `num` tokens of each row from position `start` on; the rest of the pass is padding."""
+    def read(cache, tokens, start, num, num_kept=None, model=model):
+        """Reads `num` tokens of each row from position `start` on; the rest of the pass is padding.
+
+        The first `num_kept` tokens of each row are committed, all by default.
+        """
         slots = np.arange(tokens.shape[1])
         is_padding = slots >= num[:, None]
         positions = np.where(is_padding, CAPACITY, start[:, None] + slots).astype(np.int32)
-        output = run(model, np.where(is_padding, (tokens + 1) % size, tokens), positions, cache)
-        return np.asarray(output.logits), output.cache
+        num_kept = num if num_kept is None else num_kept
+        logits, cache = run(model, np.where(is_padding, (tokens + 1) % size, tokens), positions, cache, num_kept)
+        return np.asarray(logits), cache
 
     empty = check_cache(model, model.init_cache(len(LENGTHS), CAPACITY), len(LENGTHS))
     zero, all_new = np.zeros_like(LENGTHS), np.full_like(LENGTHS, NUM_NEW)
@@ -68,16 +73,21 @@ def check_target(model: TargetModel, *, tolerance: float = 1e-4) -> None:
     found, cache = read(prefix, new, start, all_new)
     require_equal(found, expected, "the logits of one pass over the whole after a pass over the rest")
 
-    wrong = (new + 1) % size
-    _, rejected = read(prefix, wrong, start, all_new)
-    found, _ = read(rejected, new, start, all_new)
-    require_equal(found, expected, "logits that do not depend on rejected tokens, which the next pass overwrites")
-
     num = np.array([2, 1, 0], np.int32)
+    slots = np.arange(NUM_NEW)
+    for num_kept in (zero, num):
+        mixed = np.where(slots < num_kept[:, None], new, (new + 1) % size)
+        _, partly = read(prefix, mixed, start, all_new, num_kept)
+        rest = np.take_along_axis(new, np.minimum(num_kept[:, None] + slots, NUM_NEW - 1), axis=1)
+        found, _ = read(partly, rest, start + num_kept, NUM_NEW - num_kept)
+        for row, count in enumerate(num_kept):
+            message = "logits that do not depend on rejected tokens, which the next pass overwrites"
+            require_equal(found[row, : NUM_NEW - count], expected[row, count:], message)
+
     first, cache = read(prefix, new, start, num)
-    is_first = np.arange(NUM_NEW) < num[:, None]
+    is_first = slots < num[:, None]
     require_equal(first[is_first], expected[is_first], "logits that do not depend on padding in the same pass")
-    rest = np.take_along_axis(new, np.minimum(num[:, None] + np.arange(NUM_NEW), NUM_NEW - 1), axis=1)
+    rest = np.take_along_axis(new, np.minimum(num[:, None] + slots, NUM_NEW - 1), axis=1)
     second, cache = read(cache, rest, start + num, NUM_NEW - num)
     message = f"that a position at or past the capacity ({CAPACITY}) writes nothing"
     for row, count in enumerate(num):
@@ -91,7 +101,7 @@ def check_target(model: TargetModel, *, tolerance: float = 1e-4) -> None:
     require_equal(turned[is_real[order]], whole[order][is_real[order]], message)
     require_equal(changed[1:][is_real[1:]], whole[1:][is_real[1:]], message)
 
-    read(cache, new, start, all_new, jax.tree.map(_scaled, model))
+    read(cache, new, start, all_new, model=jax.tree.map(_scaled, model))
     _require(num_traced == 2, f"{name}.forward: expected 2 compilations for 2 shapes, not {num_traced}")
 
 

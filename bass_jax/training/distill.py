@@ -186,7 +186,7 @@ def new_draft(
 
 def _sizes(config: ModelConfig) -> dict[str, int | None]:
     """Returns the sizes that a `DraftConfig` sets."""
-    attention, mlp = config.layers[0].attention, config.layers[0].mlp
+    attention, mlp = config.attentions[0], config.layers[0].mlp
     return {
         "width": config.width,
         "num_layers": config.num_layers,

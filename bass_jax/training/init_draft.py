@@ -48,11 +48,13 @@ def draft_config(shape: DraftConfig, target: ModelConfig, dtype: str = "float32"
             if not 0 <= layer < target.num_layers:
                 raise ValueError(f"target_layers: {layer}: the target has layers 0 to {target.num_layers - 1}")
         layers = tuple(target.layers[layer] for layer in shape.target_layers)
+        if any(layer.is_recurrent for layer in layers):
+            raise ValueError(f"target_layers: {shape.target_layers}: expected layers with attention")
         is_tied = target.is_tied and shape.output_vocab_size is None
         return dataclasses.replace(target, layers=layers, is_tied=is_tied, **common)
-    layer = next((layer for layer in target.layers if layer.attention.window is None), target.layers[0])
-    rope = layer.attention.rope or RopeConfig()
-    norm = NormConfig(eps=layer.norm.eps)
+    attention = next((one for one in target.attentions if one.window is None), target.attentions[0])
+    rope = attention.rope or RopeConfig()
+    norm = NormConfig(eps=target.layers[0].norm.eps)
     attention = AttentionConfig(
         shape.num_heads, shape.num_kv_heads, shape.head_dim, RopeConfig(rope.base, scaling=rope.scaling)
     )

@@ -14,6 +14,7 @@ import numpy as np
 
 from bass_jax.models import Model
 from bass_jax.models.kv_cache import KVCache, gather_rows
+from bass_jax.models.protocol import read_tokens
 from bass_jax.typing import Array, Float, Int, Key
 
 _BLOCK = 128
@@ -58,8 +59,8 @@ def top_distribution(logits: Float[Array, "B V"], top: int) -> tuple[Int[Array, 
 
 @functools.partial(jax.jit, donate_argnums=3)
 def _extend(model: Model, tokens, positions, cache) -> tuple[Float[Array, "B T D"], Any]:
-    output = model.hidden_states(tokens, positions, cache)
-    return output.hidden.astype(jnp.float16), output.cache
+    hidden, cache = read_tokens(model, tokens, positions, cache)
+    return hidden.astype(jnp.float16), cache
 
 
 @functools.partial(jax.jit, static_argnames="top", donate_argnums=3)
@@ -69,7 +70,7 @@ def _step(model: Model, tokens, positions, cache, keys, temperatures, *, top: in
     Returns:
         ``(tokens [B], ids [B, top], logprobs [B, top], hidden [B, D], cache)``.
     """
-    _, cache, hidden, _ = model.hidden_states(tokens[:, None], positions[:, None], cache)
+    hidden, cache = read_tokens(model, tokens[:, None], positions[:, None], cache)
     ids, logprobs = top_distribution(model.logits(hidden)[:, 0], top)
     # Sampled among the top tokens: random numbers for the whole vocabulary would take longer than the model.
     noise = jax.vmap(lambda key, position: jax.random.gumbel(jax.random.fold_in(key, position), (top,)))(
@@ -252,9 +253,10 @@ def _grow(cache: KVCache, capacity: int) -> KVCache:
     extra = capacity - cache.capacity
     if extra <= 0:
         return cache
-    return jax.tree.map(
-        lambda leaf: jnp.pad(leaf, [(0, extra if axis == 2 else 0) for axis in range(leaf.ndim)]), cache
+    keys, values = jax.tree.map(
+        lambda leaf: jnp.pad(leaf, [(0, extra if axis == 2 else 0) for axis in range(leaf.ndim)]), cache[:2]
     )
+    return cache._replace(keys=keys, values=values)
 
 
 def _slots_to_keep(done: np.ndarray) -> np.ndarray | None:

@@ -87,6 +87,14 @@ _LLAMA4 = (
     | {"num_hidden_layers": 3, "no_rope_layer_interval": 3, "attention_chunk_size": 9}
     | {"floor_scale": 5, "attn_scale": 0.4}
 )
+_RECURRENT = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 10} | {
+    "linear_value_head_dim": 6,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+}
+_QWEN3_NEXT = _LLAMA | _EXPERTS | _RECURRENT | {"model_type": "qwen3_next", "shared_expert_intermediate_size": 40}
+_QWEN3_5 = _LLAMA | _RECURRENT | {"model_type": "qwen3_5_text"}
+_QWEN3_5_MOE = _QWEN3_NEXT | {"model_type": "qwen3_5_moe_text"}
 _FALCON = _COMMON | _SHAPE | {"model_type": "falcon", "max_position_embeddings": 128, "layer_norm_epsilon": 1e-3}
 
 CONFIGS = {
@@ -280,6 +288,28 @@ CONFIGS = {
         | {"num_attention_heads": 2, "image_size": 28, "patch_size": 14, "vision_output_dim": 16}
         | {"projector_input_dim": 16, "projector_output_dim": 16},
     },
+    "qwen3_next": _QWEN3_NEXT,
+    "qwen3_next-other-layers-dense-bias-tied": _QWEN3_NEXT
+    | {"layer_types": ["full_attention", "linear_attention", "linear_attention"], "num_hidden_layers": 3}
+    | {"mlp_only_layers": [1], "attention_bias": True, "tie_word_embeddings": True, "norm_topk_prob": False}
+    | {"linear_num_value_heads": 2, "linear_conv_kernel_dim": 3, "num_key_value_heads": 1},
+    "qwen3_next-no-experts-mha-sharded": _QWEN3_NEXT
+    | {"num_experts": 0, "num_key_value_heads": 4, "linear_num_key_heads": 1, "linear_num_value_heads": 3}
+    | {"full_attention_interval": 2, "hidden_act": "gelu", "rms_norm_eps": 1e-3}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 1.0}},
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_text-tied-mqa-bias-half-rotated": _QWEN3_5
+    | {"tie_word_embeddings": True, "num_key_value_heads": 1, "attention_bias": True, "linear_num_key_heads": 4}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 70.0, "partial_rotary_factor": 0.5}},
+    "qwen3_5_text-one-recurrent-layer-sharded": _QWEN3_5
+    | {"num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"], "linear_conv_kernel_dim": 2}
+    | {"linear_num_key_heads": 3, "linear_num_value_heads": 3, "linear_key_head_dim": 7, "rms_norm_eps": 1e-3},
+    "qwen3_5_moe_text": _QWEN3_5_MOE,
+    "qwen3_5_moe_text-one-expert-tied": _QWEN3_5_MOE
+    | {"num_experts_per_tok": 1, "num_experts": 3, "tie_word_embeddings": True, "num_hidden_layers": 2}
+    | {"full_attention_interval": 2},
+    "qwen3_5_moe_text-all-experts-mha-sharded": _QWEN3_5_MOE
+    | {"num_experts_per_tok": 4, "num_experts": 4, "num_key_value_heads": 4, "linear_num_value_heads": 6},
     "falcon": _FALCON,
     "falcon-new-two-norms-bias": _FALCON
     | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True, "tie_word_embeddings": False},

@@ -12,8 +12,9 @@ NUM_AFTER_PREFILL = 12
 
 
 @jax.jit
-def _forward(model: Model, tokens, positions, cache):
-    return model.forward(tokens, positions, cache)
+def _forward(model: Model, tokens, positions, cache, num_kept):
+    output = model.forward(tokens, positions, cache)
+    return output.logits, model.commit(output.cache, num_kept)
 
 
 def read_texts(model: Model, texts: Sequence[Sequence[int]], capacity: int = 64) -> list[np.ndarray]:
@@ -35,7 +36,8 @@ def read_texts(model: Model, texts: Sequence[Sequence[int]], capacity: int = 64)
             new = np.asarray(text[start : start + count])
             tokens[row, :count] = new if is_kept else (new + 1) % model.config.vocab_size
             positions[row, :count] = start + np.arange(count)
-        logits, cache, *_ = _forward(model, jnp.asarray(tokens), jnp.asarray(positions), cache)
+        num_kept = jnp.asarray(counts if is_kept else np.zeros(len(texts)), jnp.int32)
+        logits, cache = _forward(model, jnp.asarray(tokens), jnp.asarray(positions), cache, num_kept)
         if is_kept:
             for row, count in enumerate(counts):
                 scores[row].append(np.asarray(logits[row, :count]))

@@ -78,10 +78,10 @@ class BlockAttention(Attention):
         """
         if seen is None:
             assert positions is not None
-            _, new_keys, new_values = self._project(x, angles, has_queries=False)
+            _, new_keys, new_values, _ = self._project(x, angles, has_queries=False)
             keys, values = append(keys, new_keys, positions), append(values, new_values, positions)
             return LayerOutput(x.values, keys, values, new_keys, new_values)
-        queries, new_keys, new_values = self._project(x, angles)
+        queries, new_keys, new_values, _ = self._project(x, angles)
         context = tuple(_dense(one, seen[0]) for one in (keys, values))
         block = new_keys.swapaxes(1, 2), new_values.swapaxes(1, 2)
         attended = _attend(queries, context, block, seen, self.attention.scale)

@@ -41,7 +41,7 @@ def read_cohere2(source: Mapping[str, Any]) -> ModelConfig:
     layers = (
         layer
         if layer.attention.window is not None
-        else dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, rope=None))
+        else dataclasses.replace(layer, mixer=dataclasses.replace(layer.attention, rope=None))
         for layer in change_attention(config, windows).layers
     )
     return dataclasses.replace(config, layers=tuple(layers))

@@ -89,7 +89,7 @@ def _read(
         scale=_read_scale(source, latent.key_dim + rotated),
         latent=latent,
     )
-    layers = tuple(dataclasses.replace(layer, attention=attention) for layer in config.layers)
+    layers = tuple(dataclasses.replace(layer, mixer=attention) for layer in config.layers)
     width, num_shared = (read_integer(source, key) for key in ("moe_intermediate_size", "n_shared_experts"))
     moe = MoEConfig(
         read_integer(source, "n_routed_experts"),

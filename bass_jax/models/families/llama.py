@@ -8,6 +8,7 @@ from bass_jax.models.families.base import Family, Rule
 from bass_jax.models.model_config import (
     AttentionConfig,
     DenseMLP,
+    GatedDeltaConfig,
     LayerConfig,
     ModelConfig,
     MoEConfig,
@@ -63,10 +64,9 @@ def read_config(
 
 def write_config(config: ModelConfig, architecture: str = "LlamaForCausalLM") -> dict[str, Any]:
     """Writes a configuration; see `Family.write_config`."""
-    layer = config.layers[0]
-    attention = layer.attention
+    layer, attention = config.layers[0], config.attentions[0]
     # Layers can be without rotary positions.
-    rotary = next((layer.attention.rope for layer in config.layers if layer.attention.rope is not None), RopeConfig())
+    rotary = next((attention.rope for attention in config.attentions if attention.rope is not None), RopeConfig())
     ropes = rope.write_rope(rotary)
     if rotary.rotary_dim is not None:
         ropes["partial_rotary_factor"] = rotary.rotary_dim / attention.head_dim
@@ -96,6 +96,7 @@ def rules(
     attention: Callable[[AttentionConfig, str, int], dict[str, Rule]] | None = None,
     mlp: Callable[[Any, str], dict[str, Rule]] | None = None,
     norms: Mapping[str, str] | None = None,
+    recurrence: Callable[[GatedDeltaConfig, str, int], dict[str, Rule]] | None = None,
 ) -> dict[str, Rule]:
     """Returns the rules; see `Family.rules`. Families with other names call it with what differs.
 
@@ -104,6 +105,7 @@ def rules(
         attention: returns the rules of an attention, given its configuration, its stored name and the width.
         mlp: returns the rules of an MLP, given its configuration and the stored name of the layer.
         norms: the stored name of each of our norms.
+        recurrence: returns the rules of a recurrent layer's mixer, like `attention`.
     """
     table = {"embedding": tensor_names.same("model.embed_tokens.weight")}
     if config.final_norm is not None:
@@ -112,8 +114,13 @@ def rules(
         table["head"] = tensor_names.same("lm_head.weight")
     for i, layer in enumerate(config.layers):
         ours, theirs = f"layer_{i}", f"model.layers.{i}"
-        of_attention = (attention or attention_rules)(layer.attention, f"{theirs}.self_attn", config.width)
-        table |= tensor_names.under(f"{ours}/attention", of_attention)
+        if isinstance(layer.mixer, GatedDeltaConfig):
+            assert recurrence is not None, "the family has no recurrent layers"
+            of_mixer = recurrence(layer.mixer, f"{theirs}.linear_attn", config.width)
+            table |= tensor_names.under(f"{ours}/gated_delta", of_mixer)
+        else:
+            of_mixer = (attention or attention_rules)(layer.mixer, f"{theirs}.self_attn", config.width)
+            table |= tensor_names.under(f"{ours}/attention", of_mixer)
         table |= tensor_names.under(f"{ours}/mlp", (mlp or mlp_rules)(layer.mlp, theirs))
         for our_name, their_name in (norms or _NORMS[layer.block]).items():
             table |= tensor_names.norm(layer.norm, f"{ours}/{our_name}", f"{theirs}.{their_name}")

@@ -48,7 +48,7 @@ def read_text(source: Mapping[str, Any]) -> ModelConfig:
     layers = [
         dataclasses.replace(
             layer,
-            attention=dataclasses.replace(
+            mixer=dataclasses.replace(
                 layer.attention,
                 chunk=chunk if is_chunked[i] else None,
                 **(rotated if is_rotated[i] else plain),

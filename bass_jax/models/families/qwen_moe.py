@@ -27,7 +27,7 @@ def read_qwen2_moe(source: Mapping[str, Any]) -> ModelConfig:
     windows = read_windows(source, window, default)
     config = change_attention(config, windows, has_bias=read_flag(source, "qkv_bias", True), has_out_bias=False)
     shared = DenseMLP(read_integer(source, "shared_expert_intermediate_size", 5632), config.layers[0].mlp.activation)
-    return _with_experts(config, source, {"experts": 60, "active": 4, "width": 1408}, shared)
+    return with_experts(config, source, {"experts": 60, "active": 4, "width": 1408}, shared)
 
 
 def read_qwen3_moe(source: Mapping[str, Any]) -> ModelConfig:
@@ -36,16 +36,24 @@ def read_qwen3_moe(source: Mapping[str, Any]) -> ModelConfig:
     config = llama.read_config({**defaults, **source, "mlp_bias": False}, "qwen3_moe")
     windows = [_read_window(source)] * config.num_layers
     config = change_attention(config, windows, qk_norm=config.final_norm)
-    return _with_experts(config, source, {"experts": 128, "active": 8, "width": 768}, None)
+    return with_experts(config, source, {"experts": 128, "active": 8, "width": 768}, None)
 
 
 def _read_window(source: Mapping[str, Any]) -> int | None:
     return read_window(source) if read_flag(source, "use_sliding_window", False) else None
 
 
-def _with_experts(
+def with_experts(
     config: ModelConfig, source: Mapping[str, Any], defaults: Mapping[str, int], shared: DenseMLP | None
 ) -> ModelConfig:
+    """Returns `config` with the experts of `source` in the layers that have some.
+
+    Args:
+        config: of a model without experts.
+        source: the Hugging Face configuration.
+        defaults: number of experts and of active ones, and the width of each.
+        shared: the shared MLP, whose output has a gate; None for none.
+    """
     if (num_experts := experts.read_num_experts(source, defaults["experts"])) <= 0:
         return config
     moe = MoEConfig(

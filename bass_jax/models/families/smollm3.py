@@ -25,7 +25,7 @@ def read_config(source: Mapping[str, Any]) -> ModelConfig:
     is_windowed = read_flag(source, "use_sliding_window", False) and window is not None
     windows = read_windows(source, window, [is_windowed and not rotated for rotated in is_rotated])
     layers = (
-        layer if rotated else dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, rope=None))
+        layer if rotated else dataclasses.replace(layer, mixer=dataclasses.replace(layer.attention, rope=None))
         for layer, rotated in zip(change_attention(config, windows).layers, is_rotated, strict=True)
     )
     return dataclasses.replace(config, layers=tuple(layers))

@@ -57,7 +57,7 @@ def change_windowed_rope(config: ModelConfig, rope: RopeConfig | None) -> ModelC
     layers = (
         layer
         if layer.attention.window is None
-        else dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, rope=rope))
+        else dataclasses.replace(layer, mixer=dataclasses.replace(layer.attention, rope=rope))
         for layer in config.layers
     )
     return dataclasses.replace(config, layers=tuple(layers))
@@ -66,7 +66,7 @@ def change_windowed_rope(config: ModelConfig, rope: RopeConfig | None) -> ModelC
 def change_attention(config: ModelConfig, windows: Sequence[int | None], **changes: Any) -> ModelConfig:
     """Returns `config` with a window per layer and other changes of every layer's attention."""
     layers = [
-        dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=window, **changes))
+        dataclasses.replace(layer, mixer=dataclasses.replace(layer.attention, window=window, **changes))
         for layer, window in zip(config.layers, windows, strict=True)
     ]
     return dataclasses.replace(config, layers=tuple(layers))
