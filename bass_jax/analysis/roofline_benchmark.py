@@ -166,7 +166,8 @@ def _limits(pair: Pair, device: Device, batch: int, draft_len: int, context: int
     draft = draft_pass_shape(pair.drafter) or PassShape()
     model = RooflineModel(target, draft, device.peak_flops, device.bandwidth, 0.0, overlap=1.0)
     seconds = model.target_seconds(batch, draft_len + 1, context) + model.draft_seconds(batch, draft_len, context, 0)
-    num_bytes = target.read_bytes(batch * (draft_len + 1)) + batch * context * target.cache_bytes
+    num_bytes = target.read_bytes(batch * (draft_len + 1))
+    num_bytes += batch * (context * target.cache_bytes + target.state_bytes)
     num_bytes += draft_len * (draft.read_bytes(batch) + batch * context * draft.cache_bytes)
     return num_bytes, float(seconds)
 

@@ -67,7 +67,7 @@ def measure_utilization(
         useful += (step.num_emitted * per_position).sum()
         verified += (num_verified * per_position).sum()
         computed += step.width * per_position.sum()
-        read += target.read_bytes(step.width * num_rows) + (lengths * target.cache_bytes).sum()
+        read += target.read_bytes(step.width * num_rows) + (lengths * target.cache_bytes + target.state_bytes).sum()
         if draft is not None and (num_passes := int(step.num_drafted.max(initial=0))):
             per_draft = draft.flops + lengths * draft.attention_flops
             drafted += (step.num_drafted * per_draft).sum()

@@ -9,6 +9,7 @@ from bass_jax.checkpoint.datastore_file import read_datastore, write_datastore
 from bass_jax.checkpoint.detokenizer import IncrementalDecoder
 from bass_jax.checkpoint.inspect import Inspection, inspect_checkpoint, inspect_preset, why_not_a_pair
 from bass_jax.checkpoint.load import load_model, load_tokenizer
+from bass_jax.checkpoint.native_mtp import load_native_mtp
 from bass_jax.checkpoint.other_vocabulary import load_other_vocabulary, match_vocabularies
 from bass_jax.checkpoint.pair_directory import (
     OtherTokenizerError,
@@ -36,6 +37,7 @@ __all__ = [
     "is_speculator",
     "load_draft",
     "load_model",
+    "load_native_mtp",
     "load_other_vocabulary",
     "load_speculator",
     "load_target_and_draft",

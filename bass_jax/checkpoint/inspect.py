@@ -64,7 +64,7 @@ class Inspection:
 
     @property
     def num_cache_bytes_per_token(self) -> int:
-        """Bytes of the key-value cache per token of one row."""
+        """Bytes of the key-value cache per token of one row, without the states of recurrent layers."""
         size = jnp.dtype(self.config.dtype).itemsize
         return size * sum(
             num_heads * (key_dim + value_dim) for num_heads, key_dim, value_dim in self.config.cache_shapes

@@ -67,6 +67,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Defaults of `transformers` for the keys that a Hugging Face configuration always has."""
 
+_HYBRIDS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""Families of targets with recurrent layers that MTP heads can be made for."""
+
 _LOSSLESS = {"verifier_accept_k": 1, "accept_tolerance": 0.0}
 """Settings of a proposal method that change which drafts are accepted, with the values that accept exactly."""
 
@@ -185,14 +188,26 @@ def load_speculator(
     params = place_arrays(
         builders_of(source, stored, rules, shapes), None if mesh is None else dict.fromkeys(shapes, replicated)
     )
-    for name in shared:
-        own = _name_in_target(name, target.config)
-        params |= {f"{name}{end}": target.params[own + end] for end in ("", "_scale") if own + end in target.params}
+    params |= target_arrays({name: name for name in shared}, target)
     if output_ids is not None:
         output_ids = jax.device_put(jnp.asarray(output_ids, jnp.int32), replicated)
     if isinstance(head, DFlashConfig):
         return DFlashModel(params, config, head, output_ids)
     return Eagle3Model(params, config, head, output_ids)
+
+
+def target_arrays(names: Mapping[str, str], target: Model) -> dict[str, Any]:
+    """Returns arrays of the target under the names of a head's parameters; of INT8 weights the scales too.
+
+    Args:
+        names: the target's name of each.
+        target: the target; the head of a tied one is its embedding.
+    """
+    found = {}
+    for ours, name in names.items():
+        own = _name_in_target(name, target.config)
+        found |= {f"{ours}{end}": target.params[own + end] for end in ("", "_scale") if own + end in target.params}
+    return found
 
 
 def save_speculator(
@@ -351,10 +366,16 @@ def _read_new(source: Mapping[str, Any]) -> Speculator:
 def _read_mtp(source: Mapping[str, Any], layer_config: Mapping[str, Any]) -> Speculator:
     """Reads the configuration of an MTP head, whose ``transformer_layer_config`` is that of the target."""
     family = layer_config.get("model_type", "qwen2")
-    if family != "qwen3":
-        raise ValueError(f"config.json: model_type={family!r}: expected 'qwen3' for an MTP head")
+    if family != "qwen3" and family not in _HYBRIDS:
+        expected = ", ".join(map(repr, ("qwen3", *_HYBRIDS)))
+        raise ValueError(f"config.json: model_type={family!r}: expected one of {expected} for an MTP head")
     if (num_heads := base.read_integer(source, "num_nextn_predict_layers", 1)) != 1:
         raise ValueError(f"config.json: num_nextn_predict_layers={num_heads}: expected 1")
+    if family in _HYBRIDS:  # The layer is the last one with attention.
+        target = FAMILIES[family].read_config({**layer_config, "tie_word_embeddings": False})
+        layer = next(layer for layer in reversed(target.layers) if not layer.is_recurrent)
+        config = dataclasses.replace(target, layers=(layer,), hidden_width=target.width)
+        return Speculator("mtp", config, None, config.width, {})
     types = layer_config.get("layer_types")
     first = {"num_hidden_layers": 1, "layer_types": types[:1] if isinstance(types, list) else types}
     config = _read_decoder({**layer_config, **first}, None)
@@ -490,7 +511,7 @@ def _shared(found: Speculator, names: Set[str]) -> dict[str, str]:
 
 def _name_in_target(name: str, target: ModelConfig) -> str:
     """Returns the target's name of a shared parameter; the head of a tied target is its embedding."""
-    return "embedding" if target.is_tied else name
+    return "embedding" if target.is_tied and name == "head" else name
 
 
 def _check_shared(config: ModelConfig, target: Model, shared: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from bass_jax.cli.output import Cell, Output, cell
 
 if TYPE_CHECKING:
     from bass_jax.checkpoint.inspect import Inspection
-    from bass_jax.models import DenseMLP, MoEConfig
+    from bass_jax.models import DenseMLP, ModelConfig, MoEConfig
 
 EXAMPLES = """examples:
   bass-jax inspect checkpoints/quickstart
@@ -103,6 +103,14 @@ def _describe_mlp(mlp: "DenseMLP | MoEConfig") -> str:
     return f"{mlp.num_experts} experts of {mlp.width}, {mlp.num_active} per token{shared}"
 
 
+def _describe_recurrence(config: "ModelConfig") -> dict[str, str]:
+    if not config.recurrences:
+        return {}
+    one, num = config.recurrences[0], len(config.recurrences)
+    heads = f"{one.num_value_heads} value, {one.num_key_heads} key"
+    return {"recurrent layers": f"{num} of {config.num_layers}, heads: {heads}, of {one.value_dim} and {one.key_dim}"}
+
+
 def _describe(one: "Inspection") -> dict[str, str | Cell]:
     config = one.config
     attention, mlp = config.attentions[0], config.layers[0].mlp
@@ -112,6 +120,7 @@ def _describe(one: "Inspection") -> dict[str, str | Cell]:
         "reads": _inputs(one),
         "layers x width": f"{config.num_layers} x {config.width}",
         "heads": f"{attention.num_heads} query, {attention.num_kv_heads} key-value, of {attention.head_dim}",
+        **_describe_recurrence(config),
         "mlp": _describe_mlp(mlp),
         "parameters": Cell(one.num_parameters, f"{one.num_parameters:,} in {config.dtype}"),
         "bytes": Cell(one.num_bytes, f"{one.num_bytes:,} in memory, {one.num_stored_bytes:,} stored"),

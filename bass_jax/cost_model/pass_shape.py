@@ -21,6 +21,7 @@ class PassShape(NamedTuple):
     num_layers: float = 0.0
     expert_bytes: float = 0.0  # of all experts of all layers
     expert_share: float = 0.0  # of the experts of a layer that one token uses
+    state_bytes: float = 0.0  # of recurrent layers, read and written in a pass per row
 
     def read_bytes(self, num_tokens: Any) -> Any:
         """Returns the expected bytes of weights that a pass over a number of tokens reads.
@@ -36,6 +37,9 @@ class PassShape(NamedTuple):
 def pass_shape(config: ModelConfig) -> PassShape:
     """Counts the matrix products of `config`: two FLOPs per weight and position, of experts those of one token.
 
+    A recurrent layer reads its state for the keys and for the queries and updates it, with six FLOPs per element and
+    position.
+
     Norms, biases, activations, the scales of INT8 weights and the embedding lookup are not counted. An output
     projection with a reduced vocabulary counts the tokens that it scores.
 
@@ -43,10 +47,11 @@ def pass_shape(config: ModelConfig) -> PassShape:
         ValueError: if layers differ in the share of their experts that a token uses.
     """
     width, size = config.width, jnp.dtype(config.dtype).itemsize
-    attentions, mlps = [layer.attention for layer in config.layers], [layer.mlp for layer in config.layers]
+    attentions, mlps = config.attentions, [layer.mlp for layer in config.layers]
     query = sum(attention.num_heads * attention.head_dim for attention in attentions)
     key_value = sum(num_heads * (key_dim + value_dim) for num_heads, key_dim, value_dim in config.cache_shapes)
-    attention = sum(attention.num_weights(width) for attention in attentions)
+    mixers = sum(layer.mixer.num_weights(width) for layer in config.layers)
+    states = sum(one.num_value_heads * one.key_dim * one.value_dim for one in config.recurrences)
     moes = [mlp for mlp in mlps if isinstance(mlp, MoEConfig)]
     shares = {moe.num_active / moe.num_experts for moe in moes}
     if len(shares) > 1:
@@ -61,7 +66,7 @@ def pass_shape(config: ModelConfig) -> PassShape:
     head = head_width * (config.output_vocab_size or config.vocab_size)
     projections = 0 if embedding == width else embedding * width * (2 if config.has_output_projection else 1)
     projections += 2 * (config.hidden_width or 0) * width + routers
-    quantized = attention + mlp + head
+    quantized = mixers + mlp + head
     stored_size = size if config.quantize is None else 1
     # An INT8 cache also holds one float32 scale per token and head.
     num_kv_heads = sum(attention.num_kv_heads for attention in attentions)
@@ -69,11 +74,12 @@ def pass_shape(config: ModelConfig) -> PassShape:
     return PassShape(
         weight_bytes=float(quantized * stored_size + projections * size),
         cache_bytes=float(row_bytes),
-        flops=float(2 * (quantized + projections + experts * share)),
+        flops=float(2 * (quantized + projections + experts * share) + 6 * states),
         attention_flops=float(4 * query),
         num_layers=float(config.num_layers),
         expert_bytes=float(experts * stored_size),
         expert_share=share,
+        state_bytes=float(2 * 4 * states),
     )
 
 

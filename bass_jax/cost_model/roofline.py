@@ -45,7 +45,8 @@ class RooflineModel:
         rows, context = jnp.asarray(num_rows, jnp.float32), jnp.asarray(context, jnp.float32)
         positions = rows * num_tokens
         linear = self._stage(jnp.asarray(shape.read_bytes(positions)), positions * shape.flops)
-        attention = self._stage(rows * context * shape.cache_bytes, positions * context * shape.attention_flops)
+        cached = rows * (context * shape.cache_bytes + shape.state_bytes)
+        attention = self._stage(cached, positions * context * shape.attention_flops)
         return shape.num_layers * self.layer_seconds + linear + attention
 
     def target_seconds(self, num_rows: Number, num_tokens: Number, context: Number) -> Array:
@@ -106,7 +107,7 @@ def fit_roofline(passes: Sequence[tuple[PassShape, Number, Number, Number, Numbe
     rows, tokens, context, seconds = np.asarray([one[1:] for one in passes], np.float64).T
     columns = np.asarray([one[0] for one in passes], np.float64).T
     shape = PassShape(*columns)  # type: ignore[arg-type]
-    num_bytes = shape.read_bytes(rows * tokens) + rows * context * shape.cache_bytes
+    num_bytes = shape.read_bytes(rows * tokens) + rows * (context * shape.cache_bytes + shape.state_bytes)
     num_flops = rows * tokens * (shape.flops + context * shape.attention_flops)
     layers = shape.num_layers
     design = np.stack([layers, num_bytes, num_flops], axis=1)

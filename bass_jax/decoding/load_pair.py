@@ -29,7 +29,7 @@ from bass_jax.runtime.names import expected_one_of
 from bass_jax.sampling.keys import check_key
 from bass_jax.typing import Array, Key
 
-PAIR_DRAFTERS = ("draft_model", "eagle", "retrieval", "ensemble", "ensemble_eagle")
+PAIR_DRAFTERS = ("draft_model", "eagle", "mtp", "retrieval", "ensemble", "ensemble_eagle")
 """The names of drafters that `load_pair` makes from the files of a pair; `register_drafter` adds others."""
 
 
@@ -83,13 +83,13 @@ def load_pair(
             `bass_jax.checkpoint.load_model`. The pair ``"checkpoints/quickstart"`` comes with the package. Or
             ``"module:name"`` of a `Pair`, or of a function or class that makes one, with arguments or without.
         drafter: a `Drafter`, a registered name or ``"module:name"``, either with arguments or without (see
-            `bass_jax.drafters.find_drafter`), a path, or a name. Names: ``"draft_model"`` (the pair's
-            draft model), ``"eagle"`` (the pair's draft that reads the target's hidden states), ``"ngram"`` (prompt
-            lookup), ``"suffix"`` (suffix decoding), ``"forced_tokens"`` (of a grammar), ``"early_exit(num_layers=4)"``
-            (the target's first layers), ``"retrieval"`` (the pair's datastore), ``"ensemble"`` (prompt lookup,
-            datastore and draft model) and ``"ensemble_eagle"`` (the same with the EAGLE draft). Paths: a draft model,
-            also one with another tokenizer (see `bass_jax.drafters.OtherVocabularyDrafter`), a draft head of the
-            `speculators` format, or a
+            `bass_jax.drafters.find_drafter`), a path, or a name. Names: ``"draft_model"`` (the pair's draft model),
+            ``"eagle"`` (the pair's draft that reads the target's hidden states), ``"mtp"`` (the layer for multi-token
+            prediction in the target's Hugging Face directory), ``"ngram"`` (prompt lookup), ``"suffix"`` (suffix
+            decoding), ``"forced_tokens"`` (of a grammar), ``"early_exit(num_layers=4)"`` (the target's first layers),
+            ``"retrieval"`` (the pair's datastore), ``"ensemble"`` (prompt lookup, datastore and draft model) and
+            ``"ensemble_eagle"`` (the same with the EAGLE draft). Paths: a draft model, also one with another tokenizer
+            (see `bass_jax.drafters.OtherVocabularyDrafter`), a draft head of the `speculators` format, or a
             ``.safetensors`` datastore. Default: the pair's draft model; ``"ngram"`` if there is none.
         options: default ``ModelOptions()``.
         changes: fields of `ModelOptions`, such as ``dtype="float32"``, that replace those of `options`.
@@ -158,6 +158,10 @@ def _drafter_of(
     target: Any = pair.target
     if not isinstance(drafter, str | Path):
         return drafter
+    if drafter == "mtp":
+        from bass_jax.checkpoint import load_native_mtp
+
+        return network_drafter(load_native_mtp(path, target, mesh=options.mesh), target.vocab_size)
     if drafter in PAIR_DRAFTERS:
         return _of_pair(str(drafter), path, target, draft, datastore, pair.tokenizer)
     if isinstance(drafter, str) and is_drafter_name(drafter):

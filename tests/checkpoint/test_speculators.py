@@ -89,11 +89,27 @@ DFLASH = {
     "llama": (LLAMA | {"head_dim": 12, "mlp_bias": True}, {"mask_token_id": 1, "block_size": 2, "ids": [2]}),
     "scaled rope": (QWEN3 | {"rope_parameters": LLAMA3_ROPE}, {"mask_token_id": 5, "block_size": 7}),
 }
+HYBRID = {
+    "layer_types": ["linear_attention", "full_attention"] * 3 + ["linear_attention"],
+    "num_hidden_layers": 7,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 20,
+    "head_dim": 16,
+}
 MTP = {
     "plain": QWEN3 | {"num_hidden_layers": 7},
     "head_dim": QWEN3 | {"head_dim": 12, "attention_bias": True, "num_hidden_layers": 7},
     "more heads": QWEN3 | {"head_dim": 6, "num_key_value_heads": 4, "rms_norm_eps": 1e-3},
     "scaled rope": QWEN3 | {"rope_parameters": LLAMA3_ROPE},
+    "qwen3_next": QWEN3 | HYBRID | {"model_type": "qwen3_next"},
+    "qwen3_5_text": QWEN3 | HYBRID | {"model_type": "qwen3_5_text"},
+    "qwen3_5_moe_text": QWEN3 | HYBRID | {"model_type": "qwen3_5_moe_text", "num_experts_per_tok": 1},
 }
 QUICK = ("reduced vocabulary", "four hidden states", "three layers", "windows")
 
@@ -287,7 +303,7 @@ def test_dflash_computes_the_logits_of_the_reference(reference, name):
     np.testing.assert_allclose(drafted[:num], probs, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", mostly_slow(MTP, lambda name: name == "head_dim"))
+@pytest.mark.parametrize("name", mostly_slow(MTP, lambda name: name in ("head_dim", "qwen3_next")))
 def test_mtp_computes_the_logits_of_the_reference(reference, name):
     """The head reads the target's last hidden state before the final norm, and its own output after its final norm.
 
@@ -460,13 +476,7 @@ LAST = {"speculators_model_type": "mtp", "transformer_layer_config": QWEN3}
         (Z_LAB | {"dflash_config": {"mask_token_id": 3}}, None, "target_layer_ids=null: expected distinct layer ids"),
         (Z_LAB | {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 6]}}, None, "none of the last layer"),
         (Z_LAB | SLIDING | {"dflash_config": {"target_layer_ids": [1]}}, None, "layer_types: 'sliding_attention'"),
-        (LAST | {"transformer_layer_config": SHAPE}, None, "model_type='qwen2': expected 'qwen3' for an MTP head"),
-        (LAST | {"transformer_layer_config": SHAPE | {"model_type": "qwen3_next"}}, None, "model_type='qwen3_next'"),
-        (
-            LAST | {"transformer_layer_config": SHAPE | {"model_type": "qwen3_5_text"}},
-            None,
-            "model_type='qwen3_5_text'",
-        ),
+        (LAST | {"transformer_layer_config": SHAPE}, None, "model_type='qwen2': expected one of 'qwen3', 'qwen3_next'"),
         (LAST | {"num_nextn_predict_layers": 2}, None, "num_nextn_predict_layers=2: expected 1"),
         (LAST | {"transformer_layer_config": QWEN3 | SLIDING}, None, "layer_types: 'sliding_attention'"),
         (LAST | {"transformer_layer_config": QWEN3 | {"hidden_size": 24}}, None, "target_hidden_size=24: the target"),

@@ -95,6 +95,10 @@ _RECURRENT = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_ke
 _QWEN3_NEXT = _LLAMA | _EXPERTS | _RECURRENT | {"model_type": "qwen3_next", "shared_expert_intermediate_size": 40}
 _QWEN3_5 = _LLAMA | _RECURRENT | {"model_type": "qwen3_5_text"}
 _QWEN3_5_MOE = _QWEN3_NEXT | {"model_type": "qwen3_5_moe_text"}
+_VISION = {
+    "vision_config": {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4}
+    | {"out_hidden_size": 48, "num_position_embeddings": 16}
+}
 _FALCON = _COMMON | _SHAPE | {"model_type": "falcon", "max_position_embeddings": 128, "layer_norm_epsilon": 1e-3}
 
 CONFIGS = {
@@ -310,6 +314,8 @@ CONFIGS = {
     | {"full_attention_interval": 2},
     "qwen3_5_moe_text-all-experts-mha-sharded": _QWEN3_5_MOE
     | {"num_experts_per_tok": 4, "num_experts": 4, "num_key_value_heads": 4, "linear_num_value_heads": 6},
+    "qwen3_5_vision": _VISION | {"model_type": "qwen3_5", "text_config": _QWEN3_5},
+    "qwen3_5_moe_text-vision": _VISION | {"model_type": "qwen3_5_moe", "text_config": _QWEN3_5_MOE},
     "falcon": _FALCON,
     "falcon-new-two-norms-bias": _FALCON
     | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True, "tie_word_embeddings": False},

@@ -28,16 +28,20 @@ NAMES = (
     *("smollm3-tied-windows-first-layer-not-rotated", "granite", "glm", "glm4-head-16-quarter-rotated-sharded"),
     "gpt_oss-mqa-tied-no-bias-other-layers",
     *("deepseek_v2-groups-no-query-rank-yarn-biases-tied", "deepseek_v3", "llama4_text", "llama4_vision"),
+    *("qwen3_next-other-layers-dense-bias-tied", "qwen3_5_text", "qwen3_5_moe_text-all-experts-mha-sharded"),
+    *("qwen3_5_vision", "qwen3_5_moe_text-vision"),
     *("starcoder2-tied-mqa-window", "cohere-tied-mqa-norms", "cohere2", "falcon-new-two-norms-bias"),
 )
 
 
 def smaller(model: bass.models.Model, num_layers: int = 1) -> bass.models.Model:
-    """Returns the model with only its first `num_layers` layers."""
+    """Returns the model with only its first `num_layers` layers with attention."""
     config = model.config
-    dropped = {f"layer_{i}" for i in range(num_layers, config.num_layers)}
-    params = {name: value for name, value in model.params.items() if name not in dropped}
-    return bass.models.Model(params, dataclasses.replace(config, layers=config.layers[:num_layers]))
+    kept = [i for i, layer in enumerate(config.layers) if not layer.is_recurrent][:num_layers]
+    params = {name: value for name, value in model.params.items() if not name.startswith("layer_")}
+    params |= {f"layer_{index}": model.params[f"layer_{i}"] for index, i in enumerate(kept)}
+    layers = tuple(config.layers[i] for i in kept)
+    return bass.models.Model(params, dataclasses.replace(config, layers=layers))
 
 
 def test_every_family_is_tested():

@@ -70,7 +70,7 @@ def test_a_pass_over_a_whole_sequence_needs_no_cache(target):
     positions = jnp.broadcast_to(jnp.arange(150), tokens.shape)
     whole = target.hidden_states(tokens, positions, None).hidden
     cached = target.hidden_states(tokens, positions, target.init_cache(2, 256)).hidden
-    assert relative_error(np.asarray(whole), np.asarray(cached)) < 1e-5
+    assert relative_error(np.asarray(whole), np.asarray(cached)) < 5e-5
 
 
 def test_a_pass_after_an_uncommitted_one_is_refused(target):

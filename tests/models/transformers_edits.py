@@ -35,7 +35,7 @@ STRINGS = {
     "hidden_act": ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "swish", "quick_gelu", "mish"),
     "model_type": ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "ministral", "olmo2"),
     "rope_type": ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional", "other"),
-    "layer_types": ("full_attention", "sliding_attention", "chunked_attention"),
+    "layer_types": ("full_attention", "sliding_attention", "chunked_attention", "linear_attention"),
 }
 STRINGS |= dict.fromkeys(("hidden_activation", "activation_function"), STRINGS["hidden_act"])
 
@@ -85,7 +85,8 @@ def others(key, value):
     if key == "layer_types":
         kinds, count = STRINGS[key], len(value or ()) or 2
         uniform = [[kind] * count for kind in kinds]
-        mixed = [["sliding_attention" if i % 2 else "full_attention" for i in range(count)]]
+        other = "linear_attention" if "linear_attention" in (value or ()) else "sliding_attention"
+        mixed = [[other if i % 2 else "full_attention" for i in range(count)]]
         return [*uniform, *mixed, [*reversed(mixed[0])], mixed[0][:-1]]
     if isinstance(value, bool):
         return [not value]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 
 def randomize(model, seed):
@@ -83,7 +83,8 @@ def main(cases, directory):
             )
         else:
             config = AutoConfig.for_model(**case["config"])
-            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+            kind = AutoModelForImageTextToText if "vision_config" in case["config"] else AutoModelForCausalLM
+            model = kind.from_config(config, attn_implementation="eager").float()
             randomize(model, case["seed"])
             model.tie_weights()
             model.save_pretrained(directory / case["name"], max_shard_size=case.get("max_shard_size", "1GB"))

@@ -25,9 +25,12 @@ class MTPConfig(Eagle3Config):
         hidden_layers: ``(L,)``: the output of the target's last layer, before the final norm.
         target_width: D of the target, which is also that of the head.
         norm_output: True, because a draft reads the head's output after the final norm.
+        norm_hidden: whether the hidden states go through the target's final norm first. This is so in the layers that
+            targets are published with, and not in heads of the `speculators` format.
     """
 
     norm_output: bool = True
+    norm_hidden: bool = False
 
     def network(self, config: ModelConfig) -> "MTPNetwork":
         """Returns the network of a head whose layer has this configuration."""
@@ -41,9 +44,10 @@ class MTPNetwork(Eagle3Network):
     token before. At its own drafts the head reads its last output, after the final norm, in place of the hidden state.
     The embedding and the output head are the target's.
 
-    Source: Gloeckle et al. 2024 (arXiv 2404.19737) and DeepSeek-V3 (arXiv 2412.19437), section 2.2; in the form of
-    `speculators` 0.9.
+    Source: Gloeckle et al. 2024 (arXiv 2404.19737) and DeepSeek-V3 (arXiv 2412.19437), section 2.2.
     """
+
+    head: MTPConfig
 
     def setup(self):
         """Declares the tensors outside the layer, and the layer."""
@@ -52,13 +56,15 @@ class MTPNetwork(Eagle3Network):
         self.token_norm = declare_norm(self, "token_norm", self._norm, D)
         self.hidden_norm = declare_norm(self, "hidden_norm", self._norm, D)
         self.fc = declare(self, "fc", (D, 2 * D), ("embed", None))
+        if self.head.norm_hidden:
+            self.target_norm = declare_norm(self, "target_norm", self._norm, D)
         self.layers = [Layer(config, config.layers[0], name="layer_0")]
         self.final_norm = declare_norm(self, "final_norm", self._norm, D)
         self.output_head = declare_weight(self, "head", (config.vocab_size, D), ("vocab", "embed"))
 
     def project(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Returns the hidden states themselves."""
-        return hidden
+        """Returns the hidden states, after the target's final norm if the head reads them so."""
+        return apply_norm(self._norm, hidden, self.target_norm) if self.head.norm_hidden else hidden
 
     def first_inputs(self, embedded: Float[Array, "B T D"], hidden: Float[Array, "B T D"]) -> tuple[Array, ...]:
         """Returns what the layer reads: the projection of the embeddings and the hidden states."""

@@ -41,8 +41,9 @@ def device_costs(model: RooflineModel, device: Device, config: EngineConfig, hos
     contexts = context_grid(config.capacity)
     models = [shape for shape in (model.target, model.draft) if shape.num_layers > 0]
     chunk = sum(np.asarray(model.pass_seconds(shape, 1, config.chunk, contexts)) for shape in models)
-    # Rows of paged caches are moved by changing their tables.
+    # Rows of paged caches are moved by changing their tables. A state counts once as read and once as written.
     row_bytes = 0 if config.page_size else config.capacity * (model.target.cache_bytes + model.draft.cache_bytes)
+    row_bytes += model.target.state_bytes / 2
     row = row_bytes / (device.bandwidth * device.bandwidth_efficiency)
     moves = {(old, new): (min(old, new) + new) * row for old, new in size_changes(config.sizes)}
     return ServingCosts(model, np.asarray(chunk), 2 * row, moves, host)

@@ -57,7 +57,9 @@ class Family:
         canonical: returns the name that `rules` use for the name of a stored tensor; None for a tensor to ignore, such
             as the attention masks of old checkpoints.
         has_extra_layers: whether files may have layers behind the last one, ``model.layers.{L}`` and so on, which
-            predict further tokens and are not read.
+            predict further tokens and are not read with the model.
+        mtp_names: returns the stored names of a layer for multi-token prediction: of its tensors ``"fc"``,
+            ``"token_norm"``, ``"hidden_norm"`` and ``"final_norm"``, and of its ``"layer"``. None for a family without.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Family:
     rules: Callable[[ModelConfig], dict[str, Rule]]
     canonical: Callable[[str], str | None] = canonical
     has_extra_layers: bool = False
+    mtp_names: Callable[[ModelConfig], dict[str, str]] | None = None
 
     def canonical_in(self, config: ModelConfig) -> Callable[[str], str | None]:
         """Returns `canonical`, which also ignores the layers behind the last one if the family may have some."""

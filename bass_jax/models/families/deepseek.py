@@ -1,7 +1,7 @@
 """DeepSeek-V2 and DeepSeek-V3: latent attention, experts in groups, and shared experts.
 
 Files hold neighboring rotated lanes, except those of V3 with ``rope_interleave`` false, and each head's lanes without
-rotary positions before the rotated ones. V3 may also have layers for multi-token prediction, which are not read.
+rotary positions before the rotated ones. V3 may also have a layer for multi-token prediction behind the last one.
 """
 
 import dataclasses
@@ -217,5 +217,12 @@ def _attention(config: AttentionConfig, theirs: str, width: int) -> dict[str, Ru
     return table | tensor_names.attention_out(values, f"{theirs}.o_proj", width)
 
 
+def mtp_names(config: ModelConfig) -> dict[str, str]:
+    """Returns the stored names of the layer for multi-token prediction; see `Family.mtp_names`."""
+    layer = f"model.layers.{config.num_layers}"
+    names = {"fc": "eh_proj", "token_norm": "enorm", "hidden_norm": "hnorm", "final_norm": "shared_head.norm"}
+    return {ours: f"{layer}.{theirs}.weight" for ours, theirs in names.items()} | {"layer": layer}
+
+
 V2 = Family("deepseek_v2", read_v2, write_v2, rules)
-V3 = Family("deepseek_v3", read_v3, write_v3, rules, has_extra_layers=True)
+V3 = Family("deepseek_v3", read_v3, write_v3, rules, has_extra_layers=True, mtp_names=mtp_names)

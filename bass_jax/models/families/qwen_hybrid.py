@@ -1,6 +1,6 @@
 """Qwen3-Next and Qwen3.5: recurrent layers with the gated delta rule, and attention with a gate in some layers.
 
-Files may have layers for multi-token prediction, ``mtp.*``, which are not read.
+Files may have a layer for multi-token prediction, ``mtp.*``.
 """
 
 import dataclasses
@@ -226,11 +226,18 @@ def _join(parts: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(parts[:3]), parts[3]
 
 
-_SPLIT = functools.partial(rules, is_split=True)
+def mtp_names(config: ModelConfig) -> dict[str, str]:
+    """Returns the stored names of the layer for multi-token prediction; see `Family.mtp_names`."""
+    norms = {"token_norm": "pre_fc_norm_embedding", "hidden_norm": "pre_fc_norm_hidden", "final_norm": "norm"}
+    tensors = {ours: f"mtp.{theirs}.weight" for ours, theirs in ({"fc": "fc"} | norms).items()}
+    return tensors | {"layer": "mtp.layers.0"}
 
-QWEN3_NEXT = Family("qwen3_next", read_next, write_next, functools.partial(rules, is_split=False), canonical)
-QWEN3_5 = Family("qwen3_5_text", read_3_5, write_3_5, _SPLIT, canonical)
-QWEN3_5_MOE = Family("qwen3_5_moe_text", read_3_5_moe, write_3_5_moe, _SPLIT, canonical)
+
+_family = functools.partial(Family, canonical=canonical, mtp_names=mtp_names)
+
+QWEN3_NEXT = _family("qwen3_next", read_next, write_next, functools.partial(rules, is_split=False))
+QWEN3_5 = _family("qwen3_5_text", read_3_5, write_3_5, functools.partial(rules, is_split=True))
+QWEN3_5_MOE = _family("qwen3_5_moe_text", read_3_5_moe, write_3_5_moe, functools.partial(rules, is_split=True))
 QWEN3_5_PART, QWEN3_5_MOE_PART = (
     dataclasses.replace(
         text,
