@@ -3,8 +3,8 @@
     python native_mtp_reference.py cases.json directory
 
 ``cases.json`` lists ``{"name", "config", "seed", "tokens"}``. Writes for each case the checkpoint ``directory/name/``,
-and ``directory/name.npz`` with ``logits [n - 1, V]`` by `transformers`: of the layer that reads token i + 1 and
-the target's hidden state at token i, after the final norm.
+and ``directory/name.npz`` with ``logits [n - 1, V]`` by `transformers`, of the layer that reads token i + 1 and the
+target's hidden state at token i, after the final norm.
 """
 
 import json

@@ -68,7 +68,7 @@ CASES = (
     "deepseek_v3-no-query-rank-unnormalized-sharded",
     "llama4_text",
     "llama4_text-no-norm-untuned-other-layers-sharded",
-    "qwen3_next",
+    "qwen3_next-other-layers-dense-bias-tied",
     "qwen3_5_text",
     "qwen3_5_moe_text-one-expert-tied",
 )
