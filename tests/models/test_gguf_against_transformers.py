@@ -13,8 +13,7 @@ from tests.checkpoint.test_gguf import CONFIGS
 from tests.marks import mostly_slow
 from tests.models.cases import prompts
 from tests.models.conftest import load_arrays, run_reference
-from tests.models.passes import read_texts, relative_error
-from tests.models.test_against_transformers import TOLERANCE
+from tests.models.passes import read_texts, relative_error, tolerance_of
 
 pytestmark = pytest.mark.peer
 
@@ -46,5 +45,6 @@ def files(tmp_path_factory):
 def test_gguf_models_have_the_logits_of_transformers(name, files):
     expected = load_arrays(files / f"{name}.npz")
     texts = prompts(list(CHANGES).index(name))
-    for i, logits in enumerate(read_texts(load_model(files / name / "model.gguf"), texts)):
-        assert relative_error(logits, expected[f"logits_{i}"]) < TOLERANCE
+    model = load_model(files / name / "model.gguf")
+    for i, logits in enumerate(read_texts(model, texts)):
+        assert relative_error(logits, expected[f"logits_{i}"]) < tolerance_of(model)
