@@ -41,7 +41,15 @@ class GgufFile:
         self._name, self._architecture = name, ARCHITECTURES[name]
         stored = {tensor.name: tensor for tensor in self._reader.tensors}
         frequencies = stored.pop(_FREQUENCIES, None) if name == "llama" else None
-        self._tensors = {self._architecture.name_of(name): tensor for name, tensor in stored.items()}
+        self._tensors: dict[str, Any] = {}
+        self._experts: dict[str, int] = {}  # the index of each tensor that is stacked with others
+        for own, tensor in stored.items():
+            known = self._architecture.name_of(own)
+            num_experts = int(tensor.shape[-1]) if "{}" in known else 0
+            experts = {known.format(index): index for index in range(num_experts)}
+            self._experts |= experts
+            self._tensors |= dict.fromkeys(experts or (known,), tensor)
+        self._num_elements = sum(int(tensor.n_elements) for tensor in stored.values())
         self.dtype = "bfloat16" if all(map(_is_bfloat16, self._tensors.values())) else "float32"
         self.config = self._read_config(self._architecture)
         if frequencies is not None:
@@ -68,7 +76,7 @@ class GgufFile:
 
     def num_elements(self) -> int:
         """Returns the number of elements of all tensors."""
-        return sum(int(tensor.n_elements) for tensor in self._tensors.values())
+        return self._num_elements
 
     def read(self, name: str) -> np.ndarray:
         """Returns a tensor as float32, by its Hugging Face name.
@@ -77,7 +85,7 @@ class GgufFile:
             ValueError: naming file and tensor, if its quantization is unknown or its shape is impossible.
         """
         tensor = self._tensors[name]
-        array = self._dequantized(tensor)
+        array = self._dequantized(tensor, self._experts.get(name))
         try:
             return self._architecture.restore(name, array, self.config)
         except ValueError as error:
@@ -90,10 +98,13 @@ class GgufFile:
     def release(self, names: Iterable[str]) -> None:
         """Does nothing: the reader maps the whole file, and dequantized tensors own their memory."""
 
-    def _dequantized(self, tensor: Any) -> np.ndarray:
-        shape = tuple(int(size) for size in reversed(tensor.shape))
+    def _dequantized(self, tensor: Any, index: int | None = None) -> np.ndarray:
+        """Returns a tensor, or entry `index` of its first axis."""
+        shape, data = tuple(int(size) for size in reversed(tensor.shape)), tensor.data
+        if index is not None:
+            shape, data = shape[1:], data[index]
         try:
-            return dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False).reshape(shape)
+            return dequantize(data, tensor.tensor_type).astype(np.float32, copy=False).reshape(shape)
         except NotImplementedError:
             kind = tensor.tensor_type.name
             raise ValueError(f"{self.path}: tensor {tensor.name!r}: unknown quantization {kind}") from None

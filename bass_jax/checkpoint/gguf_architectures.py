@@ -1,6 +1,7 @@
 """The architectures of GGUF files in Hugging Face's terms: tensor names, configuration keys, layout of tensors."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,13 @@ _SANDWICH_NAMES = _LLAMA_NAMES | _table("""
     ffn_norm=pre_feedforward_layernorm post_attention_norm=post_attention_layernorm
     post_ffw_norm=post_feedforward_layernorm
 """)
+_MOE_NAMES = _LLAMA_NAMES | _table("""
+    ffn_gate_inp=mlp.gate ffn_gate_exps=mlp.experts.{}.gate_proj ffn_up_exps=mlp.experts.{}.up_proj
+    ffn_down_exps=mlp.experts.{}.down_proj ffn_gate_shexp=mlp.shared_expert.gate_proj
+    ffn_up_shexp=mlp.shared_expert.up_proj ffn_down_shexp=mlp.shared_expert.down_proj
+    ffn_gate_inp_shexp=mlp.shared_expert_gate
+""")
+_PHI3_NAMES = _LLAMA_NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _GPT2_NAMES = _table("""
     token_embd=transformer.wte position_embd=transformer.wpe output_norm=transformer.ln_f output=lm_head
     attn_norm=ln_1 attn_qkv=attn.c_attn attn_output=attn.c_proj ffn_norm=ln_2 ffn_up=mlp.c_fc ffn_down=mlp.c_proj
@@ -46,7 +54,8 @@ class Architecture:
     Attributes:
         family: the corresponding ``model_type``.
         layers: what Hugging Face writes before the number of a layer.
-        names: part of a tensor name in GGUF → part of its Hugging Face name.
+        names: part of a tensor name in GGUF → part of its Hugging Face name, with ``{}`` for the index of an expert if
+            the tensor stacks all experts of a layer.
         keys: Hugging Face key → key of a positive integer in the metadata.
         finish: function of the metadata and of the values read by `keys`; returns the whole configuration.
         restore: function of a Hugging Face name, a stored tensor and the configuration; returns the tensor in Hugging
@@ -136,6 +145,28 @@ def _gemma3(meta: Metadata, config: Config) -> Config:
     }
 
 
+def _moe(meta: Metadata, config: Config, *, is_normalized: bool) -> Config:
+    config = _llama(meta, config)
+    return config | {
+        "num_experts": meta.value("expert_count"),
+        "num_experts_per_tok": meta.value("expert_used_count"),
+        "moe_intermediate_size": meta.value("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": meta.value("expert_shared_feed_forward_length"),
+        "norm_topk_prob": is_normalized,  # Not in the metadata: it follows from the architecture.
+        "qkv_bias": config["attention_bias"],
+    }
+
+
+def _phi3(meta: Metadata, config: Config) -> Config:
+    config = _llama(meta, config)
+    rotated = meta.value("rope.dimension_count", config["head_dim"])
+    return config | {
+        "sliding_window": meta.value("attention.sliding_window", None),
+        "partial_rotary_factor": rotated / config["head_dim"],
+        "pad_token_id": None,
+    }
+
+
 def _width_per_head(config: Config) -> int:
     return config["hidden_size"] // config["num_attention_heads"]
 
@@ -168,6 +199,11 @@ def _without_offset(name: str, array: np.ndarray, config: Config) -> np.ndarray:
     return array - np.float32(1) if name.endswith("norm.weight") else array
 
 
+def _shared_gate_as_matrix(name: str, array: np.ndarray, config: Config) -> np.ndarray:
+    """Returns the gate of the shared MLP as a matrix of one row, which GGUF stores as a vector."""
+    return array[None] if name.endswith("shared_expert_gate.weight") and array.ndim == 1 else array
+
+
 def _input_first(name: str, array: np.ndarray, config: Config) -> np.ndarray:
     """Transposes GPT-2's matrices, which Hugging Face stores as ``[in, out]``."""
     is_matrix = array.ndim == 2 and name.split(".")[-2] in ("c_attn", "c_proj", "c_fc")
@@ -185,6 +221,11 @@ ARCHITECTURES = {
     "gemma": _llama_like("gemma", _without_offset),
     "gemma2": _llama_like("gemma2", _without_offset, _SANDWICH_NAMES, _gemma2),
     "gemma3": _llama_like("gemma3_text", _without_offset, _SANDWICH_NAMES, _gemma3),
+    "qwen2moe": _llama_like(
+        "qwen2_moe", _shared_gate_as_matrix, _MOE_NAMES, functools.partial(_moe, is_normalized=False)
+    ),
+    "qwen3moe": _llama_like("qwen3_moe", _as_stored, _MOE_NAMES, functools.partial(_moe, is_normalized=True)),
+    "phi3": _llama_like("phi3", _as_stored, _PHI3_NAMES, _phi3),
     "gpt2": Architecture("gpt2", "transformer.h", _GPT2_NAMES, _GPT2_KEYS, _gpt2, _input_first),
 }
 """By ``general.architecture``."""

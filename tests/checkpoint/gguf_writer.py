@@ -1,12 +1,13 @@
 """Writes small GGUF files with the tensor names, rotary order and norm offsets of llama.cpp's converter."""
 
+import re
 from pathlib import Path
 
 import gguf
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from bass_jax.models import Model, rotary
+from bass_jax.models import Model, MoEConfig, rotary
 from bass_jax.models.families import FAMILIES
 
 ARCHITECTURES = {
@@ -16,6 +17,9 @@ ARCHITECTURES = {
     "gemma": gguf.MODEL_ARCH.GEMMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "phi3": gguf.MODEL_ARCH.PHI3,
     "gpt2": gguf.MODEL_ARCH.GPT2,
 }
 
@@ -39,6 +43,12 @@ def write_gguf(
         writer.add_layer_norm_eps(layer.norm.eps)
     else:
         _write_rotary(writer, config)
+    if isinstance(layer.mlp, MoEConfig):
+        writer.add_expert_count(layer.mlp.num_experts)
+        writer.add_expert_used_count(layer.mlp.num_active)
+        writer.add_expert_feed_forward_length(layer.mlp.width)
+        if layer.mlp.shared is not None:
+            writer.add_expert_shared_feed_forward_length(layer.mlp.shared.width)
     if attention.window is not None:
         writer.add_sliding_window(attention.window)
     if config.family == "gemma2":
@@ -54,7 +64,7 @@ def write_gguf(
         writer.add_pad_token_id(2)
     kind = gguf.GGMLQuantizationType[kind]
     names = gguf.get_tensor_name_map(arch, config.num_layers)
-    for name, tensor in hugging_face_tensors(model).items():
+    for name, tensor in stacked_experts(hugging_face_tensors(model)).items():
         stem, suffix = name.rsplit(".", 1)
         if config.family == "llama" and stem.endswith(("q_proj", "k_proj")):
             tensor = interleave(tensor, attention.num_heads if stem.endswith("q_proj") else attention.num_kv_heads)
@@ -62,12 +72,22 @@ def write_gguf(
             tensor = tensor + 1
         if config.family == "gpt2" and tensor.ndim == 2 and ".h." in stem:
             tensor = np.ascontiguousarray(tensor.T)
+        if stem.endswith("shared_expert_gate"):
+            tensor = tensor[0]
         gguf_name = f"{names.get_name(stem)}.{suffix}"
         if tensor.ndim == 1:
             writer.add_tensor(gguf_name, tensor)
         else:
             writer.add_tensor(gguf_name, gguf.quantize(tensor, kind), raw_dtype=kind)
     finish(writer)
+
+
+def stacked_experts(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the tensors with those of all experts of a layer as one, whose name has no index."""
+    found: dict[str, list[np.ndarray]] = {}
+    for name, tensor in tensors.items():
+        found.setdefault(re.sub(r"experts\.\d+\.", "experts.", name), []).append(tensor)
+    return {name: np.stack(parts) if ".experts." in name else parts[0] for name, parts in found.items()}
 
 
 def finish(writer: gguf.GGUFWriter) -> None:

@@ -9,7 +9,7 @@ from gguf import GGUFReader
 
 from bass_jax.checkpoint import load_model
 from bass_jax.checkpoint.gguf import GgufFile
-from bass_jax.models.model_config import RopeScaling
+from bass_jax.models.model_config import DenseMLP, MoEConfig, RopeScaling
 from tests.checkpoint.gguf_writer import finish, write_gguf
 from tests.checkpoint.small import random_model, small_config
 
@@ -30,6 +30,10 @@ CONFIGS = {
     "gemma3": {"family": "gemma3_text", "has_qk_norm": True, "rope_base": 1e6, "window_rope_base": 10000.0}
     | SANDWICH
     | {"num_layers": 6, "windowed_layers": (True,) * 5 + (False,)},
+    "qwen2moe": {"family": "qwen2_moe", "is_tied": False, "has_attention_bias": True, "has_out_bias": False}
+    | {"moe": MoEConfig(4, 2, 24, is_normalized=False, shared=DenseMLP(40), has_shared_gate=True)},
+    "qwen3moe": {"family": "qwen3_moe", "has_qk_norm": True, "head_dim": 6, "moe": MoEConfig(5, 2, 24)},
+    "phi3": {"family": "phi3", "window": 9, "num_kv_heads": 2, "is_tied": False},
     "gpt2": {"family": "gpt2", "has_learned_positions": True, "norm": "layer", "has_attention_bias": True}
     | {"has_mlp_bias": True, "is_gated": False, "activation": "gelu_tanh"},
 }

@@ -7,6 +7,7 @@ values.
 import pytest
 
 from bass_jax.checkpoint import load_model
+from bass_jax.models import DenseMLP, MoEConfig
 from tests.checkpoint.gguf_writer import write_gguf
 from tests.checkpoint.small import random_model, small_config
 from tests.checkpoint.test_gguf import CONFIGS
@@ -24,6 +25,12 @@ CHANGES = {
     "qwen3": {"head_dim": 128, "num_kv_heads": 2},
     "gemma2": _DEFAULTS,
     "gemma3": _DEFAULTS,
+    "qwen2moe": {
+        "moe": MoEConfig(4, 2, 1408, is_normalized=False, shared=DenseMLP(5632), has_shared_gate=True),
+        "num_kv_heads": 2,
+    },
+    "qwen3moe": {"head_dim": 128, "num_kv_heads": 2, "moe": MoEConfig(4, 2, 768)},
+    "phi3": {"window": None},
     "gpt2": {"vocab_size": 50257, "context": 1024, "mlp_width": 64},
 }
 
