@@ -30,7 +30,7 @@ CHANGES = {
         "num_kv_heads": 2,
     },
     "qwen3moe": {"head_dim": 128, "num_kv_heads": 2, "moe": MoEConfig(4, 2, 768)},
-    "phi3": {"window": None},
+    "phi3": {"window": None, "vocab_size": 32064},
     "gpt2": {"vocab_size": 50257, "context": 1024, "mlp_width": 64},
 }
 
