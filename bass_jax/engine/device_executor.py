@@ -38,6 +38,7 @@ from bass_jax.models.mesh import mesh_of, place_whole
 from bass_jax.models.protocol import hidden_width_of
 from bass_jax.policies.protocol import plan_bucket
 from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
+from bass_jax.runtime.processes import Channel
 
 MAX_MEASURED = 4
 """Steps per batch size that are compiled for a policy that measures times."""
@@ -52,6 +53,7 @@ class DeviceExecutor:
         state: of the batch after all dispatched operations.
         steps: the compiled steps.
         pool: the pages of the caches; None with dense caches.
+        channel: from process 0 to the others, if the mesh is one over several processes; else None.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class DeviceExecutor:
         """
         self._pair, self.steps, self._config, self._lay_out = pair, steps, config, lay_out
         self._policy, self._mesh = steps.policy, mesh_of(pair)
+        self.channel = None if self._mesh is None or not self._mesh.is_multi_process else Channel()
         self._compiled: dict[Any, Callable] = {}
         self.pool: PagePool | None = None
         self._shares_pages, self._reads_in_chunks = not reads_hidden_states(pair.drafter), reads_in_chunks(pair)
@@ -316,7 +319,7 @@ class DeviceExecutor:
     def _times(self) -> StepTimes:
         """Returns the measured times of the policy's lengths, and decides whether another step may be compiled.
 
-        Under `jax.distributed` all processes take those of process 0, so that they plan and compile the same.
+        On a mesh over several processes all take those of process 0, so that they plan and compile the same.
         """
         policy, num_rows = self._policy, len(self.state.lengths)
         assert policy is not None
@@ -338,10 +341,8 @@ class DeviceExecutor:
             larger = [min((one for one in found if one >= draft_len_bucket(n)), default=None) for n in policy.lengths]
             own = [np.nan if one is None else found[one] for one in larger]
             times = times._replace(step_seconds=np.where(np.isnan(own), times.step_seconds, own).astype(np.float32))
-        if jax.process_count() > 1:
-            from jax.experimental.multihost_utils import broadcast_one_to_all
-
-            times, self._may_compile = broadcast_one_to_all((times, np.asarray(self._may_compile)))
+        if self.channel is not None:
+            times, self._may_compile = self.channel.share((times, self._may_compile))
         return times
 
     def _plan(self) -> Callable:
