@@ -37,7 +37,7 @@ def main() -> int:
     options = parser.parse_args()
     command = [sys.executable, "-m", "bass_jax", "serve", options.pair, "--name", "served", "--port", "0"]
     command += ["--slots", str(options.slots), "--capacity", "512", "--page-size", "64"]
-    counts, memory = {"whole": 0, "streams": 0, "left": 0, "errors": 0}, []
+    counts, memory = {"whole": 0, "streams": 0, "cancelled": 0, "errors": 0}, []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
@@ -66,7 +66,11 @@ def main() -> int:
     print("resident MiB, medians of tenths of the time: " + " ".join(f"{x / 2**20:.0f}" for x in tenths))
     is_flat = growth <= MAX_GROWTH
     print(f"{growth:+.2%} over the second half: {'within' if is_flat else 'NOT within'} {MAX_GROWTH:.0%}")
-    print(json.dumps({"date": str(datetime.date.today()), "counts": counts, "growth": growth, "bytes": tenths}))
+    print(
+        json.dumps(
+            {"date": str(datetime.date.today()), "counts": counts, "left": left, "growth": growth, "bytes": tenths}
+        )
+    )
     return 0 if is_flat and not counts["errors"] and left == 0 else 1
 
 
@@ -93,7 +97,7 @@ def ask(url: str, seed: int, num_words: int, is_over: threading.Event, counts: d
                     counts["whole"] += 1
                 elif choose.random() < 0.2:
                     response.readline()
-                    counts["left"] += 1
+                    counts["cancelled"] += 1
                 else:
                     assert response.read().endswith(b"data: [DONE]\n\n")
                     counts["streams"] += 1
