@@ -55,7 +55,7 @@ def main() -> int:
                 time.sleep(1)
             is_over.set()
             for client in clients:
-                client.join(timeout=120)
+                client.join(timeout=600)
             left = wait_until_idle(url)
         finally:
             server.kill()

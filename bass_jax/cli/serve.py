@@ -95,6 +95,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         warm_up=False,
         on_step=on_step,
     )
+    engine.executor.compile_shortest_step()
     if options.distributed and jax.process_index() > 0:
         engine.follow()
         return 0

@@ -44,6 +44,10 @@ MAX_MEASURED = 4
 """Steps per batch size that are compiled for a policy that measures times."""
 
 
+SHORT_CHUNK = 64
+"""A chunk of at most so many tokens is read by a pass of this size, because a pass over a whole chunk takes longer."""
+
+
 class DeviceExecutor:
     """A batch on JAX's default device, or on a mesh.
 
@@ -121,6 +125,14 @@ class DeviceExecutor:
         for bucket in (self._bucket(int(self._wanted[0])),) if self._uses_clock else self.steps.buckets:
             self._step(bucket)
 
+    def compile_shortest_step(self) -> None:
+        """Compiles the step with the fewest drafts, which takes the least time.
+
+        A policy that measures times then starts with it. Which step it would start with otherwise depends on times that
+        it measures, so that the compilation cache of an earlier process may hold another one.
+        """
+        self._step(self.steps.buckets[0])
+
     def fill(self, state: SpecState) -> None:
         """Takes the caches of `state` in place of shapes."""
         self.state = self.state._replace(target_cache=state.target_cache, drafter_state=state.drafter_state)
@@ -154,11 +166,13 @@ class DeviceExecutor:
             self._reading = self._run("empty_prompt", empty_prompt, self._pair, self._new[1].tokens, *tables)
         if num == 0 or prompt is self._prompt:
             return
-        tokens = np.zeros((1, self._config.chunk), np.int32)
-        tokens[0, :num] = prompt[start : start + num]
+        size = SHORT_CHUNK if num <= SHORT_CHUNK < self._config.chunk else self._config.chunk
+        tokens = np.zeros((1, size), np.int32)
+        chunk = prompt[start : start + num]
+        tokens[0, : len(chunk)] = chunk
         numbers = np.int32(start), np.int32(num), np.int32(self._config.capacity)
         arguments = self._pair, pages_of(self.state), self._reading, tokens, *numbers
-        pages, self._reading = self._run("read_prompt_chunk", read_prompt_chunk, *arguments, donate=(1, 2))
+        pages, self._reading = self._run(("read_prompt_chunk", size), read_prompt_chunk, *arguments, donate=(1, 2))
         if pages:
             self.state = with_pages(self.state, pages)
 
@@ -369,6 +383,7 @@ class DeviceExecutor:
             for bucket in first if self._uses_clock else self.steps.buckets:
                 self._step(bucket)
             self._plan()
+            self.read(handle, 0, self._config.chunk)  # longer than the prompt, which makes no difference
             self.read(handle, 0, 1)
             self.insert(handle, 0)
             self.stop(0)
