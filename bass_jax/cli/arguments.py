@@ -90,6 +90,17 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_process_arguments(parser: argparse.ArgumentParser, use: str) -> None:
+    """Declares the place of this process in a job of several; `use` says what ``--distributed`` does."""
+    add_all(
+        parser.add_argument_group("several processes"),
+        argument("--distributed", f"{use}, as one process of a job", False),
+        argument("--coordinator", "HOST:PORT of the first process, if the job does not provide it"),
+        argument("--num-processes", "if the job does not provide it", type=int),
+        argument("--process", "number of this process from 0, if the job does not provide it", type=int),
+    )
+
+
 def is_preset(pair: str) -> bool:
     """Returns whether `pair` is the name of a preset and not a path."""
     from bass_jax.models import PRESETS

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bass_jax.cli.arguments import QUIET, add_all, argument, read_overrides
+from bass_jax.cli.arguments import QUIET, add_all, add_process_arguments, argument, read_overrides
 from bass_jax.cli.output import Output, cell
 
 if TYPE_CHECKING:
@@ -23,13 +23,7 @@ The same command resumes an interrupted run."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
     add_run_arguments(parser)
-    add_all(
-        parser.add_argument_group("several processes"),
-        argument("--distributed", "share the batches, as one process of a job", False),
-        argument("--coordinator", "HOST:PORT of the first process, if the job does not provide it"),
-        argument("--num-processes", "if the job does not provide it", type=int),
-        argument("--process", "number of this process from 0, if the job does not provide it", type=int),
-    )
+    add_process_arguments(parser, "share the batches")
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

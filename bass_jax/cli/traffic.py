@@ -84,7 +84,9 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
 def _real_backend(config: "TrafficConfig", notes: "Console") -> "RealBackend":
     from bass_jax.experiments.traffic.backends import RealBackend
+    from bass_jax.runtime.xla_flags import use_compilation_cache
 
     assert config.real is not None
+    use_compilation_cache()  # `auto` compiles lengths while requests are served.
     texts = collect_prompts((), Path(config.real.prompts), config.real.field, "{prompt}")
     return RealBackend(config, texts, lambda note: notes.print(note, highlight=False))

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.panel import Panel
@@ -11,13 +12,10 @@ from rich.text import Text
 
 from bass_jax.cli.output import Output, cell
 from bass_jax.engine import Counts, Loop
-from bass_jax.experiments.traffic.traffic_experiment import (
-    TrafficResult,
-    gain_over_fixed,
-    gain_over_phases,
-    gain_over_static,
-)
 from bass_jax.runtime.progress import LiveView
+
+if TYPE_CHECKING:
+    from bass_jax.experiments.traffic.traffic_experiment import TrafficResult
 
 _NUM_RECENT = 64
 """Steps over which rates are computed."""
@@ -70,7 +68,7 @@ class EngineView(LiveView):
         return Panel(Group(slots, Text(queue), Text(memory), Text(f"{speed}, {time}")), title=self._title)
 
 
-def print_results(out: Output, results: Sequence[TrafficResult], pattern: str) -> None:
+def print_results(out: Output, results: Sequence["TrafficResult"], pattern: str) -> None:
     """Prints the tables of one pattern, of times and of rates, with a row per kind of batching and policy."""
     times, rates = [], []
     for _, batching, policy, metrics, _ in (one for one in results if one.pattern == pattern):
@@ -86,8 +84,11 @@ def print_results(out: Output, results: Sequence[TrafficResult], pattern: str) -
     out.table(("batching", "policy", *rate_names), rates, f"{pattern}: steps and rates", num_left=2)
 
 
-def print_gains(out: Output, results: Sequence[TrafficResult]) -> None:
+def print_gains(out: Output, results: Sequence["TrafficResult"]) -> None:
     """Prints the gains of continuous over static batching, and of adaptive over fixed draft lengths."""
+    # Imported here, because the server uses this module too.
+    from bass_jax.experiments.traffic.traffic_experiment import gain_over_fixed, gain_over_phases, gain_over_static
+
     patterns = list(dict.fromkeys(one.pattern for one in results))
     if ratios := gain_over_static(results):
         policies = dict.fromkeys(policy for _, policy in ratios)

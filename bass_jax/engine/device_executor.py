@@ -38,9 +38,14 @@ from bass_jax.models.mesh import mesh_of, place_whole
 from bass_jax.models.protocol import hidden_width_of, is_recurrent
 from bass_jax.policies.protocol import plan_bucket
 from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
+from bass_jax.runtime.processes import Channel
 
 MAX_MEASURED = 4
 """Steps per batch size that are compiled for a policy that measures times."""
+
+
+SHORT_CHUNK = 64
+"""A chunk of at most so many tokens is read by a pass of this size, because a pass over a whole chunk takes longer."""
 
 
 class DeviceExecutor:
@@ -52,6 +57,7 @@ class DeviceExecutor:
         state: of the batch after all dispatched operations.
         steps: the compiled steps.
         pool: the pages of the caches; None with dense caches.
+        channel: from process 0 to the others, if the mesh is one over several processes; else None.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class DeviceExecutor:
         """
         self._pair, self.steps, self._config, self._lay_out = pair, steps, config, lay_out
         self._policy, self._mesh = steps.policy, mesh_of(pair)
+        self.channel = None if self._mesh is None or not self._mesh.is_multi_process else Channel()
         self._compiled: dict[Any, Callable] = {}
         self.pool: PagePool | None = None
         self._shares_pages = not reads_hidden_states(pair.drafter) and not is_recurrent(pair.target)
@@ -119,6 +126,14 @@ class DeviceExecutor:
         for bucket in (self._bucket(int(self._wanted[0])),) if self._uses_clock else self.steps.buckets:
             self._step(bucket)
 
+    def compile_shortest_step(self) -> None:
+        """Compiles the step with the fewest drafts, which takes the least time.
+
+        A policy that measures times then starts with it. Which step it would start with otherwise depends on times that
+        it measures, so that the compilation cache of an earlier process may hold another one.
+        """
+        self._step(self.steps.buckets[0])
+
     def fill(self, state: SpecState) -> None:
         """Takes the caches of `state` in place of shapes."""
         self.state = self.state._replace(target_cache=state.target_cache, drafter_state=state.drafter_state)
@@ -153,11 +168,13 @@ class DeviceExecutor:
             self._reading = self._run("empty_prompt", empty_prompt, self._pair, self._new[1].tokens, *tables)
         if num == 0 or prompt is self._prompt:
             return
-        tokens = np.zeros((1, self._config.chunk), np.int32)
-        tokens[0, :num] = prompt[start : start + num]
+        size = SHORT_CHUNK if num <= SHORT_CHUNK < self._config.chunk else self._config.chunk
+        tokens = np.zeros((1, size), np.int32)
+        chunk = prompt[start : start + num]
+        tokens[0, : len(chunk)] = chunk
         numbers = np.int32(start), np.int32(num), np.int32(self._config.capacity)
         arguments = self._pair, pages_of(self.state), self._reading, tokens, *numbers
-        pages, self._reading = self._run("read_prompt_chunk", read_prompt_chunk, *arguments, donate=(1, 2))
+        pages, self._reading = self._run(("read_prompt_chunk", size), read_prompt_chunk, *arguments, donate=(1, 2))
         if pages:
             self.state = with_pages(self.state, pages)
 
@@ -318,7 +335,7 @@ class DeviceExecutor:
     def _times(self) -> StepTimes:
         """Returns the measured times of the policy's lengths, and decides whether another step may be compiled.
 
-        Under `jax.distributed` all processes take those of process 0, so that they plan and compile the same.
+        On a mesh over several processes all take those of process 0, so that they plan and compile the same.
         """
         policy, num_rows = self._policy, len(self.state.lengths)
         assert policy is not None
@@ -340,10 +357,8 @@ class DeviceExecutor:
             larger = [min((one for one in found if one >= draft_len_bucket(n)), default=None) for n in policy.lengths]
             own = [np.nan if one is None else found[one] for one in larger]
             times = times._replace(step_seconds=np.where(np.isnan(own), times.step_seconds, own).astype(np.float32))
-        if jax.process_count() > 1:
-            from jax.experimental.multihost_utils import broadcast_one_to_all
-
-            times, self._may_compile = broadcast_one_to_all((times, np.asarray(self._may_compile)))
+        if self.channel is not None:
+            times, self._may_compile = self.channel.share((times, self._may_compile))
         return times
 
     def _plan(self) -> Callable:
@@ -370,6 +385,7 @@ class DeviceExecutor:
             for bucket in first if self._uses_clock else self.steps.buckets:
                 self._step(bucket)
             self._plan()
+            self.read(handle, 0, self._config.chunk)  # longer than the prompt, which makes no difference
             self.read(handle, 0, 1)
             self.insert(handle, 0)
             self.stop(0)

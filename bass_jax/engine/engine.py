@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from bass_jax.acceptance import find_rule
@@ -24,6 +25,7 @@ from bass_jax.engine.loop import Counts, Loop
 from bass_jax.engine.page_pool import PageUse
 from bass_jax.engine.request import Request, RequestEvent, RequestHandle
 from bass_jax.engine.scheduler import Scheduler
+from bass_jax.engine.several_processes import Leader, follow
 from bass_jax.engine.slots import check_sampling, make_row
 from bass_jax.models.protocol import context_of
 from bass_jax.policies import Policy, fixed
@@ -116,7 +118,10 @@ class Engine:
         self.executor = DeviceExecutor(pair, steps, self.config, self._lay_out)
         if warm_up:
             self.executor.warm_up()
-        self.loop = Loop(Scheduler(self.config, self.executor.num_shared), self.executor, clock, on_step)
+        channel = self.executor.channel
+        self._leader = None if channel is None or jax.process_index() else Leader(self.executor, channel)
+        scheduler = Scheduler(self.config, self.executor.num_shared)
+        self.loop = Loop(scheduler, self._leader or self.executor, clock, on_step)
         self._thread: Any = None
         self._start_lock = threading.Lock()
         self._is_closed = False
@@ -136,9 +141,24 @@ class Engine:
         """
         self.loop.close(drain=drain)
         with self._start_lock:
+            if self._leader is not None and not self._is_closed:
+                self._leader.close()
             self._is_closed = True
             if self._thread is not None:
                 self._thread.shutdown(wait=False)
+
+    def follow(self) -> None:
+        """Runs the steps of process 0 in another process of `jax.distributed`, until process 0 closes its engine.
+
+        With a mesh over several processes, all of them make the same engine. Process 0 takes the requests.
+
+        Raises:
+            ValueError: in process 0, or if the mesh is one of this process alone.
+        """
+        if self.executor.channel is None or self._leader is not None:
+            raise ValueError("follow: expected a process other than 0 of a mesh over several processes")
+        follow(self.executor, self.executor.channel)
+        self.close()
 
     @property
     def is_closed(self) -> bool:
@@ -157,6 +177,7 @@ class Engine:
 
     def _lay_out(self, handle: RequestHandle) -> SpecState:
         vocab_size = self.pair.target.vocab_size
+        self._is_processed |= check_sampling(handle.request.sampling, self.spec, vocab_size)
         return make_row(handle.request, self.config.capacity, vocab_size, self._num_stop_tokens, self._is_processed)
 
     def submit(
@@ -196,10 +217,13 @@ class Engine:
 
         Raises:
             ValueError: if the request can never run: it is too long for the context, the capacity or the token budget,
-                a token is outside the vocabulary, or the acceptance rule does not support its sampling parameters.
+                a token is outside the vocabulary, the acceptance rule does not support its sampling parameters, or it
+                has a grammar and the model is spread over several processes.
             QueueFull: if the queue is full.
             EngineClosed: after `close`, or after a step that failed.
         """
+        if self.executor.channel is not None and self._leader is None:
+            raise ValueError(f"submit: expected process 0, which takes the requests; this is {jax.process_index()}")
         check_flag("raw", raw)
         ids: Any = prompt
         if isinstance(prompt, str):
@@ -209,8 +233,9 @@ class Engine:
         check_kind("sampling", sampling, SamplingParams | None)
         self.config.check(len(row), max_new_tokens, context_of(target))
         sampling = sampling or SamplingParams()
-        if check_sampling(sampling, self.spec, target.vocab_size):
-            self._is_processed = True
+        check_sampling(sampling, self.spec, target.vocab_size)
+        if self._leader is not None and sampling.grammar is not None:
+            raise ValueError("grammar: expected None, because the model is spread over several processes")
         seed = check_integer("seed", seed, 0, 2**32 - 1)
         priority = check_integer("priority", priority)
         check_callable("on_event", on_event)

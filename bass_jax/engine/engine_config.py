@@ -18,7 +18,7 @@ class EngineConfig:
             `capacity`. A request reserves `capacity` tokens; with pages, only the pages that it can fill. It waits
             until its reservation fits.
         max_waiting: the largest number of requests in the queue; further requests are refused.
-        chunk: prompt tokens per prefill pass.
+        chunk: prompt tokens per prefill pass. At most 64 tokens at the end of a prompt take a shorter pass.
         chunks_per_step: prefill passes between two steps while rows are running.
         batching: with ``"continuous"`` a waiting request takes the slot of a finished one. With ``"static"`` a batch
             runs until all of its requests have finished (Su et al. 2023).

@@ -90,7 +90,7 @@ def empty_state(pair: Pair, row: SpecState, num_rows: Int[Array, "B"], pages: Pa
     if pages is not None:
         tables = jnp.full((batch, capacity // pages.page_size), pages.num_pages, jnp.int32)
         caches = as_paged(caches, pages.num_pages, pages.page_size, tables)
-    finish = jnp.full(batch, FinishReason.INACTIVE, jnp.int32)
+    finish = jnp.full(batch, int(FinishReason.INACTIVE), jnp.int32)  # An enum would make the type weak.
     return replicate_on_mesh(state._replace(finish=finish, target_cache=caches[0], drafter_state=caches[1]))
 
 
@@ -154,9 +154,9 @@ def insert_row(
 
     def put(all_, own):
         if is_paged(all_):
-            states = jax.tree.map(put, all_.states, own.states)
-            return all_._replace(tables=all_.tables.at[row].set(own.tables[0]), states=states)
-        return all_.at[row].set(own[0])
+            tables, states = jax.tree.map(put, (all_.tables, all_.states), (own.tables, own.states))
+            return all_._replace(tables=tables, states=states)
+        return jax.lax.dynamic_update_slice_in_dim(all_, own, row, axis=0)  # is traced faster than `all_.at[row]`
 
     state = jax.tree.map(put, state, one, is_leaf=is_paged)
     if policy is None:

@@ -174,11 +174,13 @@ def _ask_host(function: Callable, rows: tuple[Array, ...], shape: tuple[int, ...
 
 def _masks(grammars, tokens, prompt_lengths, lengths, *, num_positions: int, num_words: int) -> np.ndarray:
     """Returns the masks as bits, ``[B, T, num_words]`` int32; on the host."""
+    # The arguments are arrays of jax, which would compile a function for every length of a slice.
+    grammars, tokens, prompt_lengths, lengths = map(np.asarray, (grammars, tokens, prompt_lengths, lengths))
     found = np.full((len(grammars), num_positions, num_words), -1, np.int32)
     with _LOCK:
-        for row in np.flatnonzero(np.asarray(grammars) >= 0).tolist():
+        for row in np.flatnonzero(grammars >= 0).tolist():
             start, end = int(prompt_lengths[row]), int(lengths[row])
-            output = np.asarray(tokens[row, start : end + num_positions - 1]).tolist()
+            output = tokens[row, start : end + num_positions - 1].tolist()
             _row_matcher(int(grammars[row]), row).fill(found[row], output, end - start)
     return found
 
@@ -208,10 +210,11 @@ def forced_tokens(
 
 def _forced(grammars, tokens, prompt_lengths, lengths, *, num: int) -> np.ndarray:
     """Returns the forced tokens and their number, ``[B, G + 1]`` int32; on the host."""
+    grammars, tokens, prompt_lengths, lengths = map(np.asarray, (grammars, tokens, prompt_lengths, lengths))
     found = np.zeros((len(grammars), num + 1), np.int32)
     with _LOCK:
-        for row in np.flatnonzero(np.asarray(grammars) >= 0).tolist():
-            output = np.asarray(tokens[row, int(prompt_lengths[row]) : int(lengths[row])]).tolist()
+        for row in np.flatnonzero(grammars >= 0).tolist():
+            output = tokens[row, prompt_lengths[row] : lengths[row]].tolist()
             forced = _row_matcher(int(grammars[row]), row).forced(output)[:num]
             found[row, : len(forced)], found[row, num] = forced, len(forced)
     return found

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,18 +13,19 @@ import urllib.request
 
 import pytest
 
-from tests.snippets import tiny_pair
+from tests.snippets import ROOT, tiny_pair
+
+SMALL = "--slots", "1", "--capacity", "64"
 
 
 @contextlib.contextmanager
-def serving(*options: str):
+def serving(*options: str, env: dict[str, str] | None = None):
     """Yields the process and its address."""
     command = [sys.executable, "-m", "bass_jax", "serve", str(tiny_pair()), "--name", "tiny", "--port", "0", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
         try:
             assert process.stdout is not None
-            line = process.stdout.readline()
-            assert "http://127.0.0.1:" in line
+            line = next(line for line in process.stdout if "http://127.0.0.1:" in line)
             yield process, line.split()[3].removesuffix("/v1;")
         finally:
             process.kill()
@@ -61,6 +64,47 @@ def test_the_server_stops_on_a_signal_and_survives_a_kill(tmp_path):
         assert complete(url)["choices"][0]["text"] == text
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) in (0, -signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_requests():
+    """For two minutes. Compiling takes memory in the first half; ten minutes are measured in docs/results.md."""
+    command = [sys.executable, ROOT / "benchmarks" / "server_memory.py", tiny_pair(), "--minutes", "2", "--words", "20"]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True).stdout.splitlines()[-1])
+    assert found["counts"]["errors"] == found["left"] == 0 and sum(found["counts"].values()) > 5
+    assert found["growth"] < 0.05
+
+
+@pytest.mark.slow
+def test_two_processes_serve_one_model():
+    """The second process follows the first, and both end when the first is stopped."""
+    with serving(*SMALL) as (_, url):
+        text = complete(url)["choices"][0]["text"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    job = "--distributed", "--tp", "2", "--coordinator", coordinator, "--num-processes", "2", "--process"
+    command = [
+        sys.executable,
+        "-m",
+        "bass_jax",
+        "serve",
+        str(tiny_pair()),
+        "--slots",
+        "1",
+        "--capacity",
+        "64",
+        *job,
+        "1",
+    ]
+    environment = os.environ | {"XLA_FLAGS": ""}  # one device per process
+    with subprocess.Popen(command, env=environment) as follower:
+        try:
+            with serving(*SMALL, *job, "0", env=environment) as (process, url):
+                assert complete(url)["choices"][0]["text"] == text
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(timeout=60) == 0 and follower.wait(timeout=60) == 0
+        finally:
+            follower.kill()
 
 
 def test_an_empty_key_file_is_refused(tmp_path):

@@ -1,13 +1,7 @@
 """A pair sharded over several devices, or over two processes, emits the same tokens with less memory per device."""
 
 import dataclasses
-import json
 import math
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -18,6 +12,7 @@ from bass_jax.drafters import ModelDrafter
 from bass_jax.models import place_model
 from tests import tiny
 from tests.marks import mostly_slow
+from tests.two_processes import run_in_two_processes
 
 VOCAB, NUM_TOKENS = 12, 20
 SPEC = bass.SpecConfig(4)
@@ -131,10 +126,6 @@ def test_a_mesh_with_too_many_devices_is_refused():
 
 
 PROGRAM = """
-import json, sys
-import jax
-import bass_jax as bass
-mesh = bass.models.start_distributed(sys.argv[1], 2, int(sys.argv[2]))
 from bass_jax.models import place_model
 from tests.decoding import test_tensor_parallel as shared
 target, draft = shared.models()
@@ -154,30 +145,8 @@ print(json.dumps({
 
 @pytest.mark.slow
 def test_two_processes_decode_the_same_tokens(expected):
-    """Each process has one device. They communicate over the loopback interface."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        coordinator = f"localhost:{free.getsockname()[1]}"
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, coordinator, str(index)],
-            cwd=Path(__file__).parents[2],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=240) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors[-3000:]
-    found = [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+    """Each process has one device."""
+    found = run_in_two_processes(PROGRAM)
     total = sum(leaf.nbytes for leaf in jax.tree.leaves(models()[0].params))
     for one in found:
         assert one["devices"] == 2 and one["bytes"] < 0.6 * total

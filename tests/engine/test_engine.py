@@ -16,7 +16,7 @@ import pytest
 
 import bass_jax as bass
 from bass_jax.drafters import ModelDrafter, NgramDrafter
-from bass_jax.engine import EngineClosed, QueueFull
+from bass_jax.engine import EngineClosed, QueueFull, device_executor
 from bass_jax.policies import Plan
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from tests import tiny
@@ -87,7 +87,9 @@ ENGINES = {
 @pytest.fixture(scope="module", params=mostly_slow(ENGINES, lambda name: name == "paged shared_noise"))
 def engine(request, pair):
     spec, policy, config = ENGINES[request.param]
-    return bass.Engine(pair, spec, policy=policy, config=config, num_stop_tokens=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_executor, "SHORT_CHUNK", 8)  # half a chunk
+        yield bass.Engine(pair, spec, policy=policy, config=config, num_stop_tokens=4)
 
 
 @pytest.fixture

@@ -96,6 +96,25 @@ def test_masks_follow_the_drafts_of_every_row():
     assert num_broken > 20
 
 
+def test_the_host_compiles_nothing():
+    """The callback receives arrays of jax. A slice of such an array is compiled for every length."""
+    index, compiled = Grammar(TOKENIZER, regex=PATTERN).index, []
+    rows = [
+        jax.device_put((jnp.array([index]), jnp.zeros((1, 12), jnp.int32), jnp.array([2]), jnp.array([length])))
+        for length in range(2, 8)
+    ]
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, *_, **__: compiled.append(name) if name.endswith("backend_compile_duration") else None
+    )
+    try:
+        for arguments in rows:
+            grammar_module._masks(*arguments, num_positions=3, num_words=1)
+            grammar_module._forced(*arguments, num=3)
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert not compiled
+
+
 def test_without_a_grammar_the_host_is_not_asked(monkeypatch):
     monkeypatch.setattr(grammar_module, "_masks", lambda *_, **__: pytest.fail("the host was asked"))
     rows = jnp.full(2, -1), jnp.zeros((2, 8), jnp.int32), jnp.ones(2, jnp.int32), jnp.ones(2, jnp.int32)

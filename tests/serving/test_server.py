@@ -4,7 +4,9 @@ import asyncio
 import concurrent.futures
 import json
 import re
+import shutil
 import socket
+import subprocess
 import threading
 import time
 import urllib.error
@@ -435,6 +437,28 @@ def test_models_health_page_and_metrics(url, client):
     assert float(lines["bass_jax_tokens_total"]) > 100 and float(lines["bass_jax_step_seconds_count"]) > 10
     drafted = float(lines['bass_jax_drafted_tokens_total{position="1"}'])
     assert drafted >= float(lines['bass_jax_accepted_tokens_total{position="1"}']) > 0
+
+
+@pytest.mark.slow
+def test_a_browser_shows_the_figures(url, client, tmp_path):
+    """Chromium runs the page's script for three seconds of its clock, so that the page reads the figures again."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("needs Chromium or Chrome on the PATH")
+    client.completions.create(model=MODEL, prompt="the", n=4, max_tokens=30, temperature=0)
+    options = "--headless", "--no-sandbox", "--virtual-time-budget=3000", f"--user-data-dir={tmp_path}", "--dump-dom"
+    page = subprocess.run([browser, *options, url], capture_output=True, text=True, timeout=120, check=True).stdout
+    shown = dict(re.findall("<tr><td>([^<]*)</td><td>([^<]*)</td></tr>", page))
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
+        lines = dict(line.rsplit(" ", 1) for line in response.read().decode().splitlines() if line[0] != "#")
+    assert int(shown["tokens"]) == float(lines["bass_jax_tokens_total"]) > 100
+    assert (shown["running requests"], shown["waiting requests"], shown["tokens per second"]) == ("0", "0", "0.0")
+    assert float(shown["mean step"].removesuffix(" ms")) > 0 and 0 < float(shown["drafts per row and step"]) <= 3
+    (first,) = re.findall("<td>1</td><td><meter .*?</meter></td><td>([0-9]+) %</td>", page)
+    drafted, accepted = (
+        float(lines[f'bass_jax_{name}_tokens_total{{position="1"}}']) for name in ("drafted", "accepted")
+    )
+    assert abs(int(first) - 100 * accepted / drafted) <= 0.5
 
 
 def test_a_failed_step_ends_requests_with_an_error(pair):

@@ -1,0 +1,92 @@
+"""One engine over two processes: both run the steps that process 0 decides on, and the tokens are those of one."""
+
+import numpy as np
+import pytest
+
+import bass_jax as bass
+from bass_jax.drafters import ModelDrafter
+from bass_jax.models import place_model
+from tests import tiny
+from tests.two_processes import run_in_two_processes
+
+VOCAB, NUM_REQUESTS = 12, 10
+SHAPE = {"num_heads": 8, "num_kv_heads": 4, "head_dim": 4, "vocab_size": VOCAB}
+CONFIG = {"num_slots": 4, "capacity": 64, "chunk": 4, "buckets": (1, 4)}
+
+
+def make_engine(mesh=None, **changes) -> bass.Engine:
+    target = tiny.model(0, **SHAPE)
+    draft = tiny.perturbed(target, 0.02)
+    if mesh is not None:
+        target, draft = place_model(target, mesh), place_model(draft, mesh, {})
+    config = bass.EngineConfig(**CONFIG, page_size=changes.pop("page_size", None))
+    return bass.Engine(bass.Pair(target, ModelDrafter(draft, VOCAB)), config=config, warm_up=False, **changes)
+
+
+def serve(engine: bass.Engine) -> list[list]:
+    """Serves requests that come, and are cancelled, between steps; returns the end and the tokens of each."""
+    random, handles = np.random.default_rng(5), []
+    while len(handles) < NUM_REQUESTS or not engine.loop.is_idle:
+        if len(handles) < NUM_REQUESTS and random.random() < 0.5:
+            prompt = random.integers(0, VOCAB, int(random.integers(1, 12)))
+            penalty = 1.0 if len(handles) % 2 else 1.3  # needs further arrays
+            sampling = bass.SamplingParams(repetition_penalty=penalty)
+            handles.append(engine.submit(prompt, max_new_tokens=int(random.integers(1, 30)), sampling=sampling))
+        elif handles and random.random() < 0.3:
+            handles[-1].cancel()
+        engine.advance()
+    return [[handle.finish_reason, handle.output().tokens.tolist()] for handle in handles]
+
+
+PROGRAM = """
+from bass_jax.engine import device_executor
+from bass_jax.runtime import processes
+from bass_jax.runtime.jit_cache import JIT_CACHE
+from tests.engine import test_several_processes as shared
+
+is_first = jax.process_index() == 0
+processes._NUM_KEPT = 50  # Old values are dropped.
+# Alone, the second process would plan without drafts, and compile nothing further.
+device_executor.calibrate = lambda pair, num_rows, lengths: np.asarray(lengths, np.float32) * 9 * (not is_first) + 1
+collect, steps = device_executor.DeviceExecutor.collect, []
+
+def recorded(executor):
+    result = collect(executor)
+    steps.append([result.draft_len, result.info.num_drafted.tolist()])
+    JIT_CACHE.run_seconds = 1e9 if is_first else 0.0
+    return result
+
+device_executor.DeviceExecutor.collect = recorded
+with shared.make_engine(mesh, spec=bass.SpecConfig(None, "greedy"), page_size=8) as engine:
+    if is_first:
+        found = shared.serve(engine)
+    else:
+        try:
+            engine.submit([1])
+        except ValueError as error:
+            found = str(error)
+        engine.follow()
+print(json.dumps([found, steps]))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_serve_as_one():
+    """`auto` takes the same lengths in both, although they measure different times."""
+    (found, steps), (error, second_steps) = run_in_two_processes(PROGRAM)
+    assert steps == second_steps and len({draft_len for draft_len, _ in steps}) > 1
+    assert error == "submit: expected process 0, which takes the requests; this is 1"
+    with make_engine(spec=bass.SpecConfig(3, "greedy")) as engine:
+        expected = serve(engine)
+    assert {reason for reason, _ in found} == {"length", "cancelled"}
+    for (reason, tokens), (_, alone) in zip(found, expected, strict=True):
+        num = min(len(tokens), len(alone)) if reason == "cancelled" else len(alone)
+        assert tokens[:num] == alone[:num]
+
+
+def test_one_process_has_nothing_to_follow():
+    with (
+        make_engine(spec=bass.SpecConfig(3, "greedy")) as engine,
+        pytest.raises(ValueError, match="follow: expected a process"),
+    ):
+        engine.follow()
