@@ -66,12 +66,8 @@ def load_native_mtp(path: str | PathLike[str], target: Model, *, mesh: Mesh | No
 def _rules(rules: dict[str, Rule], names: dict[str, str]) -> dict[str, Rule]:
     """Returns the rules of a family's only layer under the stored names, and those of the other tensors."""
 
-    def renamed(rule: Rule) -> Rule:
-        sources = tuple(name.replace("model.layers.0.", f"{names['layer']}.", 1) for name in rule.sources)
-        alternative = None if rule.alternative is None else renamed(rule.alternative)
-        return dataclasses.replace(rule, sources=sources, alternative=alternative)
+    def rename(name: str) -> str:
+        return name.replace("model.layers.0.", f"{names['layer']}.", 1)
 
-    others = ("fc", "token_norm", "hidden_norm", "final_norm")
-    return {path: renamed(rule) for path, rule in rules.items()} | {
-        ours: tensor_names.same(names[ours]) for ours in others
-    }
+    others = {ours: tensor_names.same(names[ours]) for ours in ("fc", "token_norm", "hidden_norm", "final_norm")}
+    return {path: rule.renamed(rename) for path, rule in rules.items()} | others

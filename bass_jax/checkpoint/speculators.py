@@ -302,10 +302,7 @@ def tensor_rules(config: ModelConfig, head: HeadConfig) -> dict[str, Rule]:
             name = name.replace("model.norm.", "mtp_layers.0.final_layernorm.")
         return name.removeprefix("model.")
 
-    rules = {
-        path: dataclasses.replace(rule, sources=tuple(map(renamed, rule.sources)))
-        for path, rule in FAMILIES[config.family].rules(config).items()
-    }
+    rules = {path: rule.renamed(renamed) for path, rule in FAMILIES[config.family].rules(config).items()}
     if isinstance(head, MTPConfig):
         names = {"token_norm": "token_layernorm", "hidden_norm": "hidden_layernorm", "fc": "input_proj"}
         return rules | {ours: tensor_names.same(f"mtp_layers.0.{theirs}.weight") for ours, theirs in names.items()}

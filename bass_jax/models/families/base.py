@@ -33,6 +33,11 @@ class Rule:
     alternative: "Rule | None" = None
     is_packed: bool = False
 
+    def renamed(self, rename: Callable[[str], str]) -> "Rule":
+        """Returns the rule for tensors with other stored names."""
+        other = None if self.alternative is None else self.alternative.renamed(rename)
+        return dataclasses.replace(self, sources=tuple(map(rename, self.sources)), alternative=other)
+
     def form_in(self, names: Set[str]) -> "Rule":
         """Returns the form of the rule whose tensors are in `names`, this one if both or none is."""
         other = self.alternative
