@@ -157,9 +157,10 @@ def test_devices_exchange_neither_weights_nor_caches(num_devices, mode):
     ("shape", "device", "batch", "draft_len"), list(itertools.product(SHAPES, ("H200", "A100"), (1, 8, 16), (4, 8)))
 )
 def test_whole_steps(shape, device, batch, draft_len):
-    """All layers of the target and the draft model."""
+    """All layers of the target and the draft model for the largest batch; else two and one, which are all equal."""
+    layers = None if (batch, draft_len) == (16, 8) else (2, 1)
     try:
-        assert_step(*compiled(shape, batch, draft_len, device), draft_len)
+        assert_step(*compiled(shape, batch, draft_len, device, layers=layers), draft_len)
     finally:
         compiled.cache_clear()
 
