@@ -1,6 +1,7 @@
 """Named realistic arguments of both ops, for the tests and the benchmark."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -128,6 +129,9 @@ ATTENTION_SPECS = (
 """Every grouping, head size and dtype that ragged attention supports, as named models use them."""
 
 
+_quantize_kv = jax.jit(quantize_kv)
+
+
 def attention_arguments(
     spec: AttentionSpec, *, seed: int = 0, lengths: np.ndarray | None = None
 ) -> dict[str, jax.Array]:
@@ -149,13 +153,13 @@ def attention_arguments(
     num_queries[2::3] = (spec.num_tokens + 1) // 2
 
     def normal(shape):
-        return jnp.asarray(rng.standard_normal(shape, np.float32)).astype(spec.dtype)
+        return jnp.asarray(rng.standard_normal(shape, np.float32).astype(jnp.dtype(spec.dtype)))
 
     arguments = {"q": normal(shapes["q"].shape)}
     for cache, scale in (("k_cache", "k_scale"), ("v_cache", "v_scale")):
         arguments[cache] = normal(shapes[cache].shape)
         if spec.is_quantized:
-            arguments[cache], arguments[scale] = quantize_kv(arguments[cache])
+            arguments[cache], arguments[scale] = _quantize_kv(arguments[cache])
     if spec.page_size is not None:
         # Rows use pages in random order.
         tables = rng.permutation(shapes["k_cache"].shape[0]).reshape(shapes["tables"].shape)
@@ -222,6 +226,7 @@ _SAMPLINGS = (
 )
 
 
+@functools.partial(jax.jit, static_argnames="spec")
 def acceptance_arguments(spec: AcceptanceSpec, *, seed: int = 0) -> dict[str, Any]:
     """Returns arrays of `spec.shapes()` by name; the draft distribution is close to the target's.
 

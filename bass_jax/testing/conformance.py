@@ -4,7 +4,6 @@ Each function raises an `AssertionError` with one sentence that names the method
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -50,17 +49,21 @@ def check_drafter(drafter: Drafter, vocab_size: int, *, hidden_width: int | None
         _require(hidden_width is not None, f"{name} reads hidden states: expected hidden_width")
         hidden = np.random.default_rng(3).normal(size=(vocab_size, hidden_width or 1)).astype(np.float32)
 
+    @jax.jit
     def init(tokens, lengths):
         if hidden is None:
             return drafter.init(tokens, lengths)
         return drafter.init(tokens, lengths, jnp.asarray(hidden)[tokens % vocab_size])  # type: ignore
 
     @functools.partial(jax.jit, static_argnames="is_sampled")
-    def propose(context, is_sampled=True, state=None):
-        state = init(context.tokens, context.lengths) if state is None else state
+    def propose_from(state, context, is_sampled):
         proposal, state = drafter.propose(state, context, DRAFT_LEN, is_sampled=is_sampled)
         check_proposal(drafter, proposal, (len(context.lengths), DRAFT_LEN), vocab_size)
         return proposal, state
+
+    def propose(context, is_sampled=True, state=None):
+        state = init(context.tokens, context.lengths) if state is None else state
+        return propose_from(state, context, is_sampled)
 
     start = jax.eval_shape(init, context.tokens, context.lengths)
     state = jax.eval_shape(propose, context)[1]
@@ -81,8 +84,8 @@ def check_drafter(drafter: Drafter, vocab_size: int, *, hidden_width: int | None
     )
     order = np.array([3, 1, 4, 0, 2])
     _check_equal(
-        jax.tree.map(lambda leaf: leaf[order], straight),
-        propose(jax.tree.map(lambda leaf: leaf[order], context))[0],
+        _take_rows(straight, order),
+        propose(_take_rows(context, order))[0],
         f"{name}.propose: expected drafts of a row that do not depend on the other rows",
         1e-6,
     )
@@ -103,7 +106,7 @@ def check_drafter(drafter: Drafter, vocab_size: int, *, hidden_width: int | None
             propose(context, state=read(context.tokens, context.lengths))[0],
             f"{name}.read: expected the same drafts as after init with the whole prompts",
         )
-    _check_sampling(name, propose, vocab_size)
+    _check_sampling(name, init, propose, vocab_size)
     if isinstance(drafter, MultiDraftDrafter) and hidden is None:
         _check_candidates(name, drafter, init, context, vocab_size)
 
@@ -120,20 +123,27 @@ def check_rule(rule: AcceptanceRule) -> None:
     name = f"acceptance={getattr(rule, 'name', rule)!r}"
     _require(isinstance(rule, AcceptanceRule), f"{name}: expected an AcceptanceRule")
     _require(rule.noise in ("none", "step", "position"), f"{name}: expected noise 'none', 'step' or 'position'")
-    accept = jax.jit(rule.accept)
+    compiled = jax.jit(rule.accept)
+
+    def accept(*arguments: Any) -> Any:
+        return jax.device_get(compiled(*arguments))
+
     for is_sampled in (True, False):
-        drafts, num_drafted, _, target, keys = arguments = _rule_arguments(rule, is_sampled)
-        result = accept(*arguments)
-        check_acceptance(rule, result, AcceptanceResult, num_drafted, target.probs.shape[-1])
+        # All but the keys on the host, where jax compiles no operations.
+        *arrays, keys = _rule_arguments(rule.noise, is_sampled)
+        drafts, num_drafted, _, target, _ = arguments = *jax.device_get(arrays), keys
+        result = compiled(*arguments)
+        check_acceptance(rule, result, AcceptanceResult, jnp.asarray(num_drafted), target.probs.shape[-1])
+        result = jax.device_get(result)
         is_in_range = (result.num_accepted >= 0) & (result.num_accepted <= num_drafted)
         _require(is_in_range.all(), f"{name}: expected 0 to num_drafted accepted drafts")
         is_token = (result.next_token >= 0) & (result.next_token < target.probs.shape[-1])
         _require(is_token.all(), f"{name}: expected a next token inside the vocabulary")
-        padded = jnp.where(jnp.arange(drafts.shape[1]) < num_drafted[:, None], drafts, 0)
+        padded = np.where(np.arange(drafts.shape[1]) < num_drafted[:, None], drafts, 0)
         same = accept(padded, *arguments[1:])
         _require(_are_equal(result, same), f"{name}: expected a result that does not depend on drafts past num_drafted")
         order = np.random.default_rng(0).permutation(len(num_drafted))
-        shuffled = accept(*jax.tree.map(lambda leaf, order=order: leaf[order], arguments))
+        shuffled = accept(*_take_rows(arguments, order))
         is_same = _are_equal(jax.tree.map(lambda leaf, order=order: leaf[order], result), shuffled)
         _require(is_same, f"{name}: expected a row's result that does not depend on the other rows")
         if rule.lossless and rule.noise != "none":
@@ -143,12 +153,12 @@ def check_rule(rule: AcceptanceRule) -> None:
             _require(p_value > SIGNIFICANCE, f"{name}: expected first tokens that follow the target's distribution")
     first = TokenDistribution(target.probs[:, :1], target.argmax[:, :1])
     keys_of_first = keys._replace(positions=keys.positions[:, :1])
-    nothing = accept(drafts[:, :0], jnp.zeros_like(num_drafted), None, first, keys_of_first)
+    nothing = accept(drafts[:, :0], np.zeros_like(num_drafted), None, first, keys_of_first)
     _require(not nothing.num_accepted.any(), f"{name}: expected 0 accepted drafts if there is none")
     if rule.lossless:
-        one_hot = target._replace(probs=jax.nn.one_hot(target.argmax, target.probs.shape[-1]))
+        one_hot = target._replace(probs=np.eye(target.probs.shape[-1], dtype=np.float32)[target.argmax])
         result = accept(drafts, num_drafted, None, one_hot, keys)
-        expected = jnp.take_along_axis(target.argmax, result.num_accepted[:, None], axis=1)[:, 0]
+        expected = np.take_along_axis(target.argmax, result.num_accepted[:, None], axis=1)[:, 0]
         is_right = (result.next_token == expected).all()
         _require(is_right, f"{name}: expected the target's most probable token after one-hot distributions")
 
@@ -191,6 +201,12 @@ def check_policy(policy: Policy) -> None:
 def _require(condition: Any, message: str) -> None:
     if not condition:
         raise AssertionError(message)
+
+
+@jax.jit
+def _take_rows(tree: Any, rows: Any) -> Any:
+    """Takes rows of all arrays in one compiled function."""
+    return jax.tree.map(lambda leaf: leaf[rows], tree)
 
 
 def _are_equal(one: Any, other: Any) -> bool:
@@ -255,15 +271,18 @@ def _check_rollback(name: str, drafter: Drafter, propose, context: DraftContext,
     _check_equal(propose(context)[0], propose(context, state=state)[0], message)
 
 
-def _check_sampling(name: str, propose, vocab_size: int, num_rows: int = 5000, num_rounds: int = 4) -> None:
+def _check_sampling(name: str, init, propose, vocab_size: int, num_rows: int = 5000, num_rounds: int = 4) -> None:
     """Samples the first draft of rows that differ only in their keys."""
     lengths, wanted = np.full(num_rows, 5, np.int32), np.full(num_rows, 1, np.int32)
-    counts, expected = np.zeros(vocab_size, np.int64), None
+    counts, expected, state = np.zeros(vocab_size, np.int64), None, None
     for seed in range(num_rounds):
         context = _context(vocab_size, lengths, wanted, seed)
-        tokens = jnp.broadcast_to(context.tokens[:1], context.tokens.shape)
-        sampling_arrays = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), context.sampling_arrays)
-        proposal, _ = propose(context._replace(tokens=tokens, sampling_arrays=sampling_arrays))
+        equal = jax.device_get((context.tokens, context.sampling_arrays))
+        tokens, sampling_arrays = jax.tree.map(lambda leaf: np.repeat(leaf[:1], num_rows, axis=0), equal)
+        context = context._replace(tokens=tokens, sampling_arrays=sampling_arrays)
+        if state is None:
+            state = init(tokens, context.lengths)
+        proposal = jax.device_get(propose(context, state=state)[0])
         if not int(proposal.num_drafted[0]):
             return
         counts += np.bincount(proposal.tokens[:, 0], minlength=vocab_size)
@@ -280,11 +299,10 @@ def _check_candidates(name: str, drafter: MultiDraftDrafter, init, context: Draf
     num_candidates = 2
 
     @jax.jit
-    def propose_many(context):
-        state = init(context.tokens, context.lengths)
+    def propose_many(state, context):
         return drafter.propose_many(state, context, DRAFT_LEN, num_candidates, is_sampled=True)[0]
 
-    proposal = propose_many(context)
+    proposal = propose_many(init(context.tokens, context.lengths), context)
     check_proposal(drafter, proposal, (len(LENGTHS), num_candidates, DRAFT_LEN), vocab_size)
     first = np.asarray(proposal.tokens)[:, :, 0]
     has_both = (np.asarray(proposal.num_drafted) > 0).all(axis=1)
@@ -292,7 +310,8 @@ def _check_candidates(name: str, drafter: MultiDraftDrafter, init, context: Draf
     _require(differ[has_both].all(), f"{name}.propose_many: expected candidates with different first tokens")
 
 
-def _rule_arguments(rule: AcceptanceRule, is_sampled: bool, num_rows: int = 8192) -> Sequence[Any]:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _rule_arguments(noise: str, is_sampled: bool, num_rows: int = 8192) -> tuple[Any, ...]:
     """Returns arguments of a rule; rows share the distributions and differ in their keys and numbers of drafts."""
     num_drafts, vocab_size = 3, 5
     random = np.random.default_rng(0)
@@ -302,7 +321,7 @@ def _rule_arguments(rule: AcceptanceRule, is_sampled: bool, num_rows: int = 8192
     keys = row_keys(jax.random.key(1), jnp.arange(num_rows, dtype=jnp.uint32))
     counter = jnp.zeros(num_rows, jnp.int32)
     positions = position_keys(keys, counter, num_drafts + 1)
-    draft_keys = positions[:, :-1] if rule.noise == "position" else step_draft_keys(keys, counter, num_drafts)
+    draft_keys = positions[:, :-1] if noise == "position" else step_draft_keys(keys, counter, num_drafts)
     drafts = [sample_tokens(draft_probs[:, i], gumbel(draft_keys[:, i], vocab_size)) for i in range(num_drafts)]
     tokens = jnp.stack(drafts, axis=1) if is_sampled else jnp.full((num_rows, num_drafts), 2, jnp.int32)
     num_drafted = jnp.arange(num_rows, dtype=jnp.int32) % (num_drafts + 1)

@@ -55,6 +55,9 @@ DRAFTERS = {
     "retrieval": tiny.retrieval_drafter(VOCAB),
     "table": tiny.table_drafter(VOCAB),
 }
+LENGTHS = (1, 2, 5, 8)
+"""Draft lengths that are combined with rules and drafters."""
+
 MULTI_DRAFT_DRAFTERS = ("model", "ngram", "table")
 PADDED = {size: tiny.model_drafter(tiny.padded_vocabulary(DRAFT, size), VOCAB) for size in (3, 9)}
 REJECT_ALL = "bass_jax.acceptance.template:REJECT_ALL"
@@ -113,13 +116,38 @@ def test_other_drafters_and_draft_lengths_keep_it_with_more_samples(rule, num_ca
     assert report.p_value > THRESHOLD
 
 
+def combinations() -> list[tuple[str, int, str, int]]:
+    """Returns every rule with every drafter, so that each of both meets every draft length.
+
+    The length of a case limits the drafts of its rows, which get all numbers of drafts up to it. Without drafts nothing
+    depends on the rule and the drafter together, so each meets the length 0 with one of the others.
+    """
+    rules = sorted([*RULES, ("multi_draft", 1), ("multi_draft", 4)], key=lambda rule: rule[1])
+    cases = [(*rule, "model", 0) for rule in rules]
+    cases += [("token", 1, drafter, 0) for drafter in sorted(DRAFTERS) if drafter != "model"]
+    for r, (rule, num_candidates) in enumerate(rules):
+        for d, drafter in enumerate(sorted(DRAFTERS) if num_candidates == 1 else MULTI_DRAFT_DRAFTERS):
+            lengths = [LENGTHS[(r + d) % len(LENGTHS)]]
+            if num_candidates > 1:  # Few drafters, so that one length each does not cover all.
+                lengths.append(LENGTHS[(r + d + 2) % len(LENGTHS)])
+            cases += [(rule, num_candidates, drafter, length) for length in lengths]
+    return cases
+
+
+def test_the_combinations_contain_every_pair():
+    cases = combinations()
+    rules = {*RULES, ("multi_draft", 1), ("multi_draft", 4)}
+    singles = {rule for rule in rules if rule[1] == 1}
+    pairs = {(*rule, drafter) for rule in singles for drafter in DRAFTERS}
+    pairs |= {(*rule, drafter) for rule in rules for drafter in MULTI_DRAFT_DRAFTERS}
+    assert {case[:3] for case in cases if case[3] > 0} == pairs
+    assert {(*case[:2], case[3]) for case in cases} == {(*rule, length) for rule in rules for length in (0, *LENGTHS)}
+    assert {case[2:] for case in cases} == {(drafter, length) for drafter in DRAFTERS for length in (0, *LENGTHS)}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("draft_len", [0, 1, 2, 5, 8])
-@pytest.mark.parametrize("drafter", sorted(DRAFTERS))
-@pytest.mark.parametrize("rule, num_candidates", [*RULES, ("multi_draft", 1), ("multi_draft", 4)])
+@pytest.mark.parametrize("rule, num_candidates, drafter, draft_len", combinations())
 def test_all_combinations_keep_the_targets_distribution(rule, num_candidates, drafter, draft_len):
-    if num_candidates > 1 and drafter not in MULTI_DRAFT_DRAFTERS:
-        pytest.skip("proposes one candidate")
     report = verify_lossless(
         DRAFTERS[drafter], rule, draft_len=draft_len, num_candidates=num_candidates, num_samples=QUICK_SAMPLES
     )

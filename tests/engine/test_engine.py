@@ -185,14 +185,17 @@ def test_random_requests_get_the_output_that_they_get_alone(engine, pair, monkey
 @pytest.mark.slow
 def test_a_thousand_requests(engine, pair, monkeypatch):
     compiled = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda name, *_, **__: compiled.append(name) if name.endswith("backend_compile_duration") else None
-    )
+
+    def listen(name, *_, **__):
+        if name.endswith("backend_compile_duration"):
+            compiled.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         requests, handles, cancelled = serve_at_random(engine, 1000, 1, monkeypatch)
         assert not compiled, "nothing is compiled after warm-up"
     finally:
-        jax.monitoring.clear_event_listeners()
+        jax.monitoring.unregister_event_duration_listener(listen)
     check_outputs(pair, engine.spec, requests, handles, cancelled)
     check_empty(engine)
     assert sum(handles[index].finish_reason == "cancelled" for index in cancelled) > 20
@@ -201,16 +204,19 @@ def test_a_thousand_requests(engine, pair, monkeypatch):
 def test_nothing_is_compiled_after_warm_up(engine, monkeypatch):
     """Neither by the engine nor by jax, for requests of all kinds."""
     compiled, before = [], JIT_CACHE.num_compiled
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda name, *_, **__: compiled.append(name) if name.endswith("backend_compile_duration") else None
-    )
+
+    def listen(name, *_, **__):
+        if name.endswith("backend_compile_duration"):
+            compiled.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         serve_at_random(engine, 40, 2, monkeypatch)
         assert not compiled
         jax.jit(lambda x: x * 3 + 1)(jnp.arange(17))
         assert compiled, "the listener is called for a compilation"
     finally:
-        jax.monitoring.clear_event_listeners()
+        jax.monitoring.unregister_event_duration_listener(listen)
     assert JIT_CACHE.num_compiled == before
 
 

@@ -12,7 +12,7 @@ _MAX_ULPS = 1.0
 _FLOAT32_ERROR = 1e-5
 
 
-def assert_close(out: jax.Array, expected: jax.Array) -> None:
+def assert_close(out: jax.Array | np.ndarray, expected: jax.Array | np.ndarray) -> None:
     """Compares `out [..., H]` in its own precision with the float32 `expected [..., H]`.
 
     Vectors that are zero in `expected` (queries past `num_queries`) must be zero, and are not counted as elements.
@@ -23,7 +23,7 @@ def assert_close(out: jax.Array, expected: jax.Array) -> None:
     `llama3_8b_long_draft` by 149. Relative to its vector, no element of any spec differs by more than 0.502 units
     (rounding alone gives 0.5).
     """
-    out_f32, expected = np.asarray(out.astype(jnp.float32)), np.asarray(expected)
+    out_f32, expected = np.asarray(out).astype(np.float32), np.asarray(expected)
     assert np.isfinite(out_f32).all()
     error = np.abs(out_f32 - expected)
     if out.dtype == jnp.float32:

@@ -25,13 +25,27 @@ SMALL = AcceptanceSpec("small", 8, 3, 37)
 BATCH = 3000
 """Rows of the statistical tests; one number, because compiling the interpreter's loop takes seconds per shape."""
 
-make_arguments = functools.cache(acceptance_arguments)
-expect = jax.jit(lambda arguments: reference.masked_acceptance(**arguments))
+# Tests change arguments and results in NumPy, because jax compiles every operation outside of a jitted function.
+_expect = jax.jit(lambda arguments: reference.masked_acceptance(**arguments))
+_target_probs = jax.jit(reference.target_probs)
+
+
+@functools.cache
+def make_arguments(spec, seed=0):
+    return jax.device_get(acceptance_arguments(spec, seed=seed))
+
+
+def expect(arguments):
+    return jax.device_get(_expect(arguments))
 
 
 @functools.partial(jax.jit, static_argnames="implementation")
-def run(arguments, implementation):
+def _run(arguments, implementation):
     return masked_acceptance(**arguments, implementation=implementation, interpret=True)
+
+
+def run(arguments, implementation):
+    return jax.device_get(_run(arguments, implementation))
 
 
 def assert_same(out, expected):
@@ -42,8 +56,8 @@ def assert_same(out, expected):
 
 
 def plain_sampling(batch, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
-    values = ((temperature, jnp.float32), (top_k, jnp.int32), (top_p, jnp.float32), (min_p, jnp.float32))
-    return KernelSampling(*(jnp.full((batch,), value, dtype) for value, dtype in values))
+    values = ((temperature, np.float32), (top_k, np.int32), (top_p, np.float32), (min_p, np.float32))
+    return KernelSampling(*(np.full(batch, value, dtype) for value, dtype in values))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -113,33 +127,40 @@ def equal_rows(is_deterministic=False, seed=11, **sampling):
     """Returns arguments with the same distributions in every row, drafts sampled from them, and a key per row."""
     batch, vocab_size, draft_len = BATCH, 8, 2
     one = make_arguments(AcceptanceSpec("spec", 1, draft_len, vocab_size), seed=seed)
-    keys = jax.random.split(jax.random.key(seed), 3)
-    draft_probs = jnp.broadcast_to(one["draft_probs"], (batch, draft_len, vocab_size))
-    drafts = jax.random.categorical(keys[0], jnp.log(draft_probs), axis=-1).astype(jnp.int32)
+    draft_probs = np.broadcast_to(one["draft_probs"], (batch, draft_len, vocab_size))
+    drafts, accept_keys, residual_keys = jax.device_get(random_drafts(seed, draft_probs))
     if is_deterministic:
-        drafts = jnp.broadcast_to(one["draft_tokens"], (batch, draft_len))
+        drafts = np.broadcast_to(one["draft_tokens"], (batch, draft_len))
     return {
         "draft_tokens": drafts,
-        "num_drafted": jnp.full((batch,), draft_len, jnp.int32),
-        "target_logits": jnp.broadcast_to(one["target_logits"] / 2, (batch, draft_len + 1, vocab_size)),
+        "num_drafted": np.full(batch, draft_len, np.int32),
+        "target_logits": np.broadcast_to(one["target_logits"] / 2, (batch, draft_len + 1, vocab_size)),
         "draft_probs": None if is_deterministic else draft_probs,
-        "accept_keys": jax.random.key_data(jax.random.split(keys[1], batch)),
-        "residual_keys": jax.random.key_data(jax.random.split(keys[2], batch)),
+        "accept_keys": accept_keys,
+        "residual_keys": residual_keys,
         "sampling": plain_sampling(batch, **sampling),
     }
+
+
+@jax.jit
+def random_drafts(seed, draft_probs):
+    """Returns drafts that follow `draft_probs`, and two keys per row."""
+    keys = jax.random.split(jax.random.key(seed), 3)
+    drafts = jax.random.categorical(keys[0], jnp.log(draft_probs), axis=-1).astype(jnp.int32)
+    return drafts, *(jax.random.key_data(jax.random.split(key, len(draft_probs))) for key in keys[1:])
 
 
 def probs_at(arguments, position):
     """Returns the `[V]` float64 target distribution of every row at `position`."""
     logits = arguments["target_logits"][:1, position : position + 1]
-    distribution = reference.target_probs(logits, *(setting[:1] for setting in arguments["sampling"]))
+    distribution = _target_probs(logits, *(setting[:1] for setting in arguments["sampling"]))
     return np.asarray(distribution, np.float64)[0, 0]
 
 
 def first_token_p_value(arguments, implementation):
     """Returns the p-value of a chi-square test of the first emitted tokens against the target's distribution."""
     out = run(arguments, implementation)
-    first = jnp.where(out.num_accepted > 0, arguments["draft_tokens"][:, 0], out.next_token)
+    first = np.where(out.num_accepted > 0, arguments["draft_tokens"][:, 0], out.next_token)
     distribution = probs_at(arguments, 0)
     counts = np.bincount(np.asarray(first), minlength=distribution.size)
     assert not counts[distribution == 0].any()
@@ -159,7 +180,7 @@ def test_first_token_follows_the_target_distribution(implementation, is_determin
 def test_wrong_draft_distribution_is_detected(implementation):
     """The negative control of the test above: the drafts were sampled from another distribution."""
     arguments = equal_rows()
-    arguments["draft_probs"] = jnp.full_like(arguments["draft_probs"], 1 / 8)
+    arguments["draft_probs"] = np.full_like(arguments["draft_probs"], 1 / 8)
     assert first_token_p_value(arguments, implementation) < 1e-9
 
 
@@ -169,7 +190,7 @@ def test_second_token_follows_the_target_distribution_given_the_first(implementa
     arguments = equal_rows()
     out = run(arguments, implementation)
     has_second = np.asarray(out.num_accepted) >= 1
-    second = jnp.where(out.num_accepted >= 2, arguments["draft_tokens"][:, 1], out.next_token)
+    second = np.where(out.num_accepted >= 2, arguments["draft_tokens"][:, 1], out.next_token)
     distribution = probs_at(arguments, 1)
     counts = np.bincount(np.asarray(second)[has_second], minlength=8)
     assert has_second.sum() > 500
@@ -180,8 +201,8 @@ def test_second_token_follows_the_target_distribution_given_the_first(implementa
 def test_empty_residual_falls_back_to_the_target(implementation):
     """The draft distribution is a multiple of the target's, so the residual is empty, as it can be by rounding."""
     arguments = equal_rows()
-    target = reference.target_probs(arguments["target_logits"], *arguments["sampling"])
-    arguments["draft_probs"] = 4.0 * target[:, :2]
+    target = jax.device_get(_target_probs(arguments["target_logits"], *arguments["sampling"]))
+    arguments["draft_probs"] = np.float32(4.0) * target[:, :2]
     out = run(arguments, implementation)
     rejected = np.asarray(out.num_accepted) == 0
     assert rejected.sum() > 300
@@ -195,58 +216,58 @@ def test_empty_residual_falls_back_to_the_target(implementation):
 def test_dropped_token_is_never_accepted(implementation):
     """Drafts outside top-k, even if the draft distribution gives them almost no probability."""
     arguments = equal_rows(top_k=3)
-    order = jnp.argsort(arguments["target_logits"][:, :2], axis=-1)
-    arguments["draft_tokens"] = order[..., 2].astype(jnp.int32)
-    arguments["draft_probs"] = jnp.full_like(arguments["draft_probs"], 1e-30)
+    order = np.argsort(arguments["target_logits"][:, :2], axis=-1)
+    arguments["draft_tokens"] = order[..., 2].astype(np.int32)
+    arguments["draft_probs"] = np.full_like(arguments["draft_probs"], 1e-30)
     out = run(arguments, implementation)
     assert not out.num_accepted.any()
-    assert (jnp.argsort(order[:, 0], axis=-1)[jnp.arange(BATCH), out.next_token] >= 5).all()
+    assert (np.argsort(order[:, 0], axis=-1)[np.arange(BATCH), out.next_token] >= 5).all()
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_padding_drafts_are_never_accepted(implementation):
     """Rows with fewer drafts than slots; the padding is the target's own choice, or no token at all."""
     arguments = make_arguments(SMALL) | {"sampling": plain_sampling(8, temperature=0.0)}
-    mode = jnp.argmax(arguments["target_logits"], axis=-1).astype(jnp.int32)
-    num_drafted = jnp.array([0, 1, 2, 3, 0, 1, 2, 3], jnp.int32)
-    is_padding = jnp.arange(3) >= num_drafted[:, None]
-    for padding in (mode[:, :3], jnp.full((8, 3), -1), jnp.full((8, 3), 2**31 - 1)):
-        arguments["draft_tokens"] = jnp.where(is_padding, padding, mode[:, :3]).astype(jnp.int32)
+    mode = np.argmax(arguments["target_logits"], axis=-1).astype(np.int32)
+    num_drafted = np.array([0, 1, 2, 3, 0, 1, 2, 3], np.int32)
+    is_padding = np.arange(3) >= num_drafted[:, None]
+    for padding in (mode[:, :3], np.full((8, 3), -1), np.full((8, 3), 2**31 - 1)):
+        arguments["draft_tokens"] = np.where(is_padding, padding, mode[:, :3]).astype(np.int32)
         arguments["num_drafted"] = num_drafted
         out = run(arguments, implementation)
         np.testing.assert_array_equal(out.num_accepted, num_drafted)
-        np.testing.assert_array_equal(out.next_token, mode[jnp.arange(8), num_drafted])
+        np.testing.assert_array_equal(out.next_token, mode[np.arange(8), num_drafted])
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_greedy_rows_need_no_draft_distribution(implementation):
     """The draft distribution, here NaN, is not read."""
     arguments = make_arguments(SMALL) | {"sampling": plain_sampling(8, temperature=0.0, top_k=2, top_p=0.1)}
-    mode = jnp.argmax(arguments["target_logits"], axis=-1).astype(jnp.int32)
+    mode = np.argmax(arguments["target_logits"], axis=-1).astype(np.int32)
     wrong = (mode[:, :3] + 1) % SMALL.vocab_size
-    first_wrong = jnp.arange(8) % 4
-    arguments["draft_tokens"] = jnp.where(jnp.arange(3) < first_wrong[:, None], mode[:, :3], wrong)
-    arguments["num_drafted"] = jnp.full((8,), 3, jnp.int32)
-    arguments["draft_probs"] = jnp.full_like(arguments["draft_probs"], jnp.nan)
+    first_wrong = np.arange(8) % 4
+    arguments["draft_tokens"] = np.where(np.arange(3) < first_wrong[:, None], mode[:, :3], wrong)
+    arguments["num_drafted"] = np.full(8, 3, np.int32)
+    arguments["draft_probs"] = np.full_like(arguments["draft_probs"], np.nan)
     out = run(arguments, implementation)
     np.testing.assert_array_equal(out.num_accepted, first_wrong)
-    np.testing.assert_array_equal(out.next_token, mode[jnp.arange(8), first_wrong])
+    np.testing.assert_array_equal(out.next_token, mode[np.arange(8), first_wrong])
     assert out.is_valid.all()
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_invalid_logits_invalidate_their_row_only(implementation, temperature, bad):
     """No token is emitted from them, and positions past the drafts have no effect."""
     arguments = make_arguments(SMALL) | {"sampling": plain_sampling(8, temperature=temperature)}
-    mode = jnp.argmax(arguments["target_logits"], axis=-1).astype(jnp.int32)
+    mode = np.argmax(arguments["target_logits"], axis=-1).astype(np.int32)
     arguments["draft_tokens"] = mode[:, :3]
-    arguments["num_drafted"] = jnp.array([3, 3, 3, 1, 3, 3, 3, 3], jnp.int32)
-    arguments["draft_probs"] = jnp.full_like(arguments["draft_probs"], 1e-9)
+    arguments["num_drafted"] = np.array([3, 3, 3, 1, 3, 3, 3, 3], np.int32)
+    arguments["draft_probs"] = np.full_like(arguments["draft_probs"], 1e-9)
     expected = run(arguments, implementation)
-    logits = arguments["target_logits"]
-    logits = logits.at[0, 0, 5].set(bad).at[1, 2].set(bad).at[2, 3, 0].set(bad).at[3, 2].set(bad)
+    logits = arguments["target_logits"].copy()
+    logits[0, 0, 5] = logits[1, 2] = logits[2, 3, 0] = logits[3, 2] = bad
     out = run(arguments | {"target_logits": logits}, implementation)
     np.testing.assert_array_equal(out.num_accepted[:4], [0, 2, 3, 1])
     np.testing.assert_array_equal(out.is_valid, [False, False, False, True, True, True, True, True])
@@ -258,8 +279,9 @@ def test_invalid_logits_invalidate_their_row_only(implementation, temperature, b
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_nan_draft_distribution_invalidates_its_row_only(implementation):
     arguments = make_arguments(SMALL) | {"sampling": plain_sampling(8)}
-    arguments["num_drafted"] = jnp.full((8,), 3, jnp.int32)
-    arguments["draft_probs"] = arguments["draft_probs"].at[2].set(jnp.nan)
+    arguments["num_drafted"] = np.full(8, 3, np.int32)
+    arguments["draft_probs"] = arguments["draft_probs"].copy()
+    arguments["draft_probs"][2] = np.nan
     out = run(arguments, implementation)
     assert not out.is_valid[2] and out.is_valid.sum() == 7 and out.next_token[2] == 0
 
@@ -267,9 +289,9 @@ def test_nan_draft_distribution_invalidates_its_row_only(implementation):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_ties_of_the_last_kept_token_are_kept(implementation):
     """Five tokens share the second place of top-k = 2, so six are kept. Logits of -inf are never kept."""
-    logits = jnp.array([3.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, -jnp.inf])
-    arguments = equal_rows(top_k=2) | {"num_drafted": jnp.zeros((BATCH,), jnp.int32)}
-    arguments["target_logits"] = jnp.broadcast_to(logits, (BATCH, 3, 8))
+    logits = np.array([3.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, -np.inf], np.float32)
+    arguments = equal_rows(top_k=2) | {"num_drafted": np.zeros(BATCH, np.int32)}
+    arguments["target_logits"] = np.broadcast_to(logits, (BATCH, 3, 8))
     out = run(arguments, implementation)
     assert set(np.unique(out.next_token)) == {0, 1, 2, 3, 4, 5}
     # Top-k of 8 keeps all tokens with a finite logit.

@@ -1,8 +1,10 @@
 """Fixtures that run `transformers` in its own environment, once for all tests that compare with it."""
 
+import fcntl
 import functools
 import importlib.util
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from bass_jax.checkpoint import Tokenizer, load_tokenizer
-from tests.models.cases import cases
+from tests.models.cases import QUICK, cases
 
 ROOT = Path(__file__).parents[2]
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
@@ -54,9 +56,24 @@ def smollm2_tokenizer(smollm2_gguf) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def reference(tmp_path_factory) -> Path:
-    """Returns the directory in which `transformers_reference` wrote the random models of `cases`."""
-    return run_reference(tmp_path_factory.mktemp("reference"), cases())
+def reference(request, tmp_path_factory) -> Path:
+    """Returns the directory in which `transformers_reference` wrote the random models of `cases`.
+
+    Workers share it. If no slow test of the session reads it, the models that are not in `QUICK` have no logits.
+    """
+    base = tmp_path_factory.getbasetemp()
+    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "reference"
+    directory.mkdir(exist_ok=True)
+    readers = (item for item in request.session.items if "reference" in item.fixturenames)
+    is_slow = any(item.get_closest_marker("slow") for item in readers)
+    nothing = {"prompts": [], "num_new": []}
+    todo = [case if is_slow or case["name"] in QUICK else case | nothing for case in cases()]
+    with open(directory / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (directory / "is_complete").exists():
+            run_reference(directory, todo)
+            (directory / "is_complete").touch()
+    return directory
 
 
 @pytest.fixture(scope="session")

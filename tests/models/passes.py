@@ -8,7 +8,7 @@ import numpy as np
 
 from bass_jax.models import Model
 
-NUM_AFTER_PREFILL = 12
+NUM_AFTER_PREFILL, NUM_VERIFIED = 12, 5
 
 
 @jax.jit
@@ -21,7 +21,8 @@ def read_texts(model: Model, texts: Sequence[Sequence[int]], capacity: int = 64)
     """Returns the logits of every position of each text, ``[n, V]`` float32.
 
     Prefills all but the last 12 tokens of the texts as one ragged batch, then runs passes of 1, 1, 5 and 5 tokens.
-    Before the last two passes, a pass over five wrong tokens is rolled back.
+    Before the last two passes, a pass over five wrong tokens is rolled back. A pass of one token has four tokens of
+    padding, as a verification of no drafts has, so that two functions are compiled per model.
     """
     cache = model.init_cache(len(texts), capacity)
     scores = [[] for _ in texts]
@@ -29,7 +30,7 @@ def read_texts(model: Model, texts: Sequence[Sequence[int]], capacity: int = 64)
 
     def read(counts, *, is_kept=True):
         nonlocal cache, starts
-        width = max(counts)
+        width = max(*counts, NUM_VERIFIED)
         tokens = np.full((len(texts), width), -1, np.int32)
         positions = np.full((len(texts), width), capacity, np.int32)
         for row, (text, start, count) in enumerate(zip(texts, starts, counts, strict=True)):
@@ -44,7 +45,7 @@ def read_texts(model: Model, texts: Sequence[Sequence[int]], capacity: int = 64)
             starts = starts + np.asarray(counts, np.int32)
 
     read([len(text) - NUM_AFTER_PREFILL for text in texts])
-    ones, fives = [1] * len(texts), [5] * len(texts)
+    ones, fives = [1] * len(texts), [NUM_VERIFIED] * len(texts)
     read(ones)
     read(ones)
     read(fives, is_kept=False)
