@@ -34,9 +34,11 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--words", type=int, default=200, help="in the longest prompt")
+    parser.add_argument("--warm-up", type=int, default=60, help="answers before the time begins, which compile")
+    parser.add_argument("options", nargs="*", help="of bass-jax serve, after --")
     options = parser.parse_args()
     command = [sys.executable, "-m", "bass_jax", "serve", options.pair, "--name", "served", "--port", "0"]
-    command += ["--slots", str(options.slots), "--capacity", "512", "--page-size", "64"]
+    command += ["--slots", str(options.slots), "--capacity", "512", "--page-size", "64", *options.options]
     counts, memory = {"whole": 0, "streams": 0, "cancelled": 0, "errors": 0}, []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -49,6 +51,8 @@ def main() -> int:
             ]
             for client in clients:
                 client.start()
+            while sum(counts.values()) < options.warm_up:
+                time.sleep(1)
             start = time.monotonic()
             while time.monotonic() < start + 60 * options.minutes:
                 memory.append(resident_bytes(server.pid))
