@@ -14,6 +14,7 @@ import datetime
 import importlib.util
 import json
 import random
+import shlex
 import statistics
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--words", type=int, default=200, help="in the longest prompt")
     parser.add_argument("--warm-up", type=int, default=60, help="answers before the time begins, which compile")
-    parser.add_argument("options", nargs="*", help="of bass-jax serve, after --")
+    parser.add_argument("--options", type=shlex.split, default=[], help="of bass-jax serve, as one text")
     options = parser.parse_args()
     command = [sys.executable, "-m", "bass_jax", "serve", options.pair, "--name", "served", "--port", "0"]
     command += ["--slots", str(options.slots), "--capacity", "512", "--page-size", "64", *options.options]
