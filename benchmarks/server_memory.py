@@ -14,6 +14,7 @@ import datetime
 import importlib.util
 import json
 import random
+import shlex
 import statistics
 import subprocess
 import sys
@@ -34,9 +35,11 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--words", type=int, default=200, help="in the longest prompt")
+    parser.add_argument("--warm-up", type=int, default=60, help="answers before the time begins, which compile")
+    parser.add_argument("--options", type=shlex.split, default=[], help="of bass-jax serve, as one text")
     options = parser.parse_args()
     command = [sys.executable, "-m", "bass_jax", "serve", options.pair, "--name", "served", "--port", "0"]
-    command += ["--slots", str(options.slots), "--capacity", "512", "--page-size", "64"]
+    command += ["--slots", str(options.slots), "--capacity", "512", "--page-size", "64", *options.options]
     counts, memory = {"whole": 0, "streams": 0, "cancelled": 0, "errors": 0}, []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -49,6 +52,8 @@ def main() -> int:
             ]
             for client in clients:
                 client.start()
+            while sum(counts.values()) < options.warm_up:
+                time.sleep(1)
             start = time.monotonic()
             while time.monotonic() < start + 60 * options.minutes:
                 memory.append(resident_bytes(server.pid))

@@ -12,6 +12,7 @@ import datetime
 import json
 import os
 import resource
+import shlex
 import statistics
 import subprocess
 import sys
@@ -24,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pair", nargs="?", default="checkpoints/quickstart")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("options", nargs="*", help="of bass-jax serve, after --")
+    parser.add_argument("--options", type=shlex.split, default=[], help="of bass-jax serve, as one text")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as cache:
         runs = [start(options.pair, options.options, cache) for _ in range(1 + options.repeats)]

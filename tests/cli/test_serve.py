@@ -68,10 +68,11 @@ def test_the_server_stops_on_a_signal_and_survives_a_kill(tmp_path):
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_requests():
-    """For two minutes. Compiling takes memory in the first half; ten minutes are measured in docs/results.md."""
-    command = [sys.executable, ROOT / "benchmarks" / "server_memory.py", tiny_pair(), "--minutes", "2", "--words", "20"]
+    """For a minute, after everything was compiled; docs/results.md has a longer run."""
+    options = "--minutes", "1", "--words", "20", "--options=--policy 'fixed(draft_len=2)'"
+    command = [sys.executable, ROOT / "benchmarks" / "server_memory.py", tiny_pair(), *options]
     found = json.loads(subprocess.run(command, capture_output=True, text=True).stdout.splitlines()[-1])
-    assert found["counts"]["errors"] == found["left"] == 0 and sum(found["counts"].values()) > 5
+    assert found["counts"]["errors"] == found["left"] == 0 and sum(found["counts"].values()) > 60
     assert found["growth"] < 0.05
 
 
