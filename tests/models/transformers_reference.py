@@ -83,7 +83,9 @@ def main(cases, directory):
             )
         else:
             config = AutoConfig.for_model(**case["config"])
-            kind = AutoModelForImageTextToText if "vision_config" in case["config"] else AutoModelForCausalLM
+            # The causal class of Qwen3.5 leaves out the vision tower.
+            has_tower = config.model_type in ("qwen3_5", "qwen3_5_moe")
+            kind = AutoModelForImageTextToText if has_tower else AutoModelForCausalLM
             model = kind.from_config(config, attn_implementation="eager").float()
             randomize(model, case["seed"])
             model.tie_weights()
