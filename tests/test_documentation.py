@@ -96,8 +96,8 @@ def test_the_table_of_families_has_three_random_models_of_every_new_family(monke
     monkeypatch.syspath_prepend(ROOT / "docs" / "extensions")
     rows = importlib.import_module("family_table").family_rows()
     assert [row[0].strip("`") for row in rows] == list(FAMILIES)
-    # Gemma 3 and Llama 4 with vision are read as `gemma3_text` and `llama4_text`.
-    fewer = ("ministral", "gpt_bigcode", "gemma", "gemma3", "llama4")
+    # Models with vision are read as their text part, such as `gemma3_text`.
+    fewer = ("ministral", "gpt_bigcode", "gemma", "gemma3", "llama4", "qwen3_5", "qwen3_5_moe")
     assert all(int(row[2]) >= (1 if row[0].strip("`") in fewer else 3) for row in rows)
     assert all(row[1].endswith(".") and int(row[3]) for row in rows)
 

@@ -319,7 +319,7 @@ ENTRIES = [
         "LayerConfig",
         lambda **changes: dataclasses.replace(tiny.config().layers[0], **changes),
         {
-            "attention": is_a(models.AttentionConfig),
+            "mixer": is_a(models.AttentionConfig, models.GatedDeltaConfig),
             "mlp": is_a(models.DenseMLP),
             "norm": is_a(models.NormConfig),
             "block": one_of("pre_norm", "post_norm", "sandwich", "parallel"),

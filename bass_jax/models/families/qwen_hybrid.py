@@ -80,9 +80,14 @@ def _with_experts(config: ModelConfig, source: Mapping[str, Any], defaults: Mapp
     return qwen_moe.with_experts(config, source, defaults, DenseMLP(width, config.layers[0].mlp.activation))
 
 
-def read_text_of_composite(source: Mapping[str, Any], *, text: Family) -> ModelConfig:
-    """Reads the configuration of a Qwen3.5 with a vision tower."""
-    return text.read_config(read_text_part(source, text.name, is_tied=False))
+def read_3_5_text_part(source: Mapping[str, Any]) -> ModelConfig:
+    """Reads the configuration of a Qwen3.5 with a vision tower; its text model is that of ``qwen3_5_text``."""
+    return read_3_5(read_text_part(source, "qwen3_5_text", is_tied=False))
+
+
+def read_3_5_moe_text_part(source: Mapping[str, Any]) -> ModelConfig:
+    """Reads the configuration of one with experts; its text model is that of ``qwen3_5_moe_text``."""
+    return read_3_5_moe(read_text_part(source, "qwen3_5_moe_text", is_tied=False))
 
 
 def write_next(config: ModelConfig) -> dict[str, Any]:
@@ -238,11 +243,5 @@ _family = functools.partial(Family, canonical=canonical, mtp_names=mtp_names)
 QWEN3_NEXT = _family("qwen3_next", read_next, write_next, functools.partial(rules, is_split=False))
 QWEN3_5 = _family("qwen3_5_text", read_3_5, write_3_5, functools.partial(rules, is_split=True))
 QWEN3_5_MOE = _family("qwen3_5_moe_text", read_3_5_moe, write_3_5_moe, functools.partial(rules, is_split=True))
-QWEN3_5_PART, QWEN3_5_MOE_PART = (
-    dataclasses.replace(
-        text,
-        name=text.name.removesuffix("_text"),
-        read_config=functools.partial(read_text_of_composite, text=text),
-    )
-    for text in (QWEN3_5, QWEN3_5_MOE)
-)
+QWEN3_5_PART = dataclasses.replace(QWEN3_5, name="qwen3_5", read_config=read_3_5_text_part)
+QWEN3_5_MOE_PART = dataclasses.replace(QWEN3_5_MOE, name="qwen3_5_moe", read_config=read_3_5_moe_text_part)
