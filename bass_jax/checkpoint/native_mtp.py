@@ -3,7 +3,6 @@
 import dataclasses
 from os import PathLike
 
-import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bass_jax.checkpoint.assemble import builders_of, match_tensors, place_arrays
@@ -60,7 +59,7 @@ def load_native_mtp(path: str | PathLike[str], target: Model, *, mesh: Mesh | No
         builders_of(source, stored, rules, shapes), None if mesh is None else dict.fromkeys(shapes, whole)
     )
     params |= target_arrays(shared, target)
-    return Eagle3Model(jax.tree.map(lambda leaf: leaf, params), config, head)
+    return Eagle3Model(params, config, head)
 
 
 def _rules(rules: dict[str, Rule], names: dict[str, str]) -> dict[str, Rule]:

@@ -106,9 +106,19 @@ def join_layers(
 
 def commit(cache: KVCache | PagedCache, num_kept: Int[Array, "B"]) -> KVCache | PagedCache:
     """Keeps the first `num_kept` tokens of the last pass in the states of recurrent layers."""
-    return cache._replace(
-        states=tuple(commit_state(one, num_kept) for one in cache.states if isinstance(one, PendingState))
-    )
+    return cache._replace(states=tuple(commit_state(one, num_kept) for one in _pending(cache)))
+
+
+def _pending(cache: KVCache | PagedCache) -> list[PendingState]:
+    """Returns the states after a pass.
+
+    Raises:
+        ValueError: if the pass was committed.
+    """
+    pending = [one for one in cache.states if isinstance(one, PendingState)]
+    if len(pending) < len(cache.states):
+        raise ValueError("cache: expected the cache of a pass, which is committed once")
+    return pending
 
 
 def allocate(heads: Sequence[tuple[int, int, int]], batch: int, capacity: int, dtype: jnp.dtype) -> KVCache:
@@ -196,9 +206,7 @@ def keep_candidate(
 
     keys, values = split_layers(cache)
     num_candidates = new.keys[0].shape[1]
-    states = tuple(
-        keep_candidate_state(one, candidate, num_candidates) for one in cache.states if isinstance(one, PendingState)
-    )
+    states = tuple(keep_candidate_state(one, candidate, num_candidates) for one in _pending(cache))
     return join_layers(cache, keep(keys, new.keys), keep(values, new.values), states)
 
 

@@ -153,6 +153,32 @@ def _read(source: Mapping[str, Any], key: str, default: Any, is_nullable: bool, 
     return value
 
 
+def read_interval(source: Mapping[str, Any], key: str, default: int, num_layers: int) -> list[bool]:
+    """Returns for each layer whether its number, from 1 on, is no multiple of the interval of a key.
+
+    Raises:
+        ValueError: if the interval is 0 or no integer.
+    """
+    interval = read_integer(source, key, default)
+    if interval == 0:
+        raise ValueError(f"config.json: {key}=0: expected another integer")
+    return [(i + 1) % interval != 0 for i in range(num_layers)]
+
+
+def read_layer_types(source: Mapping[str, Any], num_layers: int, kinds: tuple[str, ...]) -> list[str] | None:
+    """Returns ``layer_types``, None if there are none.
+
+    Raises:
+        ValueError: if they are no list with one of `kinds` per layer.
+    """
+    types = source.get("layer_types")
+    if types is None:
+        return None
+    if not isinstance(types, list) or len(types) != num_layers or not all(kind in kinds for kind in types):
+        raise ValueError(f"config.json: layer_types={types!r}: expected a list of {num_layers} of {kinds}")
+    return types
+
+
 def read_activation(source: Mapping[str, Any], key: str, default: str) -> Any:
     """Returns our name of an activation.
 

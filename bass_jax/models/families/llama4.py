@@ -79,13 +79,8 @@ def _read_sparse_layers(source: Mapping[str, Any]) -> Callable[[int], bool]:
 
 
 def _read_chunked_layers(source: Mapping[str, Any], default: list[bool]) -> list[bool]:
-    types = source.get("layer_types")
-    if types is None:
-        return default
-    kinds = ("chunked_attention", "full_attention")
-    if not isinstance(types, list) or len(types) != len(default) or not all(kind in kinds for kind in types):
-        raise ValueError(f"config.json: layer_types={types!r}: expected a list of {len(default)} of {kinds}")
-    return [kind == "chunked_attention" for kind in types]
+    types = base.read_layer_types(source, len(default), ("chunked_attention", "full_attention"))
+    return default if types is None else [kind == "chunked_attention" for kind in types]
 
 
 def write_config(config: ModelConfig) -> dict[str, Any]:

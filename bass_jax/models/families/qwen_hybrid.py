@@ -63,15 +63,9 @@ def _read(source: Mapping[str, Any], family: str) -> ModelConfig:
 
 def _read_recurrent_layers(source: Mapping[str, Any], num_layers: int) -> list[bool]:
     """Returns which layers are recurrent."""
-    types = source.get("layer_types")
+    types = base.read_layer_types(source, num_layers, ("linear_attention", "full_attention"))
     if types is None:
-        interval = read_integer(source, "full_attention_interval", 4)
-        if interval == 0:
-            raise ValueError("config.json: full_attention_interval=0: expected another integer")
-        return [(i + 1) % interval != 0 for i in range(num_layers)]
-    kinds = ("linear_attention", "full_attention")
-    if not isinstance(types, list) or len(types) != num_layers or not all(kind in kinds for kind in types):
-        raise ValueError(f"config.json: layer_types={types!r}: expected a list of {num_layers} of {kinds}")
+        return base.read_interval(source, "full_attention_interval", 4, num_layers)
     return [kind == "linear_attention" for kind in types]
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bass_jax.models.families.base import read_flag, read_integer, read_number
+from bass_jax.models.families.base import read_flag, read_interval, read_number
 from bass_jax.models.model_config import ModelConfig, RopeConfig, RopeScaling
 
 
@@ -89,10 +89,7 @@ def read_rotated_layers(source: Mapping[str, Any], num_layers: int) -> list[bool
     """Returns which layers have rotary positions. Despite its name, ``no_rope_layers`` is 1 for those that have."""
     layers = source.get("no_rope_layers")
     if layers is None:
-        interval = read_integer(source, "no_rope_layer_interval", 4)
-        if interval == 0:
-            raise ValueError("config.json: no_rope_layer_interval=0: expected another integer")
-        return [(i + 1) % interval != 0 for i in range(num_layers)]
+        return read_interval(source, "no_rope_layer_interval", 4, num_layers)
     if not isinstance(layers, list) or len(layers) != num_layers or not all(type(one) is int for one in layers):
         raise ValueError(f"config.json: no_rope_layers={layers!r}: expected a list of {num_layers} integers")
     return [one != 0 for one in layers]
