@@ -144,7 +144,7 @@ def attention_arguments(
         seed: Seed of the generator.
         lengths: `[B]` lengths; by default spread evenly from 0 to the capacity minus the new tokens.
     """
-    rng = np.random.default_rng(seed)
+    rng, keys = np.random.default_rng(seed), iter(jax.random.split(jax.random.key(seed), 3))
     if lengths is None:
         lengths = np.linspace(0, spec.capacity - spec.num_tokens, spec.batch).astype(np.int32)
     shapes = spec.shapes()
@@ -152,8 +152,8 @@ def attention_arguments(
     num_queries[1::3] = 0
     num_queries[2::3] = (spec.num_tokens + 1) // 2
 
-    def normal(shape):
-        return jnp.asarray(rng.standard_normal(shape, np.float32).astype(jnp.dtype(spec.dtype)))
+    def normal(shape):  # on the device, because a host takes half a minute for a large cache
+        return jax.random.normal(next(keys), shape, jnp.float32).astype(spec.dtype)
 
     arguments = {"q": normal(shapes["q"].shape)}
     for cache, scale in (("k_cache", "k_scale"), ("v_cache", "v_scale")):

@@ -7,10 +7,12 @@ logits. Every result is compared with XLA's before it is timed.
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -30,7 +32,7 @@ from kernels_pallas.arg_specs import (
 )
 from kernels_pallas.ops import masked_acceptance, ragged_attention
 from kernels_pallas.targets import current_target
-from kernels_pallas.timing import copy_bandwidth, time_calls
+from kernels_pallas.timing import NUM_CALLS, compile_calls, copy_bandwidth, time_calls, time_program
 
 CENTER = next(spec for spec in ATTENTION_SPECS if spec.name == "llama3_8b")
 BATCHES, TOKENS, CAPACITIES = (1, 4, 16, 64), (1, 5, 9, 17, 33), (2048, 8192, 32768)
@@ -56,17 +58,31 @@ def attention_grid(is_smoke: bool) -> list[AttentionSpec]:
 
 
 @functools.cache
-def attention_runners(spec: AttentionSpec, is_smoke: bool) -> dict[str, Callable[..., jax.Array]]:
-    """Returns jitted functions of `attention_arguments` by name, `xla` first."""
+def attention_programs(spec: AttentionSpec, is_smoke: bool) -> dict[str, Callable[..., jax.Array]]:
+    """Returns programs of `compile_calls` by name, `xla` first, without those that do not support `spec`."""
     choices: dict[str, dict[str, Any]] = {"xla": {"implementation": "xla"}}
     for implementation in ("triton",) if is_smoke else ("triton", "mosaic_gpu"):
         for form in ("ragged", "pad", "split"):
             choices[f"{implementation} {form}"] = {"implementation": implementation, "form": form}
 
-    def runner(choice):
-        return jax.jit(lambda arguments: ragged_attention(**arguments, **spec.options, **choice, interpret=is_smoke))
+    shapes = jax.eval_shape(lambda: attention_arguments(spec))
+    del shapes["num_queries"]
 
-    return {name: runner(choice) for name, choice in choices.items()}
+    def program(choice):
+        op = functools.partial(ragged_attention, **spec.options, **choice, interpret=is_smoke)
+        try:
+            return compile_calls(lambda arguments: op(**arguments), shapes, num_calls=num_calls(is_smoke))
+        except NotImplementedError:
+            return None
+
+    with ThreadPoolExecutor() as threads:
+        programs = zip(choices, threads.map(program, choices.values()), strict=True)
+        return {name: compiled for name, compiled in programs if compiled is not None}
+
+
+def num_calls(is_smoke: bool) -> int:
+    """Returns the calls of an op per program."""
+    return 1 if is_smoke else NUM_CALLS
 
 
 def time_attention(spec: AttentionSpec, lengths: np.ndarray, bandwidth: float, is_smoke: bool) -> Iterator[dict]:
@@ -74,18 +90,18 @@ def time_attention(spec: AttentionSpec, lengths: np.ndarray, bandwidth: float, i
     arguments = attention_arguments(spec, lengths=lengths)
     del arguments["num_queries"]
     num_bytes = spec.cache_bytes(lengths)
-    runners = [(name, None, runner) for name, runner in attention_runners(spec, is_smoke).items()]
-    # XLA first, because the others are compared with it, then the baselines.
-    candidates = [*runners[:1], *((name, make, None) for name, make in BASELINES.items()), *runners[1:]]
+    programs = [(name, program, (arguments,)) for name, program in attention_programs(spec, is_smoke).items()]
+    baselines = []
+    for name, make in BASELINES.items():
+        with contextlib.suppress(NotImplementedError):
+            function, operands = make(spec, arguments, is_smoke)
+            baselines.append((name, compile_calls(function, *operands, num_calls=num_calls(is_smoke)), operands))
     expected, baselines_us = None, {}
-    for name, make, runner in candidates:
-        try:
-            runner, operands = (runner, (arguments,)) if make is None else make(spec, arguments, is_smoke)
-            out = np.asarray(runner(*operands), np.float32)
-        except NotImplementedError:
-            continue
+    # XLA first, because the others are compared with it, then the baselines.
+    for name, program, operands in [*programs[:1], *baselines, *programs[1:]]:
+        out = np.asarray(program(*operands), np.float32)
         expected = out if expected is None else expected
-        timing = time_calls(runner, *operands, **(SMOKE_OPTIONS if is_smoke else {}))
+        timing = time_program(program, *operands, **(SMOKE_OPTIONS if is_smoke else {}))
         if name == "xla" or name in BASELINES:
             baselines_us[name] = timing.median_us
         yield {
@@ -143,23 +159,22 @@ def sweep_acceptance(is_smoke: bool) -> Iterator[dict]:
     for spec in specs:
         spec = spec.reduced() if is_smoke else spec
         arguments = acceptance_arguments(spec)
-        read = time_calls(jax.jit(lambda logits: logits.max()), arguments["target_logits"], **options)
-        calls = {}
+        read = time_calls(lambda logits: logits.max(), arguments["target_logits"], **options)
+        programs = {}
         for name in ("xla", "triton") if is_smoke else ("xla", "triton", "mosaic_gpu"):
             op = functools.partial(masked_acceptance, implementation=name, interpret=is_smoke)
-            calls[name] = jax.jit(lambda arguments, op=op: op(**arguments))
+            with contextlib.suppress(NotImplementedError):
+                calls = num_calls(is_smoke)
+                programs[name] = compile_calls(lambda arguments, op=op: op(**arguments), arguments, num_calls=calls)
         for sampling, values in SAMPLINGS.items():
             dtypes = (jnp.float32, jnp.int32, jnp.float32, jnp.float32)
             rows = (jnp.full((spec.batch,), value, dtype) for value, dtype in zip(values, dtypes, strict=True))
             arguments["sampling"] = KernelSampling(*rows)
             expected, xla_us = None, 0.0
-            for name, call in calls.items():
-                try:
-                    tokens = np.asarray(call(arguments).next_token)
-                except NotImplementedError:
-                    continue
+            for name, program in programs.items():
+                tokens = np.asarray(program(arguments).next_token)
                 expected = tokens if expected is None else expected
-                timing = time_calls(call, arguments, **options)
+                timing = time_program(program, arguments, **options)
                 xla_us = xla_us or timing.median_us
                 yield {
                     "op": "masked_acceptance",

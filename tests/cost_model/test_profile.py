@@ -36,5 +36,5 @@ def test_other_files_are_refused(tmp_path, text):
 
 
 def test_the_device_has_a_peak_and_a_bandwidth():
-    device = measure_device(size=128, repeats=2)
+    device = measure_device(repeats=2)
     assert device.peak_flops > 1e6 and device.bandwidth > 1e6
