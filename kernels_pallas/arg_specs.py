@@ -29,11 +29,13 @@ class AttentionSpec:
     soft_cap: float | None = None
     page_size: int | None = None
     """Positions per page of a paged cache, which has as many positions as a dense one; None for a dense cache."""
+    chunk: int | None = None
+    has_sinks: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
         """The op's static arguments that the model determines."""
-        return {"window": self.window, "soft_cap": self.soft_cap}
+        return {"window": self.window, "soft_cap": self.soft_cap, "chunk": self.chunk}
 
     def reduced(self) -> "AttentionSpec":
         """Returns the same grouping, head size, tokens and dtype with few rows, few kv heads and a short cache.
@@ -49,6 +51,7 @@ class AttentionSpec:
             num_kv_heads=num_kv_heads,
             capacity=min(self.capacity, 168 if self.page_size is None else 3 * self.page_size),
             window=None if self.window is None else min(self.window, 21),
+            chunk=None if self.chunk is None else min(self.chunk, 55),
         )
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -68,6 +71,8 @@ class AttentionSpec:
             pages = (self.batch * num_pages, self.num_kv_heads, self.page_size, self.head_dim)
             shapes["k_cache"] = shapes["v_cache"] = jax.ShapeDtypeStruct(pages, cache_dtype)
             shapes["tables"] = jax.ShapeDtypeStruct((self.batch, num_pages), jnp.int32)
+        if self.has_sinks:
+            shapes["sinks"] = jax.ShapeDtypeStruct((self.num_heads,), dtype)
         if self.is_quantized:
             shapes["k_scale"] = shapes["v_scale"] = jax.ShapeDtypeStruct(cache[:3], jnp.float32)
         return shapes
@@ -125,6 +130,10 @@ ATTENTION_SPECS = (
     AttentionSpec("llama3_8b_paged", 8, 5, 32, 8, 128, 8192, page_size=64),
     AttentionSpec("mistral_7b_paged", 8, 5, 32, 8, 128, 8192, "bfloat16", 4096, page_size=128),
     AttentionSpec("smollm2_135m_f32_paged", 8, 5, 9, 3, 64, 2048, "float32", page_size=64),
+    AttentionSpec("gpt_oss_20b", 8, 5, 64, 8, 64, 8192, has_sinks=True),
+    AttentionSpec("gpt_oss_20b_window", 16, 5, 64, 8, 64, 8192, "bfloat16", 128, has_sinks=True),
+    AttentionSpec("gpt_oss_20b_f32", 4, 5, 64, 8, 64, 2048, "float32", 128, has_sinks=True),
+    AttentionSpec("llama4_scout", 4, 5, 40, 8, 128, 16384, chunk=8192),
 )
 """Every grouping, head size and dtype that ragged attention supports, as named models use them."""
 
@@ -156,6 +165,9 @@ def attention_arguments(
         return jnp.asarray(rng.standard_normal(shape, np.float32).astype(jnp.dtype(spec.dtype)))
 
     arguments = {"q": normal(shapes["q"].shape)}
+    if spec.has_sinks:
+        # As large as the scores that they compete with.
+        arguments["sinks"] = 3.0 * normal(shapes["sinks"].shape)
     for cache, scale in (("k_cache", "k_scale"), ("v_cache", "v_scale")):
         arguments[cache] = normal(shapes[cache].shape)
         if spec.is_quantized:

@@ -60,10 +60,10 @@ def ragged_attention(
             walks its own row only. XLA has one form and ignores this.
         num_queries: `[B]` integer number of real queries among the T; all T by default. Outputs of the others are 0.
         window: Number of positions that a query sees, itself included; None for all.
-        chunk: c: a query at position p sees positions from `p // c * c` on (Llama 4); None for all. Only in XLA.
+        chunk: c: a query at position p sees positions from `p // c * c` on (Llama 4); None for all.
         scale: Factor on the scores; `H ** -0.5` by default.
         soft_cap: c: a scaled score x becomes `c tanh(x / c)` before masking (Gemma 2); None for no cap.
-        sinks: `[N]` float: one more score per head, whose weight is dropped (gpt-oss); None for none. Only in XLA.
+        sinks: `[N]` float: one more score per head, whose weight is dropped (gpt-oss); None for none.
         implementation: `"mosaic_gpu"`, `"triton"` or `"xla"`; by default the best one that supports the arguments.
         interpret: Run kernels in jax's interpreter, on any device; for tests.
         k_scale: `[B, K, S]` float32 scale per (head, token) of an int8 `k_cache`.
@@ -81,14 +81,12 @@ def ragged_attention(
         ValueError: An argument has another shape, dtype or value than described.
         NotImplementedError: The named `implementation` does not support the arguments.
     """
-    inputs = AttentionInputs(q, k_cache, v_cache, lengths, num_queries, k_scale, v_scale, tables)  # type: ignore[arg-type]
+    inputs = AttentionInputs(q, k_cache, v_cache, lengths, num_queries, k_scale, v_scale, tables, sinks)  # type: ignore[arg-type]
     check_attention_inputs(
         inputs, form=form, window=window, chunk=chunk, soft_cap=soft_cap, implementation=implementation
     )
     batch, num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, capacity = k_cache.shape[1], inputs.capacity
-    if sinks is not None and sinks.shape != (num_heads,):
-        raise ValueError(f"sinks has shape {sinks.shape}: expected ({num_heads},), one per query head")
     if num_queries is None:
         num_queries = jnp.full((batch,), num_tokens, jnp.int32)
     # Finished rows may have any length, and unused entries of tables any page. Clipping keeps kernels in bounds.
@@ -104,13 +102,9 @@ def ragged_attention(
         if name == "xla":
             # A prefill materializes all weights at once, so it multiplies one rounded term of each.
             splits_weights = num_tokens <= MAX_KERNEL_TOKENS
-            return ragged_attention_xla(
-                inputs, options, sinks=sinks, is_cache_finite=is_cache_finite, splits_weights=splits_weights
-            )
-        if sinks is not None:
-            raise NotImplementedError("the kernels have no attention sinks")
-        if chunk is not None:
-            raise NotImplementedError("the kernels have no chunks")
+            return ragged_attention_xla(inputs, options, is_cache_finite=is_cache_finite, splits_weights=splits_weights)
+        if chunk is not None and chunk < num_tokens:
+            raise NotImplementedError(f"the kernels have chunks of at least the {num_tokens} query tokens, not {chunk}")
         if head_dim > MAX_KERNEL_HEAD_DIM:
             raise NotImplementedError(f"the kernels have heads of at most {MAX_KERNEL_HEAD_DIM}, not {head_dim}")
         if tables is not None and k_scale is not None:
