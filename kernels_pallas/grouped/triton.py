@@ -121,7 +121,7 @@ def _kernel(group_ref, first_row_ref, end_row_ref, rows_ref, weights_ref, out_re
     @pl.when(first_row < end_row)
     def _():
         # Rows without a group are zero.
-        num_steps = jnp.where(group < weights_ref.shape[0], rows_ref.shape[1] // block_d, 0)
+        num_steps = jnp.where(group < weights_ref.shape[0], jnp.int32(rows_ref.shape[1] // block_d), jnp.int32(0))
         total = lax.fori_loop(0, num_steps, step, jnp.zeros((block_m, block_c), jnp.float32))
         place, mask = rows_at(first_column, block_c)
         plgpu.store(out_ref.at[place], total, mask=mask)
