@@ -25,9 +25,13 @@ run = jax.jit(functools.partial(grouped_product, interpret=True), static_argname
 
 
 def assert_products_close(found, expected, spec):
-    """The terms are products of numbers near 1, so a sum of D of them is rounded at about the root of D."""
+    """The terms are products of numbers near 1, so a sum of D of them is about the root of D.
+
+    Tensor cores truncate sums of 16-bit products in float32; rounding to 16 bits would have errors of 2e-3.
+    """
     assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6 * np.sqrt(spec.depth))
+    error = 3e-6 if spec.dtype == "float32" else 1e-4
+    np.testing.assert_allclose(found, expected, rtol=0, atol=error * np.sqrt(spec.depth))
 
 
 @pytest.mark.parametrize("implementation", ["triton", "xla"])
