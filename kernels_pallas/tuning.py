@@ -68,8 +68,8 @@ def grouped_tiles(rows: tuple[int, int], weights: tuple[int, int, int], dtype: s
     """
     (num_rows, depth), (num_groups, num_columns, _) = rows, weights
     is_wide = dtype == "float32"
-    # With blocks of about the mean size of a group, most matrices are read once.
-    block_m = min(16 if is_wide else 64, max(16, next_power_of_two(-(-num_rows // num_groups))))
+    # With blocks of 1.5 times the mean size of a group, most matrices are read once.
+    block_m = min(16 if is_wide else 64, max(16, next_power_of_two(-(-3 * num_rows // (2 * num_groups)))))
     # Sides that divide the matrices, so that their loads need no masks.
     block_c = math.gcd(num_columns, 32 if is_wide else 128)
     block_d = math.gcd(depth, 32 if is_wide else 64)

@@ -48,7 +48,7 @@ def grouped_product_triton(
         # jax counts elements in 32 bits with a sign up to 2^32 bytes.
         raise NotImplementedError(f"the Triton kernel does not address 8-bit weights of shape {weights.shape}")
     silence_triton_deprecation()
-    groups, first_rows, end_rows = _blocks_of_groups(sizes, num_rows, tiles.block_m)
+    groups, first_rows, end_rows = blocks_of_groups(sizes, num_rows, tiles.block_m)
     of_block = pl.BlockSpec((None,), lambda column, block: (block,))
     return pl.pallas_call(
         functools.partial(_kernel, tiles=tiles),
@@ -81,7 +81,7 @@ def _backward(tiles, interpret, saved, gradient):
 grouped_product_triton.defvjp(_forward, _backward)
 
 
-def _blocks_of_groups(sizes: jax.Array, num_rows: int, block_m: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def blocks_of_groups(sizes: jax.Array, num_rows: int, block_m: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the group, the first row and the end of the rows of every block, each int32.
 
     The rows after those of all G groups are blocks of a group G. Blocks that do not exist begin at their end or later.

@@ -9,6 +9,8 @@ import pytest
 
 from kernels_pallas import grouped_product, reference
 from kernels_pallas.arg_specs import GROUPED_SPECS, GroupedSpec, grouped_arguments
+from kernels_pallas.grouped.triton import blocks_of_groups
+from kernels_pallas.tuning import grouped_tiles
 from tests.gpu_compile import compile_for, lower_for, needs_gpu_compiler
 from tests.marks import mostly_slow
 
@@ -110,6 +112,26 @@ def test_sides_that_16_does_not_divide_use_xla():
     with pytest.raises(NotImplementedError, match=r"sides 16 divides, not \(8, 20\)"):
         run(**arguments, implementation="triton")
     assert_products_close(run(**arguments), reference.grouped_product(**arguments), spec)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 40, 80, 172, 256, 320])
+def test_matrices_are_read_about_once(num_tokens):
+    """By the map of blocks: XLA's estimate counts all matrices, whatever the kernel reads."""
+    spec = GroupedSpec("tokens", 8 * num_tokens, 128, 1536, 2048)
+    rng = np.random.default_rng(num_tokens)
+    chosen = np.concatenate([rng.choice(128, 8, replace=False) for _ in range(num_tokens)])
+    sizes = np.bincount(chosen, minlength=128).astype(np.int32)
+    tiles = grouped_tiles(*(spec.shapes()[name].shape for name in ("rows", "weights")), spec.dtype)
+    groups, first_rows, end_rows = (
+        np.asarray(x) for x in blocks_of_groups(jnp.asarray(sizes), 8 * num_tokens, tiles.block_m)
+    )
+    is_block = first_rows < end_rows
+    assert (groups[is_block] < 128).all()
+    covered = np.concatenate(
+        [np.arange(a, min(a + tiles.block_m, b)) for a, b in zip(first_rows[is_block], end_rows[is_block])]
+    )
+    np.testing.assert_array_equal(covered, np.arange(8 * num_tokens))
+    assert is_block.sum() <= 1.2 * (sizes > 0).sum()
 
 
 @pytest.mark.parametrize("name", SPEC_BY_NAME)
