@@ -138,7 +138,7 @@ def ragged_attention_mosaic_gpu(
         parts = launch(0, batch)
     if sinks is not None:
         sinks = pack_sinks(sinks, num_tokens, num_kv_heads)
-    out = unpack_rows(combine_splits(*(part[:, :, :, :num_rows] for part in parts), sinks), num_tokens)
+    out = unpack_rows(combine_splits(*(part[:, :, :, :num_rows] for part in parts), sinks=sinks), num_tokens)
     is_real = jnp.arange(num_tokens) < num_queries[:, None]
     return jnp.where(is_real[..., None, None], out, 0.0).astype(q.dtype)
 

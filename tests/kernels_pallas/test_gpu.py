@@ -85,7 +85,7 @@ def by_rows(rows, weights, sizes):
 
 
 def test_grouped_rows_do_not_depend_on_others():
-    """Bits and all, in one shape: the same row beside other rows, in a group of another size."""
+    """Bits and all, in one shape: the same row with other rows, in a group of another size."""
     spec = GROUPED_SPECS[2]
     arguments = grouped_arguments(spec)
     run, row = jax.jit(grouped_product), arguments["rows"][0]
