@@ -69,8 +69,10 @@ def cudnn_baseline(spec: AttentionSpec, arguments: dict[str, jax.Array], is_smok
     Raises:
         NotImplementedError: The spec has a window, a cap, pages or an INT8 cache, or cuDNN does not support the shapes.
     """
-    if spec.window is not None or spec.soft_cap is not None or spec.is_quantized or spec.page_size is not None:
-        raise NotImplementedError("cuDNN's prefix is computed without a window, a soft cap, pages or an INT8 cache")
+    if any(value is not None for value in spec.options.values()) or spec.is_quantized or spec.page_size is not None:
+        raise NotImplementedError("cuDNN's prefix is computed without a window, a cap, chunks, pages or an INT8 cache")
+    if spec.has_sinks:
+        raise NotImplementedError("cuDNN's prefix is computed without sinks")
     caches = (jnp.swapaxes(arguments[name], 1, 2) for name in ("k_cache", "v_cache"))
     operands = (arguments["q"], *caches, arguments["lengths"])
     function = functools.partial(prefix_and_merge, implementation="xla" if is_smoke else "cudnn")

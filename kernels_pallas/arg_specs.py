@@ -1,4 +1,4 @@
-"""Named realistic arguments of both ops, for the tests and the benchmark."""
+"""Named realistic arguments of the ops, for the tests and the benchmark."""
 
 import dataclasses
 import functools
@@ -29,11 +29,13 @@ class AttentionSpec:
     soft_cap: float | None = None
     page_size: int | None = None
     """Positions per page of a paged cache, which has as many positions as a dense one; None for a dense cache."""
+    chunk: int | None = None
+    has_sinks: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
         """The op's static arguments that the model determines."""
-        return {"window": self.window, "soft_cap": self.soft_cap}
+        return {"window": self.window, "soft_cap": self.soft_cap, "chunk": self.chunk}
 
     def reduced(self) -> "AttentionSpec":
         """Returns the same grouping, head size, tokens and dtype with few rows, few kv heads and a short cache.
@@ -49,6 +51,7 @@ class AttentionSpec:
             num_kv_heads=num_kv_heads,
             capacity=min(self.capacity, 168 if self.page_size is None else 3 * self.page_size),
             window=None if self.window is None else min(self.window, 21),
+            chunk=None if self.chunk is None else min(self.chunk, 55),
         )
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -68,6 +71,8 @@ class AttentionSpec:
             pages = (self.batch * num_pages, self.num_kv_heads, self.page_size, self.head_dim)
             shapes["k_cache"] = shapes["v_cache"] = jax.ShapeDtypeStruct(pages, cache_dtype)
             shapes["tables"] = jax.ShapeDtypeStruct((self.batch, num_pages), jnp.int32)
+        if self.has_sinks:
+            shapes["sinks"] = jax.ShapeDtypeStruct((self.num_heads,), dtype)
         if self.is_quantized:
             shapes["k_scale"] = shapes["v_scale"] = jax.ShapeDtypeStruct(cache[:3], jnp.float32)
         return shapes
@@ -125,6 +130,10 @@ ATTENTION_SPECS = (
     AttentionSpec("llama3_8b_paged", 8, 5, 32, 8, 128, 8192, page_size=64),
     AttentionSpec("mistral_7b_paged", 8, 5, 32, 8, 128, 8192, "bfloat16", 4096, page_size=128),
     AttentionSpec("smollm2_135m_f32_paged", 8, 5, 9, 3, 64, 2048, "float32", page_size=64),
+    AttentionSpec("gpt_oss_20b", 8, 5, 64, 8, 64, 8192, has_sinks=True),
+    AttentionSpec("gpt_oss_20b_window", 16, 5, 64, 8, 64, 8192, "bfloat16", 128, has_sinks=True),
+    AttentionSpec("gpt_oss_20b_f32", 4, 5, 64, 8, 64, 2048, "float32", 128, has_sinks=True),
+    AttentionSpec("llama4_scout", 4, 5, 40, 8, 128, 16384, chunk=8192),
 )
 """Every grouping, head size and dtype that ragged attention supports, as named models use them."""
 
@@ -156,6 +165,9 @@ def attention_arguments(
         return jax.random.normal(next(keys), shape, jnp.float32).astype(spec.dtype)
 
     arguments = {"q": normal(shapes["q"].shape)}
+    if spec.has_sinks:
+        # As large as the scores that they compete with.
+        arguments["sinks"] = 3.0 * normal(shapes["sinks"].shape)
     for cache, scale in (("k_cache", "k_scale"), ("v_cache", "v_scale")):
         arguments[cache] = normal(shapes[cache].shape)
         if spec.is_quantized:
@@ -165,6 +177,70 @@ def attention_arguments(
         tables = rng.permutation(shapes["k_cache"].shape[0]).reshape(shapes["tables"].shape)
         arguments["tables"] = jnp.asarray(tables, jnp.int32)
     return arguments | {"lengths": jnp.asarray(lengths), "num_queries": jnp.asarray(num_queries)}
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedSpec:
+    """Shapes of one grouped product in the experts of a named model."""
+
+    name: str
+    num_rows: int
+    """Tokens of a pass times experts per token."""
+    num_groups: int
+    num_columns: int
+    depth: int
+    dtype: str = "bfloat16"
+    is_quantized: bool = False
+
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the shapes of the op's array arguments by name."""
+        dtype = jnp.dtype(self.dtype)
+        weights = (self.num_groups, self.num_columns, self.depth)
+        return {
+            "rows": jax.ShapeDtypeStruct((self.num_rows, self.depth), dtype),
+            "weights": jax.ShapeDtypeStruct(weights, jnp.dtype(jnp.int8) if self.is_quantized else dtype),
+            "sizes": jax.ShapeDtypeStruct((self.num_groups,), jnp.int32),
+        }
+
+    def touched_bytes(self, sizes: np.ndarray) -> int:
+        """Returns the bytes of the matrices of groups with rows, and of the rows and the result once."""
+        shapes = self.shapes()
+        matrix = self.num_columns * self.depth * shapes["weights"].dtype.itemsize
+        row = self.depth * shapes["rows"].dtype.itemsize + self.num_columns * 4
+        return int((np.asarray(sizes) > 0).sum()) * matrix + self.num_rows * row
+
+
+GROUPED_SPECS = (
+    GroupedSpec("qwen3_30b_gate_up", 40, 128, 1536, 2048),
+    GroupedSpec("qwen3_30b_down", 40, 128, 2048, 768),
+    GroupedSpec("qwen3_30b_gate_up_batch_16", 640, 128, 1536, 2048),
+    GroupedSpec("qwen3_30b_down_batch_16", 640, 128, 2048, 768),
+    GroupedSpec("qwen3_30b_gate_up_batch_64", 2560, 128, 1536, 2048),
+    GroupedSpec("qwen3_30b_gate_up_prefill", 16384, 128, 1536, 2048),
+    GroupedSpec("qwen3_30b_gate_up_int8", 640, 128, 1536, 2048, is_quantized=True),
+    GroupedSpec("qwen3_30b_down_f32", 40, 128, 2048, 768, "float32"),
+    GroupedSpec("gpt_oss_20b_gate_up", 160, 32, 5760, 2880),
+    GroupedSpec("mixtral_8x7b_down_f16", 10, 8, 4096, 14336, "float16"),
+)
+"""Grouped products as the experts of named models use them: 5 tokens per row of a batch, and a prefill."""
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def grouped_arguments(spec: GroupedSpec, *, seed: int = 0) -> dict[str, jax.Array]:
+    """Returns arrays of `spec.shapes()` by name; every row is of a random group."""
+    keys = jax.random.split(jax.random.key(seed), 3)
+    shapes = spec.shapes()
+    group = jax.random.randint(keys[0], (spec.num_rows, 1), 0, spec.num_groups)
+    weights = shapes["weights"]
+    if spec.is_quantized:
+        values = jax.random.randint(keys[2], weights.shape, -3, 4, jnp.int8)
+    else:
+        values = jax.random.normal(keys[2], weights.shape, weights.dtype)
+    return {
+        "rows": jax.random.normal(keys[1], shapes["rows"].shape, shapes["rows"].dtype),
+        "weights": values,
+        "sizes": (group == jnp.arange(spec.num_groups)).sum(axis=0, dtype=jnp.int32),
+    }
 
 
 @dataclasses.dataclass(frozen=True)

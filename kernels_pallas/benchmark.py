@@ -1,8 +1,9 @@
-"""Times both ops on the present device: `python -m kernels_pallas.benchmark`.
+"""Times the ops on the present device: `python -m kernels_pallas.benchmark`.
 
 Prints a table, and one JSON line at the end. Attention is timed over batch sizes, new tokens, capacities and spreads of
 the lengths, and for every named spec, with each implementation and form. Acceptance is compared with one reading of the
-logits. Every result is compared with XLA's before it is timed.
+logits, and grouped products with one reading of the matrices of groups with rows. Every result is compared with XLA's
+before it is timed.
 """
 
 import argparse
@@ -23,14 +24,17 @@ from kernels_pallas.acceptance.types import KernelSampling
 from kernels_pallas.arg_specs import (
     ACCEPTANCE_SPECS,
     ATTENTION_SPECS,
+    GROUPED_SPECS,
     SPREADS,
     AcceptanceSpec,
     AttentionSpec,
+    GroupedSpec,
     acceptance_arguments,
     attention_arguments,
+    grouped_arguments,
     spread_lengths,
 )
-from kernels_pallas.ops import masked_acceptance, ragged_attention
+from kernels_pallas.ops import grouped_product, masked_acceptance, ragged_attention
 from kernels_pallas.targets import current_target
 from kernels_pallas.timing import NUM_CALLS, compile_calls, copy_bandwidth, time_calls, time_program
 
@@ -189,13 +193,52 @@ def sweep_acceptance(is_smoke: bool) -> Iterator[dict]:
                 }
 
 
+@functools.cache
+def grouped_programs(spec: GroupedSpec, is_smoke: bool) -> dict[str, Callable[..., jax.Array]]:
+    """Returns programs of `compile_calls` by name, `xla` first."""
+    shapes = jax.eval_shape(lambda: grouped_arguments(spec))
+
+    def program(name):
+        op = functools.partial(grouped_product, implementation=name, interpret=is_smoke)
+        return compile_calls(lambda arguments: op(**arguments), shapes, num_calls=num_calls(is_smoke))
+
+    return {name: program(name) for name in ("xla", "triton")}
+
+
+def sweep_grouped(bandwidth: float, is_smoke: bool) -> Iterator[dict]:
+    """Times every spec of a grouped product with random groups."""
+    specs = (GroupedSpec("smoke", 20, 4, 32, 64),) if is_smoke else GROUPED_SPECS
+    for spec in specs:
+        arguments = grouped_arguments(spec)
+        num_bytes = spec.touched_bytes(np.asarray(arguments["sizes"]))
+        expected, xla_us = None, 0.0
+        for name, program in grouped_programs(spec, is_smoke).items():
+            out = np.asarray(program(arguments))
+            expected = out if expected is None else expected
+            timing = time_program(program, arguments, **(SMOKE_OPTIONS if is_smoke else {}))
+            xla_us = xla_us or timing.median_us
+            yield {
+                "op": "grouped_product",
+                "name": name,
+                "spec": spec.name,
+                "median_us": timing.median_us,
+                "spread_us": timing.spread_us,
+                "bytes": num_bytes,
+                "copy_share": num_bytes / (timing.median_us * 1e-6) / bandwidth,
+                "error": float(np.abs(out - expected).max()),
+                "speedup_over_xla": xla_us / timing.median_us,
+            }
+
+
 def format_record(record: dict) -> str:
     """Returns a record as a line of the table."""
     if record["op"] == "masked_acceptance":
         what = f"{record['spec']} {record['sampling']}"
         rest = f"{record['over_one_reading']:6.2f} readings  same tokens {record['same_tokens']}"
     else:
-        what = f"{record['spec']} B{record['batch']} T{record['num_tokens']} S{record['capacity']} {record['lengths']}"
+        what = record["spec"]
+        if record["op"] == "ragged_attention":
+            what += f" B{record['batch']} T{record['num_tokens']} S{record['capacity']} {record['lengths']}"
         rest = f"{record['bytes'] / 1e6:9.1f} MB  {record['copy_share']:5.1%} of copy  error {record['error']:.1e}"
     prefix = "speedup_over_"
     speedups = [f"{value:6.2f}x {key.removeprefix(prefix)}" for key, value in record.items() if key.startswith(prefix)]
@@ -244,6 +287,7 @@ def main(argv: list[str] | None = None) -> None:
         sweep_specs(bandwidth, arguments.smoke),
         sweep_crossover(bandwidth, arguments.smoke),
         sweep_acceptance(arguments.smoke),
+        sweep_grouped(bandwidth, arguments.smoke),
     )
     for record in (record for sweep in sweeps for record in sweep):
         records.append(record)

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from kernels_pallas.acceptance.arguments import check_acceptance_inputs
 from kernels_pallas.acceptance.types import AcceptanceInputs, KernelAcceptance, KernelSampling
 from kernels_pallas.acceptance.xla import masked_acceptance_xla
-from kernels_pallas.attention.arguments import AttentionInputs, ScoreOptions, check_attention_inputs
+from kernels_pallas.attention.arguments import DTYPES, AttentionInputs, ScoreOptions, check_attention_inputs
 from kernels_pallas.attention.xla import ragged_attention_xla
+from kernels_pallas.grouped.xla import grouped_product_xla
 from kernels_pallas.targets import Target, current_target
-from kernels_pallas.tuning import acceptance_tiles, attention_tiles
+from kernels_pallas.tuning import acceptance_tiles, attention_tiles, grouped_tiles
 
 Form = Literal["pad", "split", "ragged"]
 Implementation = Literal["mosaic_gpu", "triton", "xla"]
@@ -60,10 +61,10 @@ def ragged_attention(
             walks its own row only. XLA has one form and ignores this.
         num_queries: `[B]` integer number of real queries among the T; all T by default. Outputs of the others are 0.
         window: Number of positions that a query sees, itself included; None for all.
-        chunk: c: a query at position p sees positions from `p // c * c` on (Llama 4); None for all. Only in XLA.
+        chunk: c: a query at position p sees positions from `p // c * c` on (Llama 4); None for all.
         scale: Factor on the scores; `H ** -0.5` by default.
         soft_cap: c: a scaled score x becomes `c tanh(x / c)` before masking (Gemma 2); None for no cap.
-        sinks: `[N]` float: one more score per head, whose weight is dropped (gpt-oss); None for none. Only in XLA.
+        sinks: `[N]` float: one more score per head, whose weight is dropped (gpt-oss); None for none.
         implementation: `"mosaic_gpu"`, `"triton"` or `"xla"`; by default the best one that supports the arguments.
         interpret: Run kernels in jax's interpreter, on any device; for tests.
         k_scale: `[B, K, S]` float32 scale per (head, token) of an int8 `k_cache`.
@@ -81,14 +82,12 @@ def ragged_attention(
         ValueError: An argument has another shape, dtype or value than described.
         NotImplementedError: The named `implementation` does not support the arguments.
     """
-    inputs = AttentionInputs(q, k_cache, v_cache, lengths, num_queries, k_scale, v_scale, tables)  # type: ignore[arg-type]
+    inputs = AttentionInputs(q, k_cache, v_cache, lengths, num_queries, k_scale, v_scale, tables, sinks)  # type: ignore[arg-type]
     check_attention_inputs(
         inputs, form=form, window=window, chunk=chunk, soft_cap=soft_cap, implementation=implementation
     )
     batch, num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, capacity = k_cache.shape[1], inputs.capacity
-    if sinks is not None and sinks.shape != (num_heads,):
-        raise ValueError(f"sinks has shape {sinks.shape}: expected ({num_heads},), one per query head")
     if num_queries is None:
         num_queries = jnp.full((batch,), num_tokens, jnp.int32)
     # Finished rows may have any length, and unused entries of tables any page. Clipping keeps kernels in bounds.
@@ -104,13 +103,9 @@ def ragged_attention(
         if name == "xla":
             # A prefill materializes all weights at once, so it multiplies one rounded term of each.
             splits_weights = num_tokens <= MAX_KERNEL_TOKENS
-            return ragged_attention_xla(
-                inputs, options, sinks=sinks, is_cache_finite=is_cache_finite, splits_weights=splits_weights
-            )
-        if sinks is not None:
-            raise NotImplementedError("the kernels have no attention sinks")
-        if chunk is not None:
-            raise NotImplementedError("the kernels have no chunks")
+            return ragged_attention_xla(inputs, options, is_cache_finite=is_cache_finite, splits_weights=splits_weights)
+        if chunk is not None and chunk < num_tokens:
+            raise NotImplementedError(f"the kernels have chunks of at least the {num_tokens} query tokens, not {chunk}")
         if head_dim > MAX_KERNEL_HEAD_DIM:
             raise NotImplementedError(f"the kernels have heads of at most {MAX_KERNEL_HEAD_DIM}, not {head_dim}")
         if tables is not None and k_scale is not None:
@@ -204,6 +199,54 @@ def masked_acceptance(
         return kernel(inputs, tiles=tiles, interpret=interpret)
 
     return _run_first_supported(implementation, _fallback_order(target, target.is_hopper or target.is_blackwell), run)
+
+
+def grouped_product(
+    rows: jax.Array,
+    weights: jax.Array,
+    sizes: jax.Array,
+    *,
+    implementation: Literal["triton", "xla"] | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """Multiplies every row by the matrix of its group, summing in float32.
+
+    The bits of a row's result do not depend on the values of other rows. On a GPU only the matrices of groups with rows
+    are read.
+
+    Args:
+        rows: `[M, D]` float32, bfloat16 or float16, sorted by group.
+        weights: `[G, C, D]`, a matrix per group, of any dtype. Elements are converted to rows' dtype.
+        sizes: `[G]` integer number of rows of each group. Rows after those of all groups give zero.
+        implementation: `"triton"` or `"xla"`; by default the best one that supports the arguments.
+        interpret: Run the kernel in jax's interpreter, on any device; for tests.
+
+    Returns:
+        `[M, C]` float32.
+
+    Raises:
+        ValueError: An argument has another shape or dtype than described.
+        NotImplementedError: The named `implementation` does not support the arguments.
+    """
+    if rows.ndim != 2 or rows.dtype not in DTYPES:
+        raise ValueError(f"rows has shape {rows.shape}, {rows.dtype}; expected floats of 16 or 32 bits [M, D]")
+    if weights.ndim != 3 or weights.shape[2] != rows.shape[1]:
+        raise ValueError(f"weights has shape {weights.shape}; expected [G, C, {rows.shape[1]}]")
+    if sizes.shape != weights.shape[:1] or not jnp.issubdtype(sizes.dtype, jnp.integer):
+        raise ValueError(f"sizes has shape {sizes.shape}, {sizes.dtype}; expected integers {weights.shape[:1]}")
+    if implementation not in (None, "triton", "xla"):
+        raise ValueError(f"implementation is {implementation!r}; expected 'triton', 'xla' or None")
+    sizes = sizes.astype(jnp.int32)
+
+    def run(name: str) -> jax.Array:
+        if name == "xla":
+            return grouped_product_xla(rows, weights, sizes)
+        from kernels_pallas.grouped.triton import grouped_product_triton
+
+        tiles = grouped_tiles(rows.shape, weights.shape, rows.dtype.name)  # type: ignore[arg-type]
+        return grouped_product_triton(rows, weights, sizes, tiles, interpret)
+
+    return _run_first_supported(implementation, _fallback_order(current_target(), False), run)
 
 
 def _fallback_order(target: Target, has_mosaic_gpu: bool) -> tuple[Implementation, ...]:

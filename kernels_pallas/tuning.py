@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import pathlib
 from typing import NamedTuple
 
@@ -40,6 +41,39 @@ class AcceptanceTiles(NamedTuple):
     """Tokens per step of a program that walks over a row (`row_threshold`)."""
     num_warps: int
     """Warps per program."""
+
+
+class GroupedTiles(NamedTuple):
+    """Tile sizes of a grouped product."""
+
+    block_m: int
+    """Rows per program."""
+    block_c: int
+    """Columns of the result per program."""
+    block_d: int
+    """Summed elements per step."""
+    num_warps: int
+    """Warps per program."""
+    num_stages: int
+    """Steps whose operands are copied ahead."""
+
+
+def grouped_tiles(rows: tuple[int, int], weights: tuple[int, int, int], dtype: str) -> GroupedTiles:
+    """Returns the tiles of a grouped product.
+
+    Args:
+        rows: M and D.
+        weights: G, C and D.
+        dtype: Name of the rows' dtype.
+    """
+    (num_rows, depth), (num_groups, num_columns, _) = rows, weights
+    is_wide = dtype == "float32"
+    # With blocks of 1.5 times the mean size of a group, most matrices are read once.
+    block_m = min(16 if is_wide else 64, max(16, next_power_of_two(-(-3 * num_rows // (2 * num_groups)))))
+    # Sides that divide the matrices, so that their loads need no masks.
+    block_c = math.gcd(num_columns, 32 if is_wide else 128)
+    block_d = math.gcd(depth, 32 if is_wide else 64)
+    return GroupedTiles(block_m, block_c, block_d, num_warps=4, num_stages=2 if is_wide else 4)
 
 
 def acceptance_tiles(target: Target, *, vocab_size: int, implementation: str) -> AcceptanceTiles:

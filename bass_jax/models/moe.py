@@ -19,9 +19,7 @@ from bass_jax.models.parameters import declare, zeros
 from bass_jax.models.weights import Weight, declare_weight
 from bass_jax.runtime.cpu_workarounds import matmul
 from bass_jax.typing import Array, Float, Int
-
-_BY_GROUP = jax.lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), [0], [0])
-"""Rows ``[M, D]`` that are sorted by group, times a matrix ``[C, D]`` per group."""
+from kernels_pallas import ops
 
 
 class Routing(NamedTuple):
@@ -59,8 +57,7 @@ class MoE(nn.Module):
     """The sum of a token's experts, each multiplied by its factor, and of the shared MLP if there is one.
 
     The parameters of the experts are ``experts_gate_up [E, 2, F, D]`` and ``experts_down [E, D, F]``. The products are
-    `jax.lax.ragged_dot_general`. XLA for a CPU, and for a GPU with its default options, computes them as products of
-    masked tokens with all experts.
+    `kernels_pallas.ops.grouped_product`, which reads only the chosen experts on a GPU.
     """
 
     config: ModelConfig
@@ -162,8 +159,7 @@ def run_experts(
         rows = (rows * routing.factors.reshape(-1, 1)[order]).astype(rows.dtype)
 
     def multiply(rows, weight):
-        matrices = weight.values.reshape(num_given, -1, rows.shape[-1]).astype(rows.dtype)
-        y = jax.lax.ragged_dot_general(rows, matrices, sizes, _BY_GROUP, preferred_element_type=jnp.float32)
+        y = ops.grouped_product(rows, weight.values.reshape(num_given, -1, rows.shape[-1]), sizes)
         if weight.scale is None:
             return y
         return y * weight.scale.reshape(num_given, -1).at[sorted_expert].get(mode="clip")

@@ -29,6 +29,8 @@ class AttentionInputs(NamedTuple):
     """`[B, K, S]` float32 scales of an int8 `v_cache`."""
     tables: jax.Array | None = None
     """`[B, M]` int32 in `0 ... P - 1`: the pages of each row, in order."""
+    sinks: jax.Array | None = None
+    """`[N]` float: one more score per head, whose weight is dropped."""
 
     @property
     def capacity(self) -> int:
@@ -46,7 +48,7 @@ class ScoreOptions(NamedTuple):
     soft_cap: float | None
     """c: a scaled score x becomes `c tanh(x / c)` before masking (Gemma 2); None for no cap."""
     chunk: int | None = None
-    """c: a query at position p sees positions from `p // c * c` on (Llama 4); None for all. Only in XLA."""
+    """c: a query at position p sees positions from `p // c * c` on (Llama 4); None for all."""
 
 
 def check_attention_inputs(
@@ -63,7 +65,7 @@ def check_attention_inputs(
     Raises:
         ValueError: An argument has another shape, dtype or value than expected.
     """
-    q, k_cache, v_cache, lengths, num_queries, k_scale, v_scale, tables = inputs
+    q, k_cache, v_cache, lengths, num_queries, k_scale, v_scale, tables, sinks = inputs
     if q.ndim != 4:
         raise ValueError(f"q has shape {q.shape}; expected [B, T, N, H]")
     batch, num_tokens, num_heads, head_dim = q.shape
@@ -78,6 +80,8 @@ def check_attention_inputs(
         raise ValueError(f"v_cache has shape {v_cache.shape}; expected k_cache's {k_cache.shape}")
     if num_heads % k_cache.shape[1]:
         raise ValueError(f"q has {num_heads} heads; expected a multiple of k_cache's {k_cache.shape[1]}")
+    if sinks is not None and sinks.shape != (num_heads,):
+        raise ValueError(f"sinks has shape {sinks.shape}: expected ({num_heads},), one per query head")
     if num_tokens > inputs.capacity:
         raise ValueError(f"q has {num_tokens} new tokens; expected at most the cache's capacity {inputs.capacity}")
     if q.dtype not in DTYPES:

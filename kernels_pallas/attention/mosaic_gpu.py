@@ -22,8 +22,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.attention.arguments import AttentionInputs, ScoreOptions, check_page_size
-from kernels_pallas.attention.packing import combine_splits, pack_rows, unpack_rows
-from kernels_pallas.attention.scores import MASKED, base_two_scores
+from kernels_pallas.attention.packing import combine_splits, pack_rows, pack_sinks, unpack_rows
+from kernels_pallas.attention.scores import MASKED, base_two_scores, first_visible
 from kernels_pallas.attention.weights import weight_terms
 from kernels_pallas.tuning import AttentionTiles
 
@@ -53,7 +53,7 @@ def ragged_attention_mosaic_gpu(
         NotImplementedError: The cache is float32, or INT8 before jax 0.12, the head size is no multiple of 16 (of 128
             above 128), or the capacity or the page size is no multiple of a block.
     """
-    q, k_cache, v_cache, lengths, num_queries, k_scale, v_scale, tables = inputs
+    q, k_cache, v_cache, lengths, num_queries, k_scale, v_scale, tables, sinks = inputs
     batch, num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, capacity = k_cache.shape[1], inputs.capacity
     check_page_size(inputs, tiles.block_k)
@@ -136,7 +136,9 @@ def ragged_attention_mosaic_gpu(
         parts = tuple(jnp.concatenate(part, axis=1) for part in zip(*launches, strict=True))
     else:
         parts = launch(0, batch)
-    out = unpack_rows(combine_splits(*parts)[:, :, :num_rows], num_tokens)
+    if sinks is not None:
+        sinks = pack_sinks(sinks, num_tokens, num_kv_heads)
+    out = unpack_rows(combine_splits(*(part[:, :, :, :num_rows] for part in parts), sinks=sinks), num_tokens)
     is_real = jnp.arange(num_tokens) < num_queries[:, None]
     return jnp.where(is_real[..., None, None], out, 0.0).astype(q.dtype)
 
@@ -173,9 +175,7 @@ def _kernel(
     split = lax.axis_index("split")
     length, total, walk_end = length_ref[row], total_ref[row], walk_end_ref[row]
 
-    first_block = jnp.int32(0)
-    if options.window is not None:
-        first_block = lax.div(jnp.maximum(length - (options.window - 1), 0), block_k)
+    first_block = lax.div(first_visible(length, options), block_k)
     end_block = lax.div(walk_end + (block_k - 1), block_k)
     # The splits share the blocks of this row rather than those of the capacity, so that short rows use all splits.
     blocks_per_split = lax.div(end_block - first_block + (num_splits - 1), num_splits)
@@ -233,6 +233,11 @@ def _kernel(
         if options.window is not None:
             # position > length + query_row // group - window
             visible &= (position - length + options.window) * group > query_row
+        if options.chunk is not None:
+            # The queries are in at most two chunks, because a chunk has at least as many positions.
+            first = lax.div(length, options.chunk) * options.chunk
+            second = first + options.chunk
+            visible &= (position >= second) | ((position >= first) & (query_row < (second - length) * group))
         scores = jnp.where(visible, scores, MASKED)
 
         new_max = jnp.maximum(row_max, scores.max(axis=1))

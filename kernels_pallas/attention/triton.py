@@ -19,7 +19,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from kernels_pallas.attention.arguments import AttentionInputs, ScoreOptions, check_page_size
 from kernels_pallas.attention.packing import combine_splits
-from kernels_pallas.attention.scores import MASKED, base_two_scores
+from kernels_pallas.attention.scores import MASKED, base_two_scores, first_visible
 from kernels_pallas.attention.weights import weight_terms
 from kernels_pallas.targets import silence_triton_deprecation
 from kernels_pallas.tuning import AttentionTiles
@@ -44,7 +44,7 @@ def ragged_attention_triton(
         NotImplementedError: The head size is no multiple of 16, the smallest side of a tensor-core product, or the page
             size is no multiple of a block.
     """
-    q, k_cache, v_cache, lengths, num_queries, k_scale, v_scale, tables = inputs
+    q, k_cache, v_cache, lengths, num_queries, k_scale, v_scale, tables, sinks = inputs
     batch, num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, page_size = k_cache.shape[1:3]
     capacity = inputs.capacity
@@ -58,7 +58,8 @@ def ragged_attention_triton(
     queries = q.reshape(batch, num_tokens * num_heads, head_dim)
     group = num_heads // num_kv_heads
     num_tiles = pl.cdiv(num_tokens * group, tiles.block_m)
-    out_dtype = q.dtype if tiles.num_splits == 1 else jnp.float32
+    is_partial = tiles.num_splits > 1 or sinks is not None
+    out_dtype = jnp.float32 if is_partial else q.dtype
     kernel = functools.partial(
         _kernel,
         num_tokens=num_tokens,
@@ -67,6 +68,7 @@ def ragged_attention_triton(
         options=options,
         tiles=tiles,
         is_padded=form == "pad",
+        is_partial=is_partial,
         capacity=capacity,
         is_paged=tables is not None,
     )
@@ -127,7 +129,9 @@ def ragged_attention_triton(
         out, row_max, row_sum = (jnp.concatenate(parts, axis=1) for parts in zip(*launches, strict=True))
     else:
         out, row_max, row_sum = launch(0, batch)
-    out = out[0] if tiles.num_splits == 1 else combine_splits(out, row_max, row_sum)
+    if sinks is not None:
+        sinks = jnp.tile(sinks.astype(jnp.float32), num_tokens)
+    out = combine_splits(out, row_max, row_sum, sinks) if is_partial else out[0]
     return out.reshape(q.shape).astype(q.dtype)
 
 
@@ -145,6 +149,7 @@ def _kernel(
     options,
     tiles,
     is_padded,
+    is_partial,
     capacity,
     is_paged,
 ):
@@ -167,6 +172,8 @@ def _kernel(
     query_index = token * num_heads + kv_head * group + lax.rem(row, jnp.int32(group))
     is_row = token < num_tokens
     query_position = length + token
+    if options.chunk is not None:
+        chunk_start = lax.div(query_position, jnp.int32(options.chunk)) * options.chunk
 
     # Triton's arrays have power-of-two sides, so a head size of 80 is split into 64 and 16.
     parts = _power_of_two_parts(head_dim)
@@ -182,9 +189,7 @@ def _kernel(
         queries.append(plgpu.load(q_ref.at[index], mask=mask, other=0.0))
     precision = lax.Precision.HIGHEST if q_ref.dtype == jnp.float32 else None
 
-    first_block = 0
-    if options.window is not None:
-        first_block = lax.div(jnp.maximum(length - (options.window - 1), 0), jnp.int32(block_k))
+    first_block = lax.div(first_visible(length, options), jnp.int32(block_k))
     end_block = lax.div(walk_end + (block_k - 1), jnp.int32(block_k))
     # The splits share the blocks of this row rather than those of the capacity, so that short rows use all splits.
     blocks_per_split = lax.div(end_block - first_block + (tiles.num_splits - 1), jnp.int32(tiles.num_splits))
@@ -213,6 +218,8 @@ def _kernel(
         visible = position[None, :] <= query_position[:, None]
         if options.window is not None:
             visible &= position[None, :] > query_position[:, None] - options.window
+        if options.chunk is not None:
+            visible &= position[None, :] >= chunk_start[:, None]
         if is_padded:
             # The walk reads past the row's end, where the cache may hold NaN that padding queries must not see.
             visible &= is_written[None, :]
@@ -248,7 +255,7 @@ def _kernel(
     # A query that saw nothing in this split has a sum of ones. Every real query sees its own position in some split,
     # whose maximum makes this split's weight 2^-1e30 = 0.
     is_real = token < num_queries
-    divisor = jnp.where(row_sum == 0.0, 1.0, row_sum) if tiles.num_splits == 1 else jnp.ones_like(row_sum)
+    divisor = jnp.ones_like(row_sum) if is_partial else jnp.where(row_sum == 0.0, 1.0, row_sum)
     for (start, width), accumulator in zip(parts, accumulators, strict=True):
         out = jnp.where(is_real[:, None], accumulator / divisor[:, None], 0.0)
         index, mask = tile_at(start, width)

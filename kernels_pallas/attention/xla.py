@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas.attention.arguments import AttentionInputs, ScoreOptions
-from kernels_pallas.attention.packing import gather_pages, pack_rows, unpack_rows
+from kernels_pallas.attention.packing import gather_pages, pack_rows, pack_sinks, unpack_rows
 from kernels_pallas.attention.weights import weight_terms
 
 
@@ -12,7 +12,6 @@ def ragged_attention_xla(
     inputs: AttentionInputs,
     options: ScoreOptions,
     *,
-    sinks: jax.Array | None = None,
     is_cache_finite: bool = False,
     splits_weights: bool = True,
 ) -> jax.Array:
@@ -25,7 +24,6 @@ def ragged_attention_xla(
     Args:
         inputs: The op's arguments. Pages are gathered into a dense cache first.
         options: How scores are computed.
-        sinks: `[N]`, as in `kernels_pallas.ops.ragged_attention`.
         is_cache_finite: No position of the cache holds NaN or infinity, so V is not masked. On a CPU the masked copy
             of V takes several times as long as the product itself.
         splits_weights: Multiply 16-bit values by two terms of each weight (`weight_terms`) instead of by the rounded
@@ -34,7 +32,7 @@ def ragged_attention_xla(
     Returns:
         `[B, T, N, H]` in q's dtype; zero where `t >= num_queries[b]`.
     """
-    q, k_cache, v_cache, lengths, num_queries, k_scale, v_scale, tables = inputs
+    q, k_cache, v_cache, lengths, num_queries, k_scale, v_scale, tables, sinks = inputs
     num_tokens, num_heads = q.shape[1:3]
     if tables is not None:
         k_cache, v_cache = gather_pages(k_cache, tables), gather_pages(v_cache, tables)
@@ -66,8 +64,7 @@ def ragged_attention_xla(
     # The maximum of a row that sees nothing is -inf, and -inf - -inf is NaN.
     row_max = jnp.maximum(scores.max(axis=-1, keepdims=True), jnp.finfo(jnp.float32).min)
     if sinks is not None:
-        sink = jnp.tile(sinks.astype(jnp.float32).reshape(num_kv_heads, 1, group), (1, num_tokens, 1))
-        sink = sink.reshape(num_kv_heads, -1, 1)
+        sink = pack_sinks(sinks, num_tokens, num_kv_heads)[..., None]
         row_max = jnp.maximum(row_max, sink)
     weights = jnp.exp(scores - row_max)
     row_sum = weights.sum(axis=-1, keepdims=True)

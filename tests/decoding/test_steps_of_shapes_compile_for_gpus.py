@@ -27,6 +27,7 @@ SHAPES = {
         preset("llama-3.2-1b"),
         dataclasses.replace(preset("smollm2-135m"), vocab_size=preset("llama-3.2-1b").vocab_size),
     ),
+    "30b-a3b": (preset("qwen3-30b-a3b"), preset("qwen3-0.6b")),
 }
 TYPES = {"bf16": "bfloat16", "f32": "float32", "s8": "int8"}
 
@@ -150,6 +151,19 @@ def test_devices_exchange_neither_weights_nor_caches(num_devices, mode):
     sharded, replicated = (pair.target.params, state.target_cache), (pair.drafter.model.params, state.drafter_state)
     found = executable.memory_analysis().argument_size_in_bytes
     assert found < 1.02 * (num_bytes(sharded) / num_devices + num_bytes(replicated))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "batch", "quantize"), [("H200", 8, None), ("A100", 64, None), ("H200", 8, "int8")])
+def test_experts_are_not_copied(device, batch, quantize):
+    """Two layers of the target. Its experts are read where they are, by two grouped products per layer."""
+    pair, state, executable, thunks = compiled("30b-a3b", batch, 4, device, layers=(2, 0), quantize=quantize)
+    assert is_one_graph(thunks)
+    assert sum("grouped_product" in thunk.name for thunk in thunks) == 4
+    memory = executable.memory_analysis()
+    assert memory.alias_size_in_bytes >= num_bytes(state.target_cache)
+    experts = pair.target.params["layer_0"]["mlp"]["experts_down"]
+    assert memory.temp_size_in_bytes < num_bytes(experts) / 4 + 12 * batch * 5 * pair.target.config.vocab_size
 
 
 def whole_steps() -> list[tuple[str, str, int, int]]:

@@ -22,7 +22,7 @@ from tests.marks import mostly_slow
 
 SPEC_BY_NAME = {spec.name: spec for spec in ATTENTION_SPECS}
 # The other forms differ from "ragged" only in where a walk ends, so one spec per kind of number is enough.
-FORM_SPECS = ("smollm2_135m", "phi2_f32", "llama3_8b_int8", "mistral_7b")
+FORM_SPECS = ("smollm2_135m", "phi2_f32", "llama3_8b_int8", "mistral_7b", "gpt_oss_20b")
 CACHES = {"k_cache", "v_cache", "k_scale", "v_scale"}
 
 
@@ -46,12 +46,12 @@ def with_nan_past_the_end(arguments):
     return result
 
 
-@functools.partial(jax.jit, static_argnames=("window", "soft_cap", "form", "implementation"))
+@functools.partial(jax.jit, static_argnames=("window", "soft_cap", "chunk", "form", "implementation"))
 def _run(arguments, **options):
     return ragged_attention(**arguments, **options, interpret=True)
 
 
-@functools.partial(jax.jit, static_argnames=("window", "soft_cap"))
+@functools.partial(jax.jit, static_argnames=("window", "soft_cap", "chunk"))
 def _expect(arguments, **options):
     return reference.ragged_attention(**arguments, **options)
 
@@ -75,11 +75,18 @@ def check(spec: AttentionSpec, **options):
 
 def kernel_inputs(spec, arguments):
     """Returns the positional arguments of a kernel."""
-    return AttentionInputs(**arguments), ScoreOptions(spec.window, spec.head_dim**-0.5, spec.soft_cap)
+    return AttentionInputs(**arguments), ScoreOptions(spec.window, spec.head_dim**-0.5, spec.soft_cap, spec.chunk)
 
 
-# Float32, a soft cap with a window, INT8 and pages.
-QUICK_TRITON = ("smollm2_135m_f32", "gemma2_2b", "llama3_8b_int8", "llama3_8b_paged")
+# Float32, a soft cap with a window, INT8, pages, sinks with a window, and chunks.
+QUICK_TRITON = (
+    "smollm2_135m_f32",
+    "gemma2_2b",
+    "llama3_8b_int8",
+    "llama3_8b_paged",
+    "gpt_oss_20b_window",
+    "llama4_scout",
+)
 
 
 @pytest.mark.parametrize("name", mostly_slow(SPEC_BY_NAME, lambda name: name in QUICK_TRITON))
@@ -89,7 +96,7 @@ def test_triton_equals_reference(name):
 
 # Every head size, both 16-bit floats, INT8, a window, a cap and several tiles; wgmma has no float32.
 MOSAIC_SPECS = "smollm2_135m phi2 phi3_mini llama3_8b_f16 llama3_8b_int8 mistral_7b gemma2_2b llama3_8b_long_draft"
-QUICK_MOSAIC = ("llama3_8b_int8", "gemma2_2b", "llama3_8b_paged")
+QUICK_MOSAIC = ("llama3_8b_int8", "gemma2_2b", "llama3_8b_paged", "gpt_oss_20b_window")
 
 
 def blocks_of_64(spec):
@@ -98,17 +105,25 @@ def blocks_of_64(spec):
 
 
 @pytest.mark.parametrize(
-    "name", mostly_slow((*MOSAIC_SPECS.split(), "llama3_8b_paged"), lambda name: name in QUICK_MOSAIC)
+    "name",
+    mostly_slow(
+        (*MOSAIC_SPECS.split(), "llama3_8b_paged", "gpt_oss_20b", "gpt_oss_20b_window", "llama4_scout"),
+        lambda name: name in QUICK_MOSAIC,
+    ),
 )
 def test_mosaic_gpu_equals_reference(name):
     check(blocks_of_64(SPEC_BY_NAME[name]), implementation="mosaic_gpu")
 
 
 @pytest.mark.parametrize(
-    "form, num_splits", mostly_slow([("pad", 2), ("split", 1), ("ragged", 2)], lambda case: case[0] == "pad")
+    "name, form, num_splits",
+    mostly_slow(
+        [(name, *case) for name in ("mistral_7b", "gpt_oss_20b") for case in (("pad", 2), ("split", 1), ("ragged", 2))],
+        lambda case: case[:2] == ("mistral_7b", "pad"),
+    ),
 )
-def test_mosaic_gpu_forms_equal_reference(form, num_splits):
-    spec = blocks_of_64(SPEC_BY_NAME["mistral_7b"])
+def test_mosaic_gpu_forms_equal_reference(name, form, num_splits):
+    spec = blocks_of_64(SPEC_BY_NAME[name])
     arguments = attention_arguments(spec)
     options = {"form": form, "tiles": AttentionTiles(64, 64, num_splits, 4, 2), "interpret": True}
     run_kernel = jax.jit(lambda arguments: ragged_attention_mosaic_gpu(*kernel_inputs(spec, arguments), **options))
@@ -151,7 +166,11 @@ def test_triton_forms_equal_reference(name, form):
 @pytest.mark.parametrize(
     "name, num_splits, block_m, form",
     mostly_slow(
-        [(*case, form) for case in (("phi2_f32", 2, 16), ("mistral_7b", 5, 64)) for form in ("pad", "split", "ragged")],
+        [
+            (*case, form)
+            for case in (("phi2_f32", 2, 16), ("mistral_7b", 5, 64), ("gpt_oss_20b", 3, 32))
+            for form in ("pad", "split", "ragged")
+        ],
         lambda case: case == ("mistral_7b", 5, 64, "ragged"),
     ),
 )
@@ -166,7 +185,6 @@ def test_splits_of_a_walk_merge(name, num_splits, block_m, form):
     assert_close(out, expected)
 
 
-# Float32, bfloat16 with a cap and a window, INT8, pages.
 @pytest.mark.parametrize("name", mostly_slow(SPEC_BY_NAME, lambda name: name in QUICK_TRITON))
 def test_xla_equals_reference(name):
     check(SPEC_BY_NAME[name].reduced(), implementation="xla")
@@ -281,7 +299,9 @@ def test_any_length_and_count(form, spec, data):
         assert_close(out, expected)
 
 
-@pytest.mark.parametrize(("implementation", "has_sinks"), [("triton", False), ("xla", False), ("xla", True)])
+@pytest.mark.parametrize(
+    ("implementation", "has_sinks"), [("triton", False), ("triton", True), ("xla", False), ("xla", True)]
+)
 def test_equals_a_numpy_loop(implementation, has_sinks):
     """An independent loop in NumPy checks the reference itself."""
     spec = AttentionSpec("tiny", 2, 3, 4, 2, 16, 20, "float32", window=4, soft_cap=0.7)
@@ -321,8 +341,28 @@ def test_a_query_sees_its_own_chunk_only(chunk):
     for function, error in ((reference.ragged_attention, 1e-6), (ragged_attention, 2e-6)):
         found = jax.jit(functools.partial(function, chunk=chunk))(**arguments)
         np.testing.assert_allclose(found, expected, atol=error)
-    with pytest.raises(NotImplementedError, match="no chunks"):
-        ragged_attention(**arguments, chunk=chunk, implementation="triton", interpret=True)
+
+
+@pytest.mark.parametrize(
+    "implementation, chunk",
+    mostly_slow(
+        [(name, chunk) for name in ("triton", "mosaic_gpu") for chunk in (5, 64, 70)], lambda case: case[1] == 70
+    ),
+)
+def test_kernels_end_and_begin_chunks(implementation, chunk):
+    """The tokens of a row are in one chunk or in two; a chunk may begin within a block, or where another ends."""
+    spec = AttentionSpec("chunks", 6, 5, 4, 2, 64, 192, "bfloat16", chunk=chunk)
+    arguments = attention_arguments(spec, lengths=np.array([0, 63, 64, 67, 70, 139], np.int32))
+    arguments["num_queries"] = jnp.array([5, 5, 4, 5, 5, 3], jnp.int32)
+    expected = expect(arguments, **spec.options)
+    assert_close(run(with_nan_past_the_end(arguments), **spec.options, implementation=implementation), expected)
+
+
+def test_chunks_shorter_than_a_pass_use_xla():
+    spec = AttentionSpec("chunks", 2, 5, 4, 2, 16, 64, "float32", chunk=4)
+    with pytest.raises(NotImplementedError, match="chunks of at least the 5 query tokens, not 4"):
+        check(spec, implementation="triton")
+    check(spec)
 
 
 @pytest.mark.parametrize("implementation", ["triton", "mosaic_gpu"])
@@ -336,12 +376,18 @@ def test_kernels_refuse_heads_of_latent_attention(implementation):
     assert_close(run(arguments), expect(arguments))
 
 
-def test_kernels_refuse_sinks():
-    arguments = attention_arguments(AttentionSpec("tiny", 2, 3, 4, 2, 16, 20, "float32"))
-    with pytest.raises(NotImplementedError, match="no attention sinks"):
-        ragged_attention(**arguments, sinks=jnp.zeros(4), implementation="triton", interpret=True)
-    with pytest.raises(ValueError, match=r"sinks has shape \(3,\): expected \(4,\)"):
-        ragged_attention(**arguments, sinks=jnp.zeros(3))
+@pytest.mark.parametrize("implementation", ["triton", "mosaic_gpu", "xla"])
+def test_a_large_sink_takes_all_weight(implementation):
+    """Its exponential exceeds float32, as do the scores'; the sum is relative to the larger of both."""
+    spec = AttentionSpec("sinks", 2, 3, 4, 2, 64, 64, "bfloat16", has_sinks=True)
+    arguments = attention_arguments(spec, lengths=np.array([0, 40], np.int32))
+    arguments["num_queries"] = jnp.array([3, 2], jnp.int32)
+    arguments["sinks"] = jnp.array([-jnp.inf, -1e4, 1e4, 0.0])
+    expected = expect({name: value for name, value in arguments.items() if name != "sinks"})
+    out = run(arguments, implementation=implementation)
+    assert_close(out[:, :, :2], expected[:, :, :2])
+    assert not out[:, :, 2].any()
+    assert_close(out[:, :, 3], expect(arguments)[:, :, 3])
 
 
 @pytest.mark.parametrize("implementation", mostly_slow(["mosaic_gpu", "triton", "xla"], lambda name: name == "triton"))
@@ -402,6 +448,7 @@ def arguments_of(**changes):
         ({"window": 0}, "window is 0"),
         ({"chunk": 0}, "chunk is 0"),
         ({"soft_cap": 0.0}, "soft_cap is 0.0; expected a positive number"),
+        ({"sinks": jnp.zeros(3)}, r"sinks has shape \(3,\): expected \(4,\)"),
         ({"implementation": "cuda"}, "implementation is 'cuda'"),
     ],
 )

@@ -23,7 +23,7 @@ def test_smoke_run_prints_a_table_and_one_json_line(capsys, monkeypatch):
     assert names == {"xla", "cudnn", "triton ragged", "triton pad", "triton split", "triton"}
     for record in result["records"]:
         assert record["median_us"] > 0 and record["speedup_over_xla"] > 0
-        assert record["op"] == "masked_acceptance" or record["name"] == "xla" or record["speedup_over_cudnn"] > 0
+        assert record["op"] != "ragged_attention" or record["name"] == "xla" or record["speedup_over_cudnn"] > 0
         assert record.get("error", 0.0) < 1e-5
         assert record.get("same_tokens", True)
     assert {record["lengths"] for record in result["records"] if "lengths" in record} == {

@@ -1,21 +1,36 @@
 """Every implementation and form of every spec against the reference, compiled on a GPU."""
 
+import contextlib
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels_pallas import masked_acceptance, ragged_attention, reference
-from kernels_pallas.arg_specs import ACCEPTANCE_SPECS, ATTENTION_SPECS, acceptance_arguments, attention_arguments
+from kernels_pallas import grouped_product, masked_acceptance, ragged_attention, reference
+from kernels_pallas.arg_specs import (
+    ACCEPTANCE_SPECS,
+    ATTENTION_SPECS,
+    GROUPED_SPECS,
+    acceptance_arguments,
+    attention_arguments,
+    grouped_arguments,
+)
 from kernels_pallas.graph_capture import compile_with_thunks, is_one_graph
 from tests.kernels_pallas.closeness import assert_close
 from tests.kernels_pallas.test_attention import with_nan_past_the_end
+from tests.kernels_pallas.test_grouped import assert_products_close
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs an NVIDIA GPU"),
 ]
+
+
+def float32_products(spec):
+    """Returns a context without TF32, which XLA multiplies float32 with by default."""
+    return jax.default_matmul_precision("highest") if spec.dtype == "float32" else contextlib.nullcontext()
 
 
 @pytest.mark.parametrize("form", ["pad", "split", "ragged"])
@@ -26,7 +41,7 @@ def test_attention_equals_reference(spec, implementation, form):
     expected = reference.ragged_attention(**arguments, **spec.options)
     run = functools.partial(ragged_attention, **spec.options, implementation=implementation, form=form)
     try:
-        with jax.default_matmul_precision("highest"):  # XLA's default for float32 on a GPU is TF32.
+        with float32_products(spec):
             out = jax.jit(run)(**with_nan_past_the_end(arguments))
     except NotImplementedError as error:
         pytest.skip(str(error))
@@ -45,6 +60,42 @@ def test_acceptance_equals_reference(spec, implementation):
     np.testing.assert_array_equal(out.num_accepted, expected.num_accepted)
     np.testing.assert_array_equal(out.next_token, expected.next_token)
     np.testing.assert_allclose(out.logprobs, expected.logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize("implementation", ["triton", "xla"])
+@pytest.mark.parametrize("spec", GROUPED_SPECS, ids=lambda spec: spec.name)
+def test_grouped_product_equals_reference(spec, implementation):
+    arguments = grouped_arguments(spec)
+    # The reference multiplies by all groups, which would have more results than memory holds.
+    expected = jax.jit(by_rows)(**arguments)
+    with float32_products(spec):
+        found = jax.jit(functools.partial(grouped_product, implementation=implementation))(**arguments)
+    assert_products_close(found, expected, spec)
+
+
+def by_rows(rows, weights, sizes):
+    """Returns the grouped product of one row after the other, in float32."""
+    group = jnp.repeat(jnp.arange(sizes.shape[0]), sizes, total_repeat_length=rows.shape[0])
+
+    def multiply(operands):
+        row, group = operands
+        return (weights[group].astype(jnp.float32) * row.astype(jnp.float32)).sum(axis=1)
+
+    return jax.lax.map(multiply, (rows, group))
+
+
+def test_grouped_rows_do_not_depend_on_others():
+    """Bits and all, in one shape: the same row with other rows, in a group of another size."""
+    spec = GROUPED_SPECS[2]
+    arguments = grouped_arguments(spec)
+    run, row = jax.jit(grouped_product), arguments["rows"][0]
+    outs = []
+    for size, factor in ((1, 1.0), (23, 100.0), (640, 0.01)):
+        sizes = jnp.zeros((spec.num_groups,), jnp.int32).at[5].set(size).at[9].set(spec.num_rows - size)
+        rows = (factor * arguments["rows"]).at[size - 1].set(row)
+        outs.append(np.asarray(run(rows, arguments["weights"], sizes)[size - 1]))
+    np.testing.assert_array_equal(outs[1], outs[0])
+    np.testing.assert_array_equal(outs[2], outs[0])
 
 
 def test_both_ops_run_in_one_graph():

@@ -20,7 +20,7 @@ HAS_INT8 = jax.__version_info__ >= (0, 12)
 MOSAIC_SPECS = [
     spec.name for spec in ATTENTION_SPECS if spec.dtype != "float32" and (HAS_INT8 or not spec.is_quantized)
 ]
-FORM_SPECS = ("phi2", "llama3_8b_int8")
+FORM_SPECS = ("phi2", "llama3_8b_int8", "gpt_oss_20b", "llama4_scout")
 MEGABYTE = 1 << 20
 
 
@@ -46,7 +46,9 @@ def assert_no_cache_copy(spec, num_bytes):
     assert num_bytes < cache.size * cache.dtype.itemsize / 3
 
 
-@pytest.mark.parametrize("name", mostly_slow(ATTENTION_BY_NAME, lambda name: name == "llama3_8b_paged"))
+@pytest.mark.parametrize(
+    "name", mostly_slow(ATTENTION_BY_NAME, lambda name: name in ("llama3_8b_paged", "gpt_oss_20b"))
+)
 def test_triton_attention_lowers(name):
     spec = ATTENTION_BY_NAME[name]
     for form in ("pad", "split", "ragged"):
@@ -56,7 +58,10 @@ def test_triton_attention_lowers(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_slow(["smollm2_135m", "mistral_7b"], lambda name: name == "mistral_7b"))
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(["smollm2_135m", "mistral_7b", "gpt_oss_20b", "llama4_scout"], lambda name: name == "mistral_7b"),
+)
 def test_mosaic_gpu_attention_lowers(name):
     spec = ATTENTION_BY_NAME[name]
     for form, num_calls in (("pad", 1), ("ragged", 1), ("split", spec.batch)):

@@ -1,0 +1,154 @@
+"""Grouped products against the reference, in interpreters, and compiled for GPUs."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kernels_pallas import grouped_product, reference
+from kernels_pallas.arg_specs import GROUPED_SPECS, GroupedSpec, grouped_arguments
+from kernels_pallas.grouped.triton import blocks_of_groups
+from kernels_pallas.tuning import grouped_tiles
+from tests.gpu_compile import compile_for, lower_for, needs_gpu_compiler
+from tests.marks import mostly_slow
+
+SMALL = GroupedSpec("small", 40, 6, 48, 96, "float32")
+SIZES = {
+    "ragged": [17, 0, 1, 0, 20, 2],
+    "one group": [0, 0, 0, 40, 0, 0],
+    "first and last": [16, 0, 0, 0, 0, 24],
+    "no rows": [0, 0, 0, 0, 0, 0],
+    "rows of no group": [0, 3, 18, 0, 0, 1],
+}
+SPEC_BY_NAME = {spec.name: spec for spec in GROUPED_SPECS}
+run = jax.jit(functools.partial(grouped_product, interpret=True), static_argnames="implementation")
+
+
+def assert_products_close(found, expected, spec):
+    """The terms are products of numbers near 1, so a sum of D of them is about the root of D.
+
+    Tensor cores truncate sums of 16-bit products in float32; rounding to 16 bits would have errors of 2e-3.
+    """
+    assert found.dtype == jnp.float32
+    error = 3e-6 if spec.dtype == "float32" else 1e-4
+    np.testing.assert_allclose(found, expected, rtol=0, atol=error * np.sqrt(spec.depth))
+
+
+@pytest.mark.parametrize("implementation", ["triton", "xla"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+def test_equals_reference(implementation, dtype):
+    spec = GroupedSpec("small", 40, 6, 48, 96, "bfloat16" if dtype == "int8" else dtype, dtype == "int8")
+    arguments = grouped_arguments(spec)
+    for sizes in SIZES.values():
+        arguments["sizes"] = jnp.array(sizes, jnp.int32)
+        expected = np.asarray(jax.jit(reference.grouped_product)(**arguments))
+        assert_products_close(run(**arguments, implementation=implementation), expected, spec)
+
+
+def test_equals_a_loop():
+    arguments = grouped_arguments(SMALL)
+    rows, weights, sizes = (np.asarray(arguments[name]) for name in ("rows", "weights", "sizes"))
+    group = np.repeat(np.arange(6), sizes)
+    expected = np.stack([weights[g] @ row for g, row in zip(group, rows, strict=True)])
+    assert_products_close(jax.jit(reference.grouped_product)(**arguments), expected, SMALL)
+    assert_products_close(run(**arguments, implementation="triton"), expected, SMALL)
+
+
+@pytest.mark.parametrize("sizes", [[300, 0, 5], [65, 120, 120], [305, 0, 0], [0, 64, 128]])
+def test_groups_of_several_blocks(sizes):
+    """Blocks are as high as they get."""
+    spec = GroupedSpec("many rows", 305, 3, 32, 64, "bfloat16")
+    arguments = grouped_arguments(spec) | {"sizes": jnp.array(sizes, jnp.int32)}
+    expected = np.asarray(jax.jit(reference.grouped_product)(**arguments))
+    assert_products_close(run(**arguments, implementation="triton"), expected, spec)
+
+
+def test_other_rows_do_not_change_a_row():
+    arguments = grouped_arguments(SMALL) | {"sizes": jnp.array([17, 0, 1, 0, 20, 2], jnp.int32)}
+    expected = run(**arguments, implementation="triton")
+    others = jnp.where(jnp.arange(40)[:, None] == 20, arguments["rows"], 1e30 * arguments["rows"])
+    found = run(**arguments | {"rows": others.at[3].set(jnp.nan)}, implementation="triton")
+    np.testing.assert_array_equal(found[20], expected[20])
+    assert np.isnan(found[3]).all() and np.isfinite(found[4:]).all()
+
+
+def test_gradients_are_those_of_xla():
+    arguments = grouped_arguments(SMALL) | {"sizes": jnp.array([17, 0, 1, 0, 20, 0], jnp.int32)}
+    sizes = arguments["sizes"]
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def gradients(implementation, rows, weights):
+        def loss(rows, weights):
+            return jnp.sin(grouped_product(rows, weights, sizes, implementation=implementation, interpret=True)).sum()
+
+        return jax.grad(loss, argnums=(0, 1))(rows, weights)
+
+    found, expected = (gradients(name, arguments["rows"], arguments["weights"]) for name in ("triton", "xla"))
+    for part, expected_part in zip(found, expected, strict=True):
+        np.testing.assert_allclose(part, expected_part, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"rows": jnp.zeros((4, 3, 2))}, r"rows has shape \(4, 3, 2\)"),
+        ({"rows": jnp.zeros((40, 96), jnp.int32)}, "int32; expected floats"),
+        ({"weights": jnp.zeros((6, 48, 95))}, r"expected \[G, C, 96\]"),
+        ({"sizes": jnp.zeros(5, jnp.int32)}, r"sizes has shape \(5,\)"),
+        ({"sizes": jnp.zeros(6)}, "float32; expected integers"),
+        ({"implementation": "mosaic_gpu"}, "implementation is 'mosaic_gpu'"),
+    ],
+)
+def test_errors_name_the_argument(changes, message):
+    with pytest.raises(ValueError, match=message):
+        grouped_product(**grouped_arguments(SMALL) | changes)
+
+
+def test_sides_that_16_does_not_divide_use_xla():
+    spec = GroupedSpec("odd", 5, 2, 8, 20, "float32")
+    arguments = grouped_arguments(spec)
+    with pytest.raises(NotImplementedError, match=r"sides 16 divides, not \(8, 20\)"):
+        run(**arguments, implementation="triton")
+    assert_products_close(run(**arguments), reference.grouped_product(**arguments), spec)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 40, 80, 172, 256, 320])
+def test_matrices_are_read_about_once(num_tokens):
+    """By the map of blocks: XLA's estimate counts all matrices, whatever the kernel reads."""
+    spec = GroupedSpec("tokens", 8 * num_tokens, 128, 1536, 2048)
+    rng = np.random.default_rng(num_tokens)
+    chosen = np.concatenate([rng.choice(128, 8, replace=False) for _ in range(num_tokens)])
+    sizes = np.bincount(chosen, minlength=128).astype(np.int32)
+    tiles = grouped_tiles(*(spec.shapes()[name].shape for name in ("rows", "weights")), spec.dtype)
+    groups, first_rows, end_rows = (
+        np.asarray(x) for x in blocks_of_groups(jnp.asarray(sizes), 8 * num_tokens, tiles.block_m)
+    )
+    is_block = first_rows < end_rows
+    assert (groups[is_block] < 128).all()
+    covered = np.concatenate(
+        [np.arange(a, min(a + tiles.block_m, b)) for a, b in zip(first_rows[is_block], end_rows[is_block])]
+    )
+    np.testing.assert_array_equal(covered, np.arange(8 * num_tokens))
+    assert is_block.sum() <= 1.2 * (sizes > 0).sum()
+
+
+@pytest.mark.parametrize("name", SPEC_BY_NAME)
+def test_default_lowers_to_the_kernel(name):
+    text = lower_for(lambda arguments: grouped_product(**arguments), SPEC_BY_NAME[name].shapes()).as_text()
+    assert text.count("stablehlo.custom_call @__gpu$xla.gpu.triton") == 1
+
+
+QUICK = (("qwen3_30b_gate_up", "H200"), ("qwen3_30b_down_f32", "A100"))
+
+
+@needs_gpu_compiler
+@pytest.mark.parametrize(
+    "name, device",
+    mostly_slow([(name, device) for device in ("H200", "A100") for name in SPEC_BY_NAME], lambda case: case in QUICK),
+)
+def test_weights_are_not_copied(name, device):
+    """Spills are errors, and the temporaries are the map of blocks only."""
+    compiled = compile_for(lambda arguments: grouped_product(**arguments), SPEC_BY_NAME[name].shapes(), device=device)
+    assert compiled.memory_analysis().temp_size_in_bytes < 1 << 16
