@@ -153,7 +153,7 @@ def attention_arguments(
         seed: Seed of the generator.
         lengths: `[B]` lengths; by default spread evenly from 0 to the capacity minus the new tokens.
     """
-    rng, keys = np.random.default_rng(seed), iter(jax.random.split(jax.random.key(seed), 3))
+    rng, keys = np.random.default_rng(seed), iter(jax.random.split(jax.random.key(seed), 4))
     if lengths is None:
         lengths = np.linspace(0, spec.capacity - spec.num_tokens, spec.batch).astype(np.int32)
     shapes = spec.shapes()
