@@ -345,16 +345,17 @@ class DeviceExecutor:
             self.steps.find_all(self._pair, self.state)
             has_cost = getattr(policy, "cost", None) is not None
             self._calibration[num_rows] = None if has_cost else calibrate(self._pair, num_rows, policy.lengths)
-        steps = [self.steps.find(draft_len_bucket(length), num_rows) for length in policy.lengths]
+        buckets = [draft_len_bucket(length) for length in policy.lengths]
+        steps = [self.steps.find(bucket, num_rows) for bucket in buckets]
         self._clock = StepClock(steps, self._calibration[num_rows])
         times = self._clock.times()
         # The compilation cache may hold the steps that are compiled, and not the next one.
         costs = [step.compile_seconds + step.saved_seconds for step in steps if step is not None]
         self._may_compile = JIT_CACHE.run_seconds >= max(costs, default=math.inf)
-        found = {draft_len_bucket(n): step.seconds for n, step in zip(policy.lengths, steps, strict=True) if step}
+        found = {bucket: step.seconds for bucket, step in zip(buckets, steps, strict=True) if step}
         if not self._may_compile or len(found) >= MAX_MEASURED:
             # A length that cannot be compiled now runs in the next larger step, and takes as long.
-            larger = [min((one for one in found if one >= draft_len_bucket(n)), default=None) for n in policy.lengths]
+            larger = [min((one for one in found if one >= bucket), default=None) for bucket in buckets]
             own = [np.nan if one is None else found[one] for one in larger]
             times = times._replace(step_seconds=np.where(np.isnan(own), times.step_seconds, own).astype(np.float32))
         if self.channel is not None:
