@@ -91,7 +91,7 @@ def test_sampling_parameters_reach_the_decoder(pair, tmp_path, capsys):
     """Candidates, bans, processors, minimum length and log-probabilities together."""
     output = tmp_path / "answers.jsonl"
     arguments = (
-        *("--pair", pair, "--quiet", "--draft-len", "2", "--max-new-tokens", "8", "--output", str(output)),
+        *("--pair", pair, *COMMON, "--output", str(output)),
         *("--acceptance", "multi_draft", "--candidates", "2", "--temperature", "1.5", "--samples", "4"),
         *("--ban", "3", "--ban", "4", "--repetition-penalty", "1.2", "--frequency-penalty", "0.5"),
         *("--min-new-tokens", "8", "--logprobs", "2", "--logits-processor", "tests.cli.test_commands:ban_token_5"),
