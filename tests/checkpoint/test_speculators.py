@@ -111,7 +111,7 @@ MTP = {
     "qwen3_5_text": QWEN3 | HYBRID | {"model_type": "qwen3_5_text"},
     "qwen3_5_moe_text": QWEN3 | HYBRID | {"model_type": "qwen3_5_moe_text", "num_experts_per_tok": 1},
 }
-QUICK = ("reduced vocabulary", "four hidden states", "three layers", "windows")
+QUICK = ("reduced vocabulary", "four hidden states", "windows")
 
 
 def case(name, kind, layer_config, config):

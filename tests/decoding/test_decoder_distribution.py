@@ -71,7 +71,7 @@ REJECT_ALL = "bass_jax.acceptance.template:REJECT_ALL"
             ("token", 1, "other vocabulary", 3),
             ("block", 1, "table", 3),
             ("shared_noise", 1, "ngram", 5),
-            ("multi_draft", 2, "table", 3),
+            ("multi_draft", 2, "table", 2),
         ],
         lambda case: case[2] != "other vocabulary",
     ),

@@ -71,7 +71,7 @@ def test_the_cache_is_correct_while_other_parts_draft(target):
         assert_cache_is_correct(network.model.model, state.drafter_state[1], state)
 
 
-@pytest.mark.parametrize("is_sampled", [True, False])
+@pytest.mark.parametrize("is_sampled", mostly_slow([True, False], lambda is_sampled: is_sampled))
 def test_only_shared_tokens_are_proposed(is_sampled):
     proposal, _ = propose(tiny.other_vocabulary(), context(), is_sampled)
     others = np.setdiff1d(np.arange(VOCAB), MATCH.output_ids)
@@ -126,6 +126,7 @@ def test_all_drafts_of_the_same_model_with_other_ids_are_accepted(target, plan, 
     np.testing.assert_array_equal(np.stack([info.num_accepted for info in infos]), drafted)
 
 
+@pytest.mark.slow
 def test_a_draft_with_a_reduced_vocabulary_proposes_what_both_allow(target):
     model = tiny.model(6, vocab_size=VOCAB + 2, output_vocab_size=6)
     own_ids = jnp.asarray([*MATCH.own_ids[1:4], *np.setdiff1d(np.arange(VOCAB + 2), MATCH.own_ids)[:3]], jnp.int32)

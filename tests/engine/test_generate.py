@@ -39,6 +39,7 @@ def test_the_device_loop_equals_the_host_loop(pair):
     assert repr(bass.summarize(infos)) == repr(host.metrics)  # By repr, because NaN is not equal to itself.
 
 
+@pytest.mark.slow
 def test_a_jitted_step_in_a_loop_equals_generate(pair):
     host = bass.generate(pair, tiny.PROMPTS, SPEC, sampling=SAMPLED, max_new_tokens=20)
     state = bass.prefill(pair, tiny.PROMPTS, SPEC, sampling=SAMPLED, max_new_tokens=20)
