@@ -44,7 +44,7 @@ def layer_logits(target, model, tokens, positions):
     return model.logits(model.hidden_states(tokens, positions, None, before).hidden[:, 1:])
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", mostly_slow(TARGETS, lambda name: name != "qwen3_next"))
 def test_the_logits_are_those_of_transformers(reference, name):
     """The layer reads the target's hidden states after the final norm."""
     target = load_model(reference / name)
@@ -56,7 +56,8 @@ def test_the_logits_are_those_of_transformers(reference, name):
     assert relative_error(np.asarray(found), expected) < 1e-4
 
 
-@pytest.mark.parametrize("name", mostly_slow(TARGETS, lambda name: name == "qwen3_5_text"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
 def test_drafts_of_the_layer_do_not_change_the_tokens(reference, name):
     target = load_model(reference / name)
     pair = bass.Pair(target, network_drafter(load_native_mtp(reference / name, target), VOCAB))

@@ -360,13 +360,17 @@ def test_a_request_ends_if_its_consumer_is_cancelled_or_leaves(token_engine, ngr
     check_empty(token_engine)
 
 
-@pytest.mark.parametrize("page_size", [None, pytest.param(16, marks=pytest.mark.slow)])
-def test_nan_in_a_row_does_not_affect_other_requests(pair, page_size):
+@pytest.mark.parametrize(
+    ("drafter", "page_size"),
+    mostly_slow([("ngram", None), ("model", None), ("model", 16)], lambda case: case[0] == "ngram"),
+)
+def test_nan_in_a_row_does_not_affect_other_requests(pair, drafter, page_size):
     """Neither rows of the same batch, nor requests that later use its slot, its pages or its prompt buffer."""
     params = dict(pair.target.params)
     params["embedding"] = params["embedding"].at[POISON].set(jnp.nan)
     # The draft model never proposes the token, because a draft with NaN would end its row.
-    drafter = tiny.model_drafter(tiny.reduced_vocabulary(tuple(range(POISON))))
+    reduced = tiny.model_drafter(tiny.reduced_vocabulary(tuple(range(POISON))))
+    drafter = NgramDrafter() if drafter == "ngram" else reduced
     poisoned = bass.Pair(dataclasses.replace(pair.target, params=params), drafter, pair.tokenizer)
     config = bass.EngineConfig(2, 64, 96 if page_size else None, chunk=16, buckets=(2,), page_size=page_size)
     engine = bass.Engine(poisoned, SPEC, config=config)
@@ -466,13 +470,15 @@ def test_pages_are_reserved_and_freed(pair):
     check_empty(engine)
 
 
-def test_equal_beginnings_of_prompts_are_read_once():
+@pytest.mark.parametrize("drafter", mostly_slow(["model", "ngram"], lambda drafter: drafter == "ngram"))
+def test_equal_beginnings_of_prompts_are_read_once(drafter):
     """Full pages are shared within a prefix group, also after their request has ended, until the room is needed.
 
     With two layers, the keys and values of a page depend on the pages before it.
     """
     target = tiny.model(1, num_layers=2)
-    pair = bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.07)))
+    drafter = NgramDrafter() if drafter == "ngram" else tiny.model_drafter(tiny.perturbed(target, 0.07))
+    pair = bass.Pair(target, drafter)
     engine = bass.Engine(pair, SPEC, config=dataclasses.replace(PAGED, buckets=(8,)), num_stop_tokens=4)
     start = [1 + (index * index) % 7 for index in range(34)]
 

@@ -345,6 +345,9 @@ QUICK = {
 }
 """Families that contain every kind of layer. The other configurations are tested by the slow tests."""
 
+QUICK_FILES = QUICK | {name for name in CONFIGS if "-" not in name} | {"llama-tied-mqa", "opt-350m"}
+"""Every family, for quick tests that compute no logits."""
+
 PICKLED = ("llama-tied-mqa", "gpt2", "opt-350m")
 """Configurations whose weights torch writes as pickles too."""
 
