@@ -28,8 +28,6 @@ if "--gpu" not in sys.argv:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
     # LLVM's optimizations take more than half of the compile time. Tests marked `optimized` compile with them.
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
-    # Nobody reads the source lines of operations, which take a few percent of the time of tracing and lowering.
-    os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 # Annotations are checked where arrays are annotated. A check costs more than most functions of the host's code do.
 ANNOTATED = "acceptance analysis decoding drafters engine.slots models policies sampling training"

@@ -113,6 +113,7 @@ def permuted(target):
     return other_vocabulary_drafter(dataclasses.replace(target, params=params), match)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plan", mostly_slow(["after no drafts", "after regular", "mixed"], lambda plan: plan == "mixed")
 )

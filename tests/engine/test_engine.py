@@ -437,6 +437,7 @@ def test_a_callback_that_raises_ends_only_its_own_request(token_engine, ngram_pa
     check_empty(token_engine)
 
 
+@pytest.mark.slow
 def test_the_default_engine_chooses_the_draft_length(pair, regular):
     """The tokens are those of regular decoding, whatever is measured; two lengths are compiled before the start."""
     engine = bass.Engine(pair, config=CONFIG, num_stop_tokens=4)

@@ -345,8 +345,9 @@ QUICK = {
 }
 """Families that contain every kind of layer. The other configurations are tested by the slow tests."""
 
-QUICK_FILES = QUICK | {name for name in CONFIGS if "-" not in name} | {"llama-tied-mqa", "opt-350m"}
-"""Every family, for quick tests that compute no logits."""
+QUICK_FILES = {*QUICK, "codegen", "glm", "mistral", "neox", "olmo2", "phi3", "qwen2_moe", "smollm3", "starcoder2"}
+QUICK_FILES |= {"llama-tied-mqa", "opt-350m"}
+"""Configurations of every module of `bass_jax.models.families`, for quick tests that compute no logits."""
 
 PICKLED = ("llama-tied-mqa", "gpt2", "opt-350m")
 """Configurations whose weights torch writes as pickles too."""

@@ -145,6 +145,7 @@ def test_rows_of_a_batch_can_have_different_lengths(pair):
     np.testing.assert_array_equal(info.num_drafted, wanted)
 
 
+@pytest.mark.slow
 def test_every_bucket_is_compiled_before_the_first_step(pair):
     """Functions compiled are one per bucket and one for the update. The same batch compiles nothing again."""
     target = tiny.model(3, mlp_width=28)  # Its shape is used in no other test, so nothing is compiled yet.

@@ -141,6 +141,7 @@ def test_samples_follow_the_targets_masked_distribution(rule, drafter, monkeypat
     assert report.p_value > 1e-4
 
 
+@pytest.mark.slow
 def test_forced_tokens_are_drafted_without_the_network():
     """Each text has one tokenization except where the grammar leaves a choice, so few passes are needed."""
     pair, prompts = pair_of(), [[0, 1], [2], [3, 3, 0], [1, 1]]
