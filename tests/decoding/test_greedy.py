@@ -1,5 +1,7 @@
 """Greedy speculation equals greedy decoding token for token, for all drafters, rules and draft lengths."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,6 +108,7 @@ QUICK = {
     ("p-eagle", 3),
     ("mtp", 3),
     ("dflash", 4),
+    ("ngram", 1),
     ("ngram", 2),
     ("suffix", 4),
     ("retrieval", 12),
@@ -126,7 +129,7 @@ VARIANTS = {"reduced vocabulary", "shared embedding", "ensemble with eagle"}
         [
             *sorted(QUICK),
             *((variant, 3) for variant in sorted(VARIANTS)),
-            *((drafter, draft_len) for drafter in OTHER_DRAFTERS for draft_len in (1, 5)),
+            *(case for case in itertools.product(OTHER_DRAFTERS, (1, 5)) if case not in QUICK),
         ],
         lambda case: case in QUICK,
     ),
