@@ -312,7 +312,7 @@ def run_mtp(model, tokens, before):
     return model.logits(output)[0], model.next_hidden(output)
 
 
-@pytest.mark.parametrize("name", mostly_slow(MTP, lambda name: name in ("head_dim", "qwen3_next")))
+@pytest.mark.parametrize("name", mostly_slow(MTP, lambda name: name == "head_dim"))
 def test_mtp_computes_the_logits_of_the_reference(reference, name):
     """The head reads the target's last hidden state before the final norm, and its own output after its final norm.
 
@@ -562,30 +562,38 @@ def test_a_missing_key_means_the_default_of_transformers(tmp_path):
         found.head(5)
 
 
-@pytest.mark.parametrize(
-    "kind, drafter, layers",
-    mostly_slow(
-        [
-            ("eagle3", Eagle3Drafter, "2, L/2, L-3"),
-            ("dflash", DFlashDrafter, "2, L/2, L-3"),
-            ("mtp", Eagle3Drafter, "L"),
-        ],
-        lambda case: case[0] == "eagle3",
-    ),
-)
-def test_a_head_is_loaded_by_its_path_and_described(tmp_path, tokenizer, capsys, kind, drafter, layers):
+HEADS = [
+    ("eagle3", Eagle3Drafter, "2, L/2, L-3"),
+    ("dflash", DFlashDrafter, "2, L/2, L-3"),
+    ("mtp", Eagle3Drafter, "L"),
+]
+
+
+def write_pair(path, tokenizer, kind):
+    """Writes a target and a head for it; returns the head's directory."""
     pair_target = random_model(small_config(num_layers=7))
-    save_model(tmp_path / "target", pair_target, tokenizer=tokenizer)
+    save_model(path / "target", pair_target, tokenizer=tokenizer)
     layer_config = QWEN3 | {"vocab_size": pair_target.config.vocab_size, "hidden_size": 16}
     changes = {"speculators_model_type": kind, "draft_vocab_size": 40, "mask_token_id": 3}
-    head = write_head(tmp_path / "head", layer_config, **changes)
-    pair = bass.load_pair(tmp_path / "target", drafter=head)
-    assert isinstance(pair.drafter, drafter)
-    assert pair.drafter.hidden_layers == ((7,) if kind == "mtp" else (2, 3, 4))
+    return write_head(path / "head", layer_config, **changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind, *_ in HEADS])
+def test_speculation_with_a_head_loaded_by_its_path_is_greedy_decoding(tmp_path, tokenizer, kind):
+    pair = bass.load_pair(tmp_path / "target", drafter=write_pair(tmp_path, tokenizer, kind))
     expected = bass.generate(pair, [[3, 5, 8]], step="decode", max_new_tokens=6).tokens[0]
     np.testing.assert_array_equal(
         bass.generate(pair, [[3, 5, 8]], bass.SpecConfig(2), max_new_tokens=6).tokens[0], expected
     )
+
+
+@pytest.mark.parametrize("kind, drafter, layers", HEADS)
+def test_a_head_is_loaded_by_its_path_and_described(tmp_path, tokenizer, capsys, kind, drafter, layers):
+    head = write_pair(tmp_path, tokenizer, kind)
+    pair = bass.load_pair(tmp_path / "target", drafter=head)
+    assert isinstance(pair.drafter, drafter)
+    assert pair.drafter.hidden_layers == ((7,) if kind == "mtp" else (2, 3, 4))
     with pytest.raises(ValueError, match="quantize_draft='int8': expected None for the draft head"):
         bass.load_pair(tmp_path / "target", drafter=head, quantize_draft="int8")
     found = inspect_checkpoint(head)
@@ -597,6 +605,7 @@ def test_a_head_is_loaded_by_its_path_and_described(tmp_path, tokenizer, capsys,
     assert main(["inspect", str(tmp_path / "target"), "--draft", str(head), "--json"]) == 0
     assert f"tokens and the hidden states {layers} of 16 values ({kind})" in capsys.readouterr().out
     if kind == "eagle3":
+        layer_config = QWEN3 | {"vocab_size": found.config.vocab_size, "hidden_size": 16}
         other = write_head(tmp_path / "other", layer_config, draft_vocab_size=40, target_hidden_size=24)
         reason = "target_hidden_size=24: the target's hidden size is 16"
         assert why_not_a_pair(inspect_checkpoint(tmp_path / "target"), inspect_checkpoint(other)) == reason

@@ -46,6 +46,7 @@ def assert_no_cache_copy(spec, num_bytes):
     assert num_bytes < cache.size * cache.dtype.itemsize / 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(ATTENTION_BY_NAME, lambda name: name == "llama3_8b_paged"))
 def test_triton_attention_lowers(name):
     spec = ATTENTION_BY_NAME[name]

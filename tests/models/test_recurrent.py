@@ -114,7 +114,8 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("loop", mostly_slow(LOOPS, lambda name: name == "speculate"))
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", LOOPS)
 def test_greedy_tokens_are_those_of_regular_decoding(target, regular, loop):
     pair = bass.Pair(target, attention_draft(target))
     run = bass.generate(pair, tiny.PROMPTS, max_new_tokens=30, **LOOPS[loop])
