@@ -283,6 +283,7 @@ def test_a_wrong_part_gives_an_error_of_one_sentence(name):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_valid_parts_pass_the_debug_mode():
     """With sampled drafts, several lengths and a policy; and the tokens are those without the mode."""
     options = {"max_new_tokens": 8, "sampling": bass.SamplingParams(temperature=1.0)}

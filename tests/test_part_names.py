@@ -136,6 +136,7 @@ def test_a_pair_by_name(mine, tmp_path):
     assert jax.tree.all(jax.tree.map(lambda one, other: (one == other).all(), pair.target, tiny.model(2)))
 
 
+@pytest.mark.slow
 def test_an_own_drafter_on_the_command_line_and_in_a_configuration(mine, target_path, capsys, tmp_path):
     """From the directory of the user."""
     arguments = ("--pair", target_path, "--draft", f"{mine}:Bigram(most=3)", "--draft-len", "3", "--quiet")

@@ -44,6 +44,7 @@ def test_tokens_per_pass_of_the_decoder_matches_the_closed_form():
     assert not run.is_lossless
 
 
+@pytest.mark.slow
 def test_rates_of_0_and_1_are_exact():
     assert not find_rule("synthetic(1)").lossless
     pair = bass.Pair(tiny.model(1), RepeatDrafter())

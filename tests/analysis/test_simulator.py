@@ -50,7 +50,7 @@ def replay(pair, tmp_path_factory):
     return record(tmp_path_factory.mktemp("traces") / "exhaustive.jsonl", pair, bass.SpecConfig(8), "exhaustive")
 
 
-@pytest.mark.parametrize("name", mostly_slow(POLICIES, lambda name: name == "auto with trials"))
+@pytest.mark.parametrize("name", mostly_slow(POLICIES, lambda name: name == "bass_heuristic"))
 def test_counts_equal_those_of_the_decoder(pair, replay, name):
     """Greedy decoding and its simulation are deterministic: the same passes, drafts and accepted drafts."""
     policy = POLICIES[name]

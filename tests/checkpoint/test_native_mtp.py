@@ -1,5 +1,6 @@
 """The layer for multi-token prediction that a target's checkpoint holds, as its drafter."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,10 +17,11 @@ from tests.models.passes import relative_error
 pytestmark = pytest.mark.peer
 
 TOKENS = np.random.default_rng(3).integers(0, VOCAB, 20)
+LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 TARGETS = {
     "deepseek_v3": CONFIGS["deepseek_v3"] | {"first_k_dense_replace": 0},
-    "qwen3_next": CONFIGS["qwen3_next"],
-    "qwen3_5_text": CONFIGS["qwen3_5_text"],
+    "qwen3_next": CONFIGS["qwen3_next"] | LAYERS,
+    "qwen3_5_text": CONFIGS["qwen3_5_text"] | LAYERS,
 }
 
 
@@ -33,22 +35,29 @@ def reference(tmp_path_factory):
     return run_reference(tmp_path_factory.mktemp("native_mtp"), todo, "native_mtp_reference.py")
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@jax.jit
+def layer_logits(target, model, tokens, positions):
+    """Returns the logits of the layer after every token but the first."""
+    cache = target.init_cache(1, 32)
+    hidden = target.forward(tokens, positions, cache, hidden_layers=model.head.hidden_layers).hidden
+    before = jnp.pad(model.project(hidden)[:, :-1], ((0, 0), (1, 0), (0, 0)))
+    return model.logits(model.hidden_states(tokens, positions, None, before).hidden[:, 1:])
+
+
+@pytest.mark.parametrize("name", mostly_slow(TARGETS, lambda name: name != "qwen3_next"))
 def test_the_logits_are_those_of_transformers(reference, name):
     """The layer reads the target's hidden states after the final norm."""
     target = load_model(reference / name)
     model = load_native_mtp(reference / name, target)
     assert model.params["target_norm"] is target.params["final_norm"]
     tokens, positions = jnp.asarray(TOKENS[None], jnp.int32), jnp.arange(len(TOKENS))[None]
-    layers = model.head.hidden_layers
-    hidden = target.forward(tokens, positions, target.init_cache(1, 32), hidden_layers=layers).hidden
-    before = jnp.pad(model.project(hidden)[:, :-1], ((0, 0), (1, 0), (0, 0)))
-    output = model.hidden_states(tokens, positions, None, before).hidden[:, 1:]
+    found = layer_logits(target, model, tokens, positions)[0]
     expected = load_arrays(reference / f"{name}.npz")["logits"]
-    assert relative_error(np.asarray(model.logits(output)[0]), expected) < 1e-4
+    assert relative_error(np.asarray(found), expected) < 1e-4
 
 
-@pytest.mark.parametrize("name", mostly_slow(TARGETS, lambda name: name == "qwen3_next"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
 def test_drafts_of_the_layer_do_not_change_the_tokens(reference, name):
     target = load_model(reference / name)
     pair = bass.Pair(target, network_drafter(load_native_mtp(reference / name, target), VOCAB))

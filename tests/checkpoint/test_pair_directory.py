@@ -83,6 +83,7 @@ def test_vocabularies_can_be_padded_differently(pair):
     assert load_target_and_draft(pair)[1].config.vocab_size == VOCAB + 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", mostly_slow([VOCAB + 8, VOCAB - 5], lambda size: size > VOCAB))
 def test_speculation_with_a_draft_padded_differently_is_greedy_decoding(pair, size):
     """Qwen models have 151936 or 152064 columns for one tokenizer."""

@@ -111,7 +111,7 @@ MTP = {
     "qwen3_5_text": QWEN3 | HYBRID | {"model_type": "qwen3_5_text"},
     "qwen3_5_moe_text": QWEN3 | HYBRID | {"model_type": "qwen3_5_moe_text", "num_experts_per_tok": 1},
 }
-QUICK = ("reduced vocabulary", "four hidden states", "three layers", "windows")
+QUICK = ("reduced vocabulary", "four hidden states", "windows")
 
 
 def case(name, kind, layer_config, config):
@@ -194,7 +194,8 @@ def test_eagle3_computes_the_logits_of_the_reference(reference, name):
     check_logits(model, load_arrays(reference / f"eagle3 {name}.npz"), about["num_steps"])
 
 
-@pytest.mark.parametrize("name", mostly_slow(["reduced vocabulary", "four hidden states"], lambda name: "four" in name))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["reduced vocabulary", "four hidden states"])
 def test_speculators_reads_what_is_written(reference, tmp_path, name):
     """Its logits are those of the head, whose parameters are rounded to bfloat16."""
     about = case(name, "eagle3", *EAGLE3[name])
@@ -303,7 +304,15 @@ def test_dflash_computes_the_logits_of_the_reference(reference, name):
     np.testing.assert_allclose(drafted[:num], probs, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", mostly_slow(MTP, lambda name: name in ("head_dim", "qwen3_next")))
+@jax.jit
+def run_mtp(model, tokens, before):
+    """Returns the logits and the states of the next step. Column p + 1 reads the state of column p."""
+    states = jnp.pad(before, ((0, 0), (1, 0), (0, 0)))
+    output = model.hidden_states(tokens, jnp.arange(tokens.shape[1])[None], None, states).hidden[:, 1:]
+    return model.logits(output)[0], model.next_hidden(output)
+
+
+@pytest.mark.parametrize("name", mostly_slow(MTP, lambda name: name == "head_dim"))
 def test_mtp_computes_the_logits_of_the_reference(reference, name):
     """The head reads the target's last hidden state before the final norm, and its own output after its final norm.
 
@@ -317,12 +326,8 @@ def test_mtp_computes_the_logits_of_the_reference(reference, name):
     num_steps, num_slots, _ = arrays["logits"].shape
     before = model.project(hidden[None, :num_slots])
     for step in range(num_steps):
-        # Column p + 1 reads the state of column p.
-        columns = tokens[None, step : step + num_slots + 1]
-        states = jnp.pad(before, ((0, 0), (1, 0), (0, 0)))
-        output = model.hidden_states(columns, jnp.arange(num_slots + 1)[None], None, states).hidden[:, 1:]
-        np.testing.assert_allclose(model.logits(output)[0], arrays["logits"][step], atol=TOLERANCE, rtol=TOLERANCE)
-        before = model.next_hidden(output)
+        found, before = run_mtp(model, tokens[None, step : step + num_slots + 1], before)
+        np.testing.assert_allclose(found, arrays["logits"][step], atol=TOLERANCE, rtol=TOLERANCE)
     drafted = propose(Eagle3Drafter(model, VOCAB), tokens, hidden, 1)[:num_slots, 0]
     expected = jax.nn.softmax(arrays["logits"][0], axis=-1)
     np.testing.assert_allclose(drafted, expected, atol=TOLERANCE, rtol=TOLERANCE)
@@ -557,30 +562,38 @@ def test_a_missing_key_means_the_default_of_transformers(tmp_path):
         found.head(5)
 
 
-@pytest.mark.parametrize(
-    "kind, drafter, layers",
-    mostly_slow(
-        [
-            ("eagle3", Eagle3Drafter, "2, L/2, L-3"),
-            ("dflash", DFlashDrafter, "2, L/2, L-3"),
-            ("mtp", Eagle3Drafter, "L"),
-        ],
-        lambda case: case[0] == "eagle3",
-    ),
-)
-def test_a_head_is_loaded_by_its_path_and_described(tmp_path, tokenizer, capsys, kind, drafter, layers):
+HEADS = [
+    ("eagle3", Eagle3Drafter, "2, L/2, L-3"),
+    ("dflash", DFlashDrafter, "2, L/2, L-3"),
+    ("mtp", Eagle3Drafter, "L"),
+]
+
+
+def write_pair(path, tokenizer, kind):
+    """Writes a target and a head for it; returns the head's directory."""
     pair_target = random_model(small_config(num_layers=7))
-    save_model(tmp_path / "target", pair_target, tokenizer=tokenizer)
+    save_model(path / "target", pair_target, tokenizer=tokenizer)
     layer_config = QWEN3 | {"vocab_size": pair_target.config.vocab_size, "hidden_size": 16}
     changes = {"speculators_model_type": kind, "draft_vocab_size": 40, "mask_token_id": 3}
-    head = write_head(tmp_path / "head", layer_config, **changes)
-    pair = bass.load_pair(tmp_path / "target", drafter=head)
-    assert isinstance(pair.drafter, drafter)
-    assert pair.drafter.hidden_layers == ((7,) if kind == "mtp" else (2, 3, 4))
+    return write_head(path / "head", layer_config, **changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind, *_ in HEADS])
+def test_speculation_with_a_head_loaded_by_its_path_is_greedy_decoding(tmp_path, tokenizer, kind):
+    pair = bass.load_pair(tmp_path / "target", drafter=write_pair(tmp_path, tokenizer, kind))
     expected = bass.generate(pair, [[3, 5, 8]], step="decode", max_new_tokens=6).tokens[0]
     np.testing.assert_array_equal(
         bass.generate(pair, [[3, 5, 8]], bass.SpecConfig(2), max_new_tokens=6).tokens[0], expected
     )
+
+
+@pytest.mark.parametrize("kind, drafter, layers", HEADS)
+def test_a_head_is_loaded_by_its_path_and_described(tmp_path, tokenizer, capsys, kind, drafter, layers):
+    head = write_pair(tmp_path, tokenizer, kind)
+    pair = bass.load_pair(tmp_path / "target", drafter=head)
+    assert isinstance(pair.drafter, drafter)
+    assert pair.drafter.hidden_layers == ((7,) if kind == "mtp" else (2, 3, 4))
     with pytest.raises(ValueError, match="quantize_draft='int8': expected None for the draft head"):
         bass.load_pair(tmp_path / "target", drafter=head, quantize_draft="int8")
     found = inspect_checkpoint(head)
@@ -592,6 +605,7 @@ def test_a_head_is_loaded_by_its_path_and_described(tmp_path, tokenizer, capsys,
     assert main(["inspect", str(tmp_path / "target"), "--draft", str(head), "--json"]) == 0
     assert f"tokens and the hidden states {layers} of 16 values ({kind})" in capsys.readouterr().out
     if kind == "eagle3":
+        layer_config = QWEN3 | {"vocab_size": found.config.vocab_size, "hidden_size": 16}
         other = write_head(tmp_path / "other", layer_config, draft_vocab_size=40, target_hidden_size=24)
         reason = "target_hidden_size=24: the target's hidden size is 16"
         assert why_not_a_pair(inspect_checkpoint(tmp_path / "target"), inspect_checkpoint(other)) == reason

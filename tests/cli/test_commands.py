@@ -91,7 +91,7 @@ def test_sampling_parameters_reach_the_decoder(pair, tmp_path, capsys):
     """Candidates, bans, processors, minimum length and log-probabilities together."""
     output = tmp_path / "answers.jsonl"
     arguments = (
-        *("--pair", pair, "--quiet", "--draft-len", "2", "--max-new-tokens", "8", "--output", str(output)),
+        *("--pair", pair, *COMMON, "--output", str(output)),
         *("--acceptance", "multi_draft", "--candidates", "2", "--temperature", "1.5", "--samples", "4"),
         *("--ban", "3", "--ban", "4", "--repetition-penalty", "1.2", "--frequency-penalty", "0.5"),
         *("--min-new-tokens", "8", "--logprobs", "2", "--logits-processor", "tests.cli.test_commands:ban_token_5"),
@@ -192,15 +192,17 @@ def test_unreadable_data_names_file_and_line(pair, tmp_path, capsys):
     assert "data.jsonl.gz" in fails(capsys, "generate", "--file", str(compressed), "--pair", pair)
 
 
-def test_unusable_checkpoints_are_refused_and_another_tokenizer_is_reported(pair, tmp_path, capsys):
-    assert "no/such/pair" in fails(capsys, "generate", "x", "--pair", "no/such/pair")
-
+@pytest.mark.slow
+def test_another_tokenizer_is_reported(pair, tmp_path):
     other = tmp_path / "other"
     model = random_model(small_config(num_layers=1))
     checkpoint.save_model(other, model, tokenizer=small_tokenizer("a b"), source="random", license="none")
     with pytest.warns(UserWarning, match="can propose 258 of the target's 264 tokens"):
         assert main(["generate", "x", "--pair", pair, *COMMON, "--draft", str(other)]) == 0
 
+
+def test_unusable_checkpoints_are_refused(tmp_path, capsys):
+    assert "no/such/pair" in fails(capsys, "generate", "x", "--pair", "no/such/pair")
     hugging_face = tmp_path / "model"
     checkpoint.save_hugging_face(hugging_face, random_model(small_config()), tokenizer=small_tokenizer())
     weights = hugging_face / "model.safetensors"
@@ -386,6 +388,7 @@ def run_elsewhere(arguments: list, **options) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device /dev/full of Linux")
+@pytest.mark.slow
 def test_a_full_disk_is_one_line(tmp_path, pair, capsys):
     with open("/dev/full", "w") as full:
         found = run_elsewhere(["inspect", "presets"], stdout=full)

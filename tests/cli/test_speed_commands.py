@@ -78,6 +78,7 @@ def test_bench_names_missing_arguments(capsys):
     assert "expected probabilities" in fails(capsys, "bench", "gpt2", "--draft", "ngram", "--acceptance", "1.5")
 
 
+@pytest.mark.slow
 def test_quantization_error_of_int8(pair, tmp_path, capsys):  # noqa: F811
     prompts, output = tmp_path / "prompts.txt", tmp_path / "error.json"
     prompts.write_text("one\nthe other\n")

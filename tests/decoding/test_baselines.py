@@ -24,6 +24,7 @@ def test_greedy_tokens_equal_those_of_regular_decoding(pair):
     assert synchronized.metrics.tokens_per_pass > 1.05
 
 
+@pytest.mark.slow
 def test_all_running_rows_advance_by_the_same_number_of_tokens(pair):
     sampling = bass.SamplingParams(temperature=1.0)
     run = bass.generate(

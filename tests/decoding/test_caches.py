@@ -94,6 +94,7 @@ def test_caches_equal_a_fresh_prefill(target, often_accepted, plan, quality):
     assert_caches_are_correct(pair, state)
 
 
+@pytest.mark.slow
 def test_caches_are_correct_after_all_rows_have_finished(often_accepted):
     """Rows that finish early are not written any more."""
     state = bass.prefill(often_accepted, tiny.PROMPTS, SPEC, sampling=SAMPLED, max_new_tokens=[3, 30, 12])

@@ -9,6 +9,7 @@ import bass_jax as bass
 from bass_jax.drafters import NgramDrafter
 from bass_jax.testing.enumeration import reference_distribution
 from tests import tiny
+from tests.marks import mostly_slow
 
 SETTING = {"temperature": 0.8, "top_k": 6, "top_p": 0.9}
 NUM = 3
@@ -30,7 +31,10 @@ def raw_logits(target, prompt, output):
 
 @pytest.mark.parametrize(
     "rule, num_candidates, step",
-    [("token", 1, "speculate"), ("block", 1, "speculate"), ("multi_draft", 3, "speculate"), ("token", 1, "decode")],
+    mostly_slow(
+        [("token", 1, "speculate"), ("block", 1, "speculate"), ("multi_draft", 3, "speculate"), ("token", 1, "decode")],
+        lambda case: case[0] == "token",
+    ),
 )
 def test_log_probabilities_of_both_distributions_equal_those_of_one_pass(target, rule, num_candidates, step):
     drafter = tiny.model_drafter(tiny.perturbed(target, 0.1)) if rule == "token" else NgramDrafter()

@@ -101,6 +101,7 @@ def test_memory_per_device_is_divided_by_the_number_of_devices(expected):
         assert dataclasses.replace(sharded.config, tensor_axis=None, expert_axes=(None, None)) == target.config
 
 
+@pytest.mark.slow
 def test_caches_are_sharded_by_heads(expected):
     target, draft = models()
     mesh = bass.models.tensor_parallel_mesh(4)

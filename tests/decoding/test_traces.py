@@ -16,6 +16,7 @@ def pair():
     return bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.2)))
 
 
+@pytest.mark.slow
 def test_a_killed_recording_is_continued(tmp_path, pair):
     """Everything after the last complete run is cut off, wherever the file ends, and the next run is appended."""
     path, spec = tmp_path / "trace.jsonl", bass.SpecConfig(2)

@@ -1,6 +1,7 @@
 """Heads that draft all tokens of a step in one pass: P-EAGLE and DFlash."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -68,14 +69,19 @@ def read(target):
     def init(drafter, rows):
         return drafter.init(rows.tokens, rows.lengths, jnp.asarray(table)[rows.tokens])
 
-    return init
+    return jax.jit(init)
+
+
+@functools.partial(jax.jit, static_argnames=("draft_len", "is_sampled"))
+def propose(drafter, state, rows, draft_len, is_sampled):
+    return drafter.propose(state, rows, draft_len, is_sampled=is_sampled)[0]
 
 
 def test_a_block_does_not_depend_on_the_draft_length(target, read):
     drafter, rows = tiny.dflash_drafter(target), context()
     state = read(drafter, rows)
-    whole, _ = drafter.propose(state, rows, 4, is_sampled=True)
-    one, _ = drafter.propose(state, rows._replace(keys=rows.keys[:, :1]), 1, is_sampled=True)
+    whole = propose(drafter, state, rows, 4, True)
+    one = propose(drafter, state, rows._replace(keys=rows.keys[:, :1]), 1, True)
     np.testing.assert_allclose(whole.probs[:, :1], one.probs, atol=1e-6)
 
 
@@ -84,7 +90,7 @@ def test_more_drafts_than_a_block_has_are_refused(target, read):
     drafter, rows = tiny.dflash_drafter(target, block_size=6), context()
     assert drafter.max_draft_len == 5
     rows = rows._replace(num_wanted=jnp.full(5, 6), keys=jnp.concatenate([rows.keys, rows.keys[:, :4]], axis=1))
-    proposal, _ = drafter.propose(read(drafter, rows), rows._replace(keys=rows.keys[:, :6]), 6, is_sampled=False)
+    proposal = propose(drafter, read(drafter, rows), rows._replace(keys=rows.keys[:, :6]), 6, False)
     assert proposal.num_drafted.tolist() == [5] * 5
     with pytest.raises(ValueError, match="draft_len=8: expected at most 5, the drafts of a block of block_size=6"):
         jax.eval_shape(lambda: drafter.propose(read(drafter, rows), rows, 8, is_sampled=False))
@@ -101,17 +107,17 @@ def test_a_block_reads_known_positions_only(target, read):
     """Slots of rejected drafts are not read."""
     drafter, rows = tiny.dflash_drafter(target), context()
     state = read(drafter, rows)
-    expected, _ = drafter.propose(state, rows, 4, is_sampled=True)
+    expected = propose(drafter, state, rows, 4, True)
     slots = jnp.arange(state.cache.capacity)
     is_known = (slots < rows.lengths[:, None] - 1)[:, None, :, None]
     spoiled = jax.tree.map(lambda layer: jnp.where(is_known, layer, 100.0), state.cache)
-    found, _ = drafter.propose(state._replace(cache=spoiled), rows, 4, is_sampled=True)
+    found = propose(drafter, state._replace(cache=spoiled), rows, 4, True)
     np.testing.assert_array_equal(found.probs, expected.probs)
 
 
 def test_paged_and_dense_caches_give_the_same_drafts(target, read):
     drafter, rows = tiny.dflash_drafter(target), context()
-    expected, _ = drafter.propose(read(drafter, rows), rows, 4, is_sampled=True)
+    expected = propose(drafter, read(drafter, rows), rows, 4, True)
     num_rows, capacity = rows.tokens.shape
     # Each row has the one page that its tokens fill. NaN is what other rows left there.
     tables = jnp.full((num_rows, capacity // 16), num_rows).at[:, 0].set(jnp.arange(num_rows)[::-1])
@@ -122,7 +128,7 @@ def test_paged_and_dense_caches_give_the_same_drafts(target, read):
     positions = jnp.arange(16)
     positions = jnp.where(positions < rows.lengths[:, None] - 1, positions, capacity)
     state = drafter.read(empty, rows.tokens[:, :16], positions, jnp.asarray(table)[rows.tokens[:, :16]])
-    found, _ = drafter.propose(state, rows, 4, is_sampled=True)
+    found = propose(drafter, state, rows, 4, True)
     np.testing.assert_allclose(found.probs, expected.probs, atol=1e-6)
 
 

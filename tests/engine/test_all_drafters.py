@@ -31,7 +31,7 @@ DRAFTERS = {
 }
 CACHES = ("dense", "pages", "INT8 pages")
 CASES = [(drafter, cache, num) for drafter in DRAFTERS for cache in CACHES for num in (1, 2)]
-QUICK = [("ensemble_eagle", "INT8 pages", 2), ("dflash", "pages", 1)]
+QUICK = [("ngram", "INT8 pages", 2)]
 RULES = (bass.SpecConfig(3, "greedy"), bass.SpecConfig(3, "shared_noise"))
 
 

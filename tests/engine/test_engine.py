@@ -71,6 +71,12 @@ def pair():
     return bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.07)), Letters(tiny.VOCAB))
 
 
+@pytest.fixture(scope="module")
+def ngram_pair(pair):
+    """The pair of tests that do not depend on the drafter, because its steps compile faster."""
+    return pair.with_drafter(NgramDrafter())
+
+
 PAGED = dataclasses.replace(CONFIG, page_size=16, token_budget=170)
 """Ten pages, fewer than six rows of 64 tokens need."""
 
@@ -98,10 +104,19 @@ def engine(make_engine):
     return make_engine()
 
 
+PROMPTS = [[1 + index % 7, 2, 3, index % 5] for index in range(24)]
+
+
+@pytest.fixture(scope="module")
+def regular(ngram_pair):
+    """The first 30 tokens of regular decoding after each of `PROMPTS`. A lower limit gives the beginnings of them."""
+    return [tokens.tolist() for tokens in bass.generate(ngram_pair, PROMPTS, step="decode", max_new_tokens=30).tokens]
+
+
 @pytest.fixture
-def token_engine(pair):
+def token_engine(ngram_pair):
     """A new engine with functions that are already compiled."""
-    return bass.Engine(pair, SPEC, config=CONFIG, num_stop_tokens=4)
+    return bass.Engine(ngram_pair, SPEC, config=CONFIG, num_stop_tokens=4)
 
 
 def draw_request(random) -> dict:
@@ -151,19 +166,22 @@ def serve_at_random(engine, num: int, seed: int, monkeypatch):
 
 def check_outputs(pair, spec, requests, handles, cancelled):
     for index, (request, handle) in enumerate(zip(requests, handles, strict=True)):
-        expected, output = alone(pair, spec, request), handle.output()
-        events = list(handle)
-        assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
-        np.testing.assert_array_equal(np.concatenate([event.tokens for event in events]), output.tokens)
-        assert "".join(event.text for event in events) == output.text
-        if output.finish_reason == "cancelled":
-            assert index in cancelled
-            np.testing.assert_array_equal(output.tokens, expected.tokens[0][: len(output.tokens)])
-            continue
-        np.testing.assert_array_equal(output.tokens, expected.tokens[0], err_msg=f"request {index}: {request}")
-        np.testing.assert_allclose(output.logprobs, expected.logprobs[0], atol=1e-4)
-        assert output.finish_reason == expected.finish_reasons[0]
-        assert output.text == expected.texts[0]
+        check_output(handle, alone(pair, spec, request), 0, is_cancelled=index in cancelled)
+
+
+def check_output(handle, expected, row, *, is_cancelled=False):
+    output, events = handle.output(), list(handle)
+    assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
+    np.testing.assert_array_equal(np.concatenate([event.tokens for event in events]), output.tokens)
+    assert "".join(event.text for event in events) == output.text
+    if output.finish_reason == "cancelled":
+        assert is_cancelled
+        np.testing.assert_array_equal(output.tokens, expected.tokens[row][: len(output.tokens)])
+        return
+    np.testing.assert_array_equal(output.tokens, expected.tokens[row])
+    np.testing.assert_allclose(output.logprobs, expected.logprobs[row], atol=1e-4)
+    assert output.finish_reason == expected.finish_reasons[row]
+    assert output.text == expected.texts[row]
 
 
 def check_empty(engine):
@@ -223,10 +241,14 @@ def test_nothing_is_compiled_after_warm_up(make_engine, monkeypatch):
     ("is_processed", "page_size"),
     mostly_slow([(True, None), (False, None), (False, 16)], lambda one: one == (False, 16)),
 )
-def test_logits_processors(pair, is_processed, page_size):
-    """Bias, bans, penalties and minimum lengths join a batch in which a row without any is running."""
+def test_logits_processors(ngram_pair, is_processed, page_size):
+    """Bias, bans, penalties and minimum lengths join a batch in which a row without any is running.
+
+    The batch of `generate` that they are compared with needs one compiled step; `tests.decoding.test_rows` shows that
+    its rows are what they are alone.
+    """
     config = bass.EngineConfig(4, 64, buckets=(4,), chunk=16, page_size=page_size)
-    engine = bass.Engine(pair, SPEC, config=config, is_processed=is_processed, warm_up=False)
+    engine = bass.Engine(ngram_pair, SPEC, config=config, is_processed=is_processed, warm_up=False)
     samplings = [
         bass.SamplingParams(),
         bass.SamplingParams(0.9, repetition_penalty=1.4, frequency_penalty=0.3),
@@ -243,7 +265,19 @@ def test_logits_processors(pair, is_processed, page_size):
     assert handles[0].num_tokens > 0 and not handles[0].is_finished
     handles += [engine.submit(**request) for request in requests[1:]]
     engine.run()
-    check_outputs(pair, engine.spec, requests, handles, set())
+    names = [f.name for f in dataclasses.fields(bass.SamplingParams)]
+    batch = bass.SamplingParams(**{name: [getattr(one, name) for one in samplings] for name in names})
+    expected = bass.generate(
+        ngram_pair,
+        [request["prompt"] for request in requests],
+        SPEC,
+        sampling=batch,
+        seeds=range(4),
+        stop_tokens=[5, 7],
+        max_new_tokens=20,
+    )
+    for row, handle in enumerate(handles):
+        check_output(handle, expected, row)
 
 
 @pytest.mark.slow
@@ -256,15 +290,14 @@ def test_a_drafter_that_reads_whole_prompts(pair):
     check_outputs(pair, engine.spec, requests, handles, set())
 
 
-def test_requests_without_speculation(pair):
+def test_requests_without_speculation(token_engine, regular):
     """They draft nothing beside requests that do, and all get what regular decoding gives."""
-    prompts = [[1, 2], [3], [4, 5, 6], [2]]
-    with bass.Engine(pair, SPEC, config=CONFIG, warm_up=False) as engine:
-        handles = [engine.submit(one, max_new_tokens=12, is_speculative=i % 2 == 0) for i, one in enumerate(prompts)]
-        outputs = [handle.result().tokens.tolist() for handle in handles]
-        assert all((handle.num_drafted > 0) == (i % 2 == 0) for i, handle in enumerate(handles))
-    expected = bass.generate(pair, prompts, bass.SpecConfig(0), max_new_tokens=12).tokens
-    assert outputs == [row.tolist() for row in expected]
+    handles = [
+        token_engine.submit(one, max_new_tokens=12, is_speculative=i % 2 == 0) for i, one in enumerate(PROMPTS[:4])
+    ]
+    outputs = [handle.result().tokens.tolist() for handle in handles]
+    assert all((handle.num_drafted > 0) == (i % 2 == 0) for i, handle in enumerate(handles))
+    assert outputs == [tokens[:12] for tokens in regular[:4]]
 
 
 @pytest.mark.slow
@@ -278,7 +311,7 @@ def test_log_probabilities_of_alternatives(pair):
         np.testing.assert_allclose(found, wanted, atol=1e-4)
 
 
-def test_an_async_for_yields_the_events(token_engine, pair):
+def test_an_async_for_yields_the_events(token_engine, ngram_pair):
     requests = [draw_request(np.random.default_rng(seed)) for seed in range(10, 18)]
 
     async def read(request):
@@ -290,13 +323,13 @@ def test_an_async_for_yields_the_events(token_engine, pair):
 
     found = asyncio.run(main())
     for (handle, events), request in zip(found, requests, strict=True):
-        expected = alone(pair, token_engine.spec, request)
+        expected = alone(ngram_pair, token_engine.spec, request)
         np.testing.assert_array_equal(np.concatenate([event.tokens for event in events]), expected.tokens[0])
         assert "".join(event.text for event in events) == expected.texts[0] == handle.output().text
     check_empty(token_engine)
 
 
-def test_a_request_ends_if_its_consumer_is_cancelled_or_leaves(token_engine, pair):
+def test_a_request_ends_if_its_consumer_is_cancelled_or_leaves(token_engine, ngram_pair):
     """Other requests are served to their end."""
     request = {"prompt": [1, 2, 3], "max_new_tokens": 60, "stop_tokens": ()}
 
@@ -323,17 +356,21 @@ def test_a_request_ends_if_its_consumer_is_cancelled_or_leaves(token_engine, pai
     token_engine.run()
     assert leaver.finish_reason == waiter.finish_reason == "cancelled"
     assert 0 < leaver.num_tokens < 60
-    np.testing.assert_array_equal(output.tokens, alone(pair, token_engine.spec, request | {"seed": 2}).tokens[0])
+    np.testing.assert_array_equal(output.tokens, alone(ngram_pair, token_engine.spec, request | {"seed": 2}).tokens[0])
     check_empty(token_engine)
 
 
-@pytest.mark.parametrize("page_size", [None, pytest.param(16, marks=pytest.mark.slow)])
-def test_nan_in_a_row_does_not_affect_other_requests(pair, page_size):
+@pytest.mark.parametrize(
+    ("drafter", "page_size"),
+    mostly_slow([("ngram", None), ("model", None), ("model", 16)], lambda case: case[0] == "ngram"),
+)
+def test_nan_in_a_row_does_not_affect_other_requests(pair, drafter, page_size):
     """Neither rows of the same batch, nor requests that later use its slot, its pages or its prompt buffer."""
     params = dict(pair.target.params)
     params["embedding"] = params["embedding"].at[POISON].set(jnp.nan)
     # The draft model never proposes the token, because a draft with NaN would end its row.
-    drafter = tiny.model_drafter(tiny.reduced_vocabulary(tuple(range(POISON))))
+    reduced = tiny.model_drafter(tiny.reduced_vocabulary(tuple(range(POISON))))
+    drafter = NgramDrafter() if drafter == "ngram" else reduced
     poisoned = bass.Pair(dataclasses.replace(pair.target, params=params), drafter, pair.tokenizer)
     config = bass.EngineConfig(2, 64, 96 if page_size else None, chunk=16, buckets=(2,), page_size=page_size)
     engine = bass.Engine(poisoned, SPEC, config=config)
@@ -366,15 +403,15 @@ def test_an_invalid_request_is_refused(token_engine):
     assert token_engine.loop.is_idle and token_engine.counts == before
 
 
-def test_a_greedy_rule_refuses_sampled_requests(pair):
-    engine = bass.Engine(pair, bass.SpecConfig(3, "greedy"), config=CONFIG, warm_up=False)
+def test_a_greedy_rule_refuses_sampled_requests(ngram_pair):
+    engine = bass.Engine(ngram_pair, bass.SpecConfig(3, "greedy"), config=CONFIG, warm_up=False)
     with pytest.raises(ValueError, match=r"temperature=0\.5"):
         engine.submit([1], max_new_tokens=3, sampling=bass.SamplingParams(0.5))
 
 
-def test_a_full_queue_refuses_requests_until_one_is_served(pair):
+def test_a_full_queue_refuses_requests_until_one_is_served(ngram_pair):
     config = dataclasses.replace(CONFIG, max_waiting=3)
-    engine = bass.Engine(pair, SPEC, config=config, num_stop_tokens=4)
+    engine = bass.Engine(ngram_pair, SPEC, config=config, num_stop_tokens=4)
     request = {"prompt": [1, 2, 3], "max_new_tokens": 5, "stop_tokens": ()}
     handles = [engine.submit(**request) for _ in range(3)]
     with pytest.raises(QueueFull):
@@ -383,7 +420,7 @@ def test_a_full_queue_refuses_requests_until_one_is_served(pair):
     assert engine.submit(**request).result().finish_reason == "length"
 
 
-def test_a_callback_that_raises_ends_only_its_own_request(token_engine, pair):
+def test_a_callback_that_raises_ends_only_its_own_request(token_engine, ngram_pair):
     def fail(event):
         raise RuntimeError("in a callback")
 
@@ -394,25 +431,24 @@ def test_a_callback_that_raises_ends_only_its_own_request(token_engine, pair):
     token_engine.run()
     assert failing.finish_reason == "error" and str(failing.error) == "in a callback"
     np.testing.assert_array_equal(
-        other.output().tokens, alone(pair, token_engine.spec, request | {"seed": 3}).tokens[0]
+        other.output().tokens, alone(ngram_pair, token_engine.spec, request | {"seed": 3}).tokens[0]
     )
     assert sum(len(event.tokens) for event in events) == 20
     check_empty(token_engine)
 
 
-def test_the_default_engine_chooses_the_draft_length(pair):
+@pytest.mark.slow
+def test_the_default_engine_chooses_the_draft_length(pair, regular):
     """The tokens are those of regular decoding, whatever is measured; two lengths are compiled before the start."""
     engine = bass.Engine(pair, config=CONFIG, num_stop_tokens=4)
     steps = engine.executor.steps
     for size in CONFIG.sizes:
         compiled = [bucket for bucket in steps.buckets if steps.find(bucket, size)]
         assert 0 in compiled and len(compiled) <= 2
-    prompts = [[1 + index % 7, 2, 3, index % 5] for index in range(12)]
-    handles = [engine.submit(prompt, max_new_tokens=30) for prompt in prompts]
+    handles = [engine.submit(prompt, max_new_tokens=30) for prompt in PROMPTS[:12]]
     engine.run()
-    expected = bass.generate(pair, prompts, step="decode", max_new_tokens=30).tokens
-    for handle, tokens in zip(handles, expected, strict=True):
-        np.testing.assert_array_equal(handle.result().tokens, tokens)
+    for handle, tokens in zip(handles, regular[:12], strict=True):
+        assert handle.result().tokens.tolist() == tokens
 
 
 def test_pages_are_reserved_and_freed(pair):
@@ -435,14 +471,16 @@ def test_pages_are_reserved_and_freed(pair):
     check_empty(engine)
 
 
-def test_equal_beginnings_of_prompts_are_read_once():
+@pytest.mark.parametrize("drafter", mostly_slow(["model", "ngram"], lambda drafter: drafter == "ngram"))
+def test_equal_beginnings_of_prompts_are_read_once(drafter):
     """Full pages are shared within a prefix group, also after their request has ended, until the room is needed.
 
     With two layers, the keys and values of a page depend on the pages before it.
     """
     target = tiny.model(1, num_layers=2)
-    pair = bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.07)))
-    engine = bass.Engine(pair, SPEC, config=PAGED, num_stop_tokens=4)
+    drafter = NgramDrafter() if drafter == "ngram" else tiny.model_drafter(tiny.perturbed(target, 0.07))
+    pair = bass.Pair(target, drafter)
+    engine = bass.Engine(pair, SPEC, config=dataclasses.replace(PAGED, buckets=(8,)), num_stop_tokens=4)
     start = [1 + (index * index) % 7 for index in range(34)]
 
     def serve(prompts: list[list[int]], **options) -> int:
@@ -478,28 +516,25 @@ def test_options_without_paged_caches_are_refused(pair):
         bass.EngineConfig(2, 64, page_size=24)
 
 
-def test_threads_share_an_engine(pair):
+def test_threads_share_an_engine(token_engine, regular):
     """Eight threads once crashed or did not end."""
-    engine = bass.Engine(pair, SPEC, config=CONFIG, num_stop_tokens=4)
-    prompts = [[1 + index % 7, 2, 3, index % 5] for index in range(24)]
-    expected = bass.generate(pair, prompts, step="decode", max_new_tokens=12).tokens
     outputs: dict[int, list[int]] = {}
 
     def serve(worker: int) -> None:
-        for index in range(worker, len(prompts), 8):
-            handle = engine.submit(prompts[index], max_new_tokens=12)
+        for index in range(worker, len(PROMPTS), 8):
+            handle = token_engine.submit(PROMPTS[index], max_new_tokens=12)
             if index % 3 == 0:
-                engine.submit(prompts[index], max_new_tokens=40).cancel()
+                token_engine.submit(PROMPTS[index], max_new_tokens=40).cancel()
             outputs[index] = handle.result().tokens.tolist()
 
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
         for done in [threads.submit(serve, worker) for worker in range(8)]:
             done.result(timeout=120)
-    assert [outputs[index] for index in range(len(prompts))] == [row.tolist() for row in expected]
+    assert [outputs[index] for index in range(len(PROMPTS))] == [tokens[:12] for tokens in regular]
 
 
-def test_a_with_block_completes_the_requests(pair):
-    with bass.Engine(pair, SPEC, config=CONFIG, num_stop_tokens=4) as engine:
+def test_a_with_block_completes_the_requests(ngram_pair):
+    with bass.Engine(ngram_pair, SPEC, config=CONFIG, num_stop_tokens=4) as engine:
         handles = [engine.submit([1, 2, index], max_new_tokens=9, stop_tokens=()) for index in range(9)]
     assert [(len(handle.output().tokens), handle.finish_reason) for handle in handles] == [(9, "length")] * 9
     with pytest.raises(EngineClosed, match="the engine is closed"):
@@ -509,11 +544,11 @@ def test_a_with_block_completes_the_requests(pair):
     check_empty(engine)
 
 
-def test_an_exception_in_a_with_block_cancels_the_requests(pair):
+def test_an_exception_in_a_with_block_cancels_the_requests(ngram_pair):
     handles = []
 
     def serve():
-        with bass.Engine(pair, SPEC, config=CONFIG, num_stop_tokens=4) as engine:
+        with bass.Engine(ngram_pair, SPEC, config=CONFIG, num_stop_tokens=4) as engine:
             handles.extend(engine.submit([1, 2, index], max_new_tokens=40, stop_tokens=()) for index in range(9))
             for _ in range(5):
                 engine.advance()
@@ -525,12 +560,12 @@ def test_an_exception_in_a_with_block_cancels_the_requests(pair):
     assert 0 < len(handles[0].result().tokens) < 40 and len(handles[8].result().tokens) == 0
 
 
-def test_a_step_that_fails_ends_all_requests(pair, monkeypatch):
+def test_a_step_that_fails_ends_all_requests(ngram_pair, monkeypatch):
     """Threads and event loops that wait get the error, and none waits forever.
 
     Running, waiting and late requests are covered.
     """
-    engine = bass.Engine(pair, SPEC, config=CONFIG, num_stop_tokens=4)
+    engine = bass.Engine(ngram_pair, SPEC, config=CONFIG, num_stop_tokens=4)
     collect, num_steps = engine.executor.collect, 0
 
     def fail():

@@ -30,15 +30,16 @@ def ngram_pair(pair):
     return pair.with_drafter(NgramDrafter())
 
 
-def test_the_device_loop_equals_the_host_loop(pair):
-    host = bass.generate(pair, tiny.PROMPTS, SPEC, sampling=SAMPLED, max_new_tokens=[20, 11, 17])
-    state = bass.prefill(pair, tiny.PROMPTS, SPEC, sampling=SAMPLED, max_new_tokens=[20, 11, 17])
-    state, infos = bass.decoding.generate_on_device(pair, state, SPEC, max_steps=20)
+def test_the_device_loop_equals_the_host_loop(ngram_pair):
+    host = bass.generate(ngram_pair, tiny.PROMPTS, SPEC, sampling=SAMPLED, max_new_tokens=[20, 11, 17])
+    state = bass.prefill(ngram_pair, tiny.PROMPTS, SPEC, sampling=SAMPLED, max_new_tokens=[20, 11, 17])
+    state, infos = bass.decoding.generate_on_device(ngram_pair, state, SPEC, max_steps=20)
     for row in range(3):
         np.testing.assert_array_equal(bass.output_tokens(state, row), host.tokens[row])
     assert repr(bass.summarize(infos)) == repr(host.metrics)  # By repr, because NaN is not equal to itself.
 
 
+@pytest.mark.slow
 def test_a_jitted_step_in_a_loop_equals_generate(pair):
     host = bass.generate(pair, tiny.PROMPTS, SPEC, sampling=SAMPLED, max_new_tokens=20)
     state = bass.prefill(pair, tiny.PROMPTS, SPEC, sampling=SAMPLED, max_new_tokens=20)
@@ -170,6 +171,7 @@ def test_one_function_is_compiled_per_bucket():
     assert [run(draft_len=g).num_compiled for g in (6, 5, 6)] == [1, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_jitted_step_is_traced_once_per_bucket(ngram_pair):
     """In a user's own loop that changes every traced value; jax counts."""
     step = jax.jit(lambda pair, state, spec: bass.speculate_step(pair, state, spec), donate_argnums=1)

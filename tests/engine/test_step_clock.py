@@ -160,6 +160,7 @@ def test_compile_time_does_not_enter_an_estimate(pair):
     assert all(step.seconds < 0.5 * step.compile_seconds for step in measured)
 
 
+@pytest.mark.slow
 def test_with_a_cost_model_in_place_of_the_clock_a_run_repeats_exactly(pair):
     from tests.cost_model.profiles import made_up
 

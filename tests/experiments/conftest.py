@@ -69,7 +69,7 @@ def bubblewrap() -> None:
 def pair_path(tmp_path_factory) -> str:
     """A target and a draft that is often right: the same weights with noise added."""
     directory = tmp_path_factory.mktemp("experiment_pair")
-    target = random_model(small_config(context=512))
+    target = random_model(small_config(context=512, num_layers=1))
     random = np.random.default_rng(1)
     noisy = jax.tree.map(
         lambda leaf: leaf + 0.02 * random.standard_normal(leaf.shape).astype(np.float32), target.params

@@ -83,6 +83,7 @@ def test_scores_are_those_of_the_planted_answers(coded, bubblewrap, capsys, tmp_
     assert text.count(f"bass-jax report {path} --output {output}") >= len(figures)
 
 
+@pytest.mark.slow
 def test_distributions_are_not_compared_under_a_time_budget(coded):
     """Long answers are missing there, so a test would measure speed and not the distribution."""
     coded |= {

@@ -177,6 +177,7 @@ def test_a_time_budget_stops_rows_and_records_them(content):
     assert {sample["finish_reason"] for sample in written(generous)} <= {"length", "stop"}
 
 
+@pytest.mark.slow
 def test_traces_agree_with_the_samples(content):
     from bass_jax.decoding import read_trace
 

@@ -46,9 +46,8 @@ def assert_no_cache_copy(spec, num_bytes):
     assert num_bytes < cache.size * cache.dtype.itemsize / 3
 
 
-@pytest.mark.parametrize(
-    "name", mostly_slow(ATTENTION_BY_NAME, lambda name: name in ("llama3_8b_paged", "gpt_oss_20b"))
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ATTENTION_BY_NAME)
 def test_triton_attention_lowers(name):
     spec = ATTENTION_BY_NAME[name]
     for form in ("pad", "split", "ragged"):
@@ -169,13 +168,8 @@ def test_triton_acceptance_compiles_within_a_megabyte(name, device):
 
 
 @needs_gpu_compiler
-@pytest.mark.parametrize(
-    "name",
-    mostly_slow(
-        [name for name in ACCEPTANCE_BY_NAME if name != "gpt2_f16"],
-        lambda name: name == "qwen3_8b_ngram",
-    ),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ACCEPTANCE_BY_NAME if name != "gpt2_f16"])
 def test_mosaic_gpu_acceptance_compiles_within_a_megabyte(name, monkeypatch, capfd):
     """Also checks that Mosaic GPU's own call of ptxas reports no spills."""
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")

@@ -326,12 +326,28 @@ CONFIGS = {
 }
 
 
-QUICK = {name for name in CONFIGS if "-" not in name} | {
+QUICK = {
+    "llama",
     "qwen2-rope-yarn-deepseek",
+    "qwen3",
+    "gemma2",
     "gemma3-rope-mqa-softcap",
-    "bigcode-mqa",
+    "gpt2",
+    "opt",
+    "falcon",
+    "cohere2",
+    "granite",
+    "mixtral",
+    "gpt_oss",
+    "deepseek_v3",
+    "llama4_text",
+    "qwen3_next",
 }
-"""Every family and a few variants. The other configurations are tested by the slow tests."""
+"""Families that contain every kind of layer. The other configurations are tested by the slow tests."""
+
+QUICK_FILES = {*QUICK, "codegen", "glm", "mistral", "neox", "olmo2", "phi3", "qwen2_moe", "smollm3", "starcoder2"}
+QUICK_FILES |= {"llama-tied-mqa", "opt-350m"}
+"""Configurations of every module of `bass_jax.models.families`, for quick tests that compute no logits."""
 
 PICKLED = ("llama-tied-mqa", "gpt2", "opt-350m")
 """Configurations whose weights torch writes as pickles too."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bass_jax.checkpoint import Tokenizer, load_tokenizer
-from tests.models.cases import QUICK, cases
+from tests.models.cases import QUICK, QUICK_FILES, cases
 
 ROOT = Path(__file__).parents[2]
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
@@ -59,7 +59,8 @@ def smollm2_tokenizer(smollm2_gguf) -> Tokenizer:
 def reference(request, tmp_path_factory) -> Path:
     """Returns the directory in which `transformers_reference` wrote the random models of `cases`.
 
-    Workers share it. If no slow test of the session reads it, the models that are not in `QUICK` have no logits.
+    Workers share it. If no slow test of the session reads it, it has the models in `QUICK_FILES`, and logits of those
+    in `QUICK`.
     """
     base = tmp_path_factory.getbasetemp()
     directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "reference"
@@ -67,7 +68,8 @@ def reference(request, tmp_path_factory) -> Path:
     readers = (item for item in request.session.items if "reference" in item.fixturenames)
     is_slow = any(item.get_closest_marker("slow") for item in readers)
     nothing = {"prompts": [], "num_new": []}
-    todo = [case if is_slow or case["name"] in QUICK else case | nothing for case in cases()]
+    todo = [case for case in cases() if is_slow or case["name"] in QUICK_FILES]
+    todo = [case if is_slow or case["name"] in QUICK else case | nothing for case in todo]
     with open(directory / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (directory / "is_complete").exists():

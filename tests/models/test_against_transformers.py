@@ -8,7 +8,7 @@ import bass_jax as bass
 from bass_jax.checkpoint import load_model, save_hugging_face
 from bass_jax.models.families import FAMILIES
 from tests.marks import mostly_slow
-from tests.models.cases import CONFIGS, NUM_NEW, PICKLED, QUICK, cases
+from tests.models.cases import CONFIGS, NUM_NEW, PICKLED, QUICK, QUICK_FILES, cases
 from tests.models.conftest import load_arrays, run_reference
 from tests.models.passes import read_texts, relative_error, tolerance_of
 
@@ -40,7 +40,7 @@ def test_pickled_weights_equal_safetensors(name, reference):
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", mostly_slow(CONFIGS, lambda name: name in QUICK_FILES))
 def test_an_exported_model_has_the_original_tensors(name, reference, tmp_path):
     from safetensors.numpy import load_file
 

@@ -68,8 +68,9 @@ def test_a_pass_over_a_whole_sequence_needs_no_cache(target):
     """The sequence is longer than a block of the rule."""
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, tiny.VOCAB, (2, 150)))
     positions = jnp.broadcast_to(jnp.arange(150), tokens.shape)
-    whole = target.hidden_states(tokens, positions, None).hidden
-    cached = target.hidden_states(tokens, positions, target.init_cache(2, 256)).hidden
+    read = jax.jit(type(target).hidden_states)
+    whole = read(target, tokens, positions, None).hidden
+    cached = read(target, tokens, positions, target.init_cache(2, 256)).hidden
     assert relative_error(np.asarray(whole), np.asarray(cached)) < 5e-5
 
 
@@ -113,7 +114,8 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("loop", mostly_slow(LOOPS, lambda name: name != "exhaustive"))
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", LOOPS)
 def test_greedy_tokens_are_those_of_regular_decoding(target, regular, loop):
     pair = bass.Pair(target, attention_draft(target))
     run = bass.generate(pair, tiny.PROMPTS, max_new_tokens=30, **LOOPS[loop])
@@ -129,7 +131,7 @@ DRAFTERS = {
     "suffix": lambda target: SuffixDrafter(),
 }
 CASES = [(drafter, cache, num) for drafter in DRAFTERS for cache in ("dense", "pages", "INT8 pages") for num in (1, 2)]
-QUICK = [("model", "pages", 1), ("eagle3", "INT8 pages", 2)]
+QUICK = [("suffix", "INT8 pages", 2)]
 
 
 @pytest.mark.parametrize(("drafter", "cache", "num_devices"), mostly_slow(CASES, lambda case: case in QUICK))

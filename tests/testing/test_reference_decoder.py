@@ -18,7 +18,7 @@ def models() -> tuple[bass.models.Model, bass.models.Model]:
 
 
 @pytest.mark.parametrize("stop_tokens", [(), (3, 5)])
-@pytest.mark.parametrize("draft_len, temperature", mostly_slow(CASES, lambda case: case != (3, 0.0)))
+@pytest.mark.parametrize("draft_len, temperature", mostly_slow(CASES, lambda case: case in ((0, 0.0), (3, 1.0))))
 def test_the_tokens_are_those_of_the_reference_decoder(models, draft_len, temperature, stop_tokens):
     target, draft = models
     options = {"max_new_tokens": 20, "key": jax.random.key(7), "stop_tokens": stop_tokens}

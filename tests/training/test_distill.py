@@ -243,9 +243,9 @@ def test_missing_data_are_found_before_the_target_is_loaded(root, tmp_path, monk
 
 
 @pytest.fixture(scope="module")
-def eagle3(finished, root, run, tmp_path_factory):
-    """An EAGLE-3 head that learned from the same corpus, and its configuration."""
-    changes = {
+def eagle3_changes(finished, root, tmp_path_factory):
+    """The configuration of an EAGLE-3 head that learns from the same corpus."""
+    return {
         "output_dir": str(tmp_path_factory.mktemp("eagle3") / "run"),
         "corpus_dir": str(root / "run"),
         "draft.kind": "eagle3",
@@ -254,9 +254,15 @@ def eagle3(finished, root, run, tmp_path_factory):
         "loss.unroll": 3,
         "training.num_steps": 12,
     }
-    return run(changes, stages=("train", "evaluate")), changes
 
 
+@pytest.fixture(scope="module")
+def eagle3(eagle3_changes, run):
+    """The head of this configuration, and the configuration."""
+    return run(eagle3_changes, stages=("train", "evaluate")), eagle3_changes
+
+
+@pytest.mark.slow
 def test_an_eagle3_head_is_written_in_the_format_of_speculators(eagle3, root):
     """The stored head is the trained one, rounded to bfloat16, and generates with its target."""
     made, _ = eagle3
@@ -274,6 +280,7 @@ def test_an_eagle3_head_is_written_in_the_format_of_speculators(eagle3, root):
     assert all(map(np.array_equal, speculated.tokens, plain.tokens)) and speculated.metrics.num_drafted > 0
 
 
+@pytest.mark.slow
 def test_the_measured_tokens_per_pass_are_those_of_the_drafter(eagle3, root):
     """`evaluate` computes the hidden states that the corpus does not hold."""
     made, _ = eagle3
@@ -311,6 +318,6 @@ def test_an_eagle3_head_continues_from_another(eagle3, run, tmp_path):
         ({"draft.kind": "decoder"}, r"hidden_layers=.*: expected \(\) with kind='decoder'"),
     ],
 )
-def test_mistakes_of_an_eagle3_head_are_named(eagle3, run, tmp_path, changes, message):
+def test_mistakes_of_an_eagle3_head_are_named(eagle3_changes, run, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
-        run(eagle3[1] | {"output_dir": str(tmp_path / "run")} | changes, stages=("train",))
+        run(eagle3_changes | {"output_dir": str(tmp_path / "run")} | changes, stages=("train",))

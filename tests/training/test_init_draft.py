@@ -74,6 +74,7 @@ def test_hidden_states_as_a_new_input_change_nothing_at_first(make_config, make_
     assert np.abs(gradient(reader, tokens, hidden)["hidden_projection"]).max() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_layers", mostly_slow([2, 3, 5], lambda num: num == 3))
 def test_new_layers_change_nothing_at_first(make_config, make_draft, tokens, num_layers):
     """And each of them learns from the first step on."""
