@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, ReaderField, dequantize
 
-from bass_jax.checkpoint.gguf_architectures import ARCHITECTURES, Architecture, Metadata
+from bass_jax.checkpoint.gguf_architectures import ARCHITECTURES, LEFT_OUT, Architecture, Metadata
 from bass_jax.runtime.files import one_line
 
 _FREQUENCIES = "rope_freqs.weight"
@@ -36,6 +36,8 @@ class GgufFile:
         except Exception as error:  # damage causes errors of many types
             raise ValueError(f"{path}: not readable as GGUF: {one_line(error)}") from None
         name = self.field("general.architecture")
+        if name in LEFT_OUT:
+            raise ValueError(f"{path}: general.architecture={name!r}: not read from GGUF, because {LEFT_OUT[name]}")
         if name not in ARCHITECTURES:
             raise ValueError(f"{path}: general.architecture={name!r}: expected one of {list(ARCHITECTURES)}")
         self._name, self._architecture = name, ARCHITECTURES[name]

@@ -9,9 +9,12 @@ from gguf import GGUFReader
 
 from bass_jax.checkpoint import load_model
 from bass_jax.checkpoint.gguf import GgufFile
+from bass_jax.checkpoint.gguf_architectures import ARCHITECTURES
+from bass_jax.models.families import FAMILIES
 from bass_jax.models.model_config import DenseMLP, MoEConfig, RopeScaling
 from tests.checkpoint.gguf_writer import finish, write_gguf
 from tests.checkpoint.small import random_model, small_config
+from tests.models.cases import CONFIGS as CASES
 
 WINDOWS = {"window": 6, "windowed_layers": (True, False)}
 GEMMA = {"norm_offset": 1.0, "embedding_scale": 4.0, "activation": "gelu_tanh"}
@@ -37,6 +40,51 @@ CONFIGS = {
     "gpt2": {"family": "gpt2", "has_learned_positions": True, "norm": "layer", "has_attention_bias": True}
     | {"has_mlp_bias": True, "is_gated": False, "activation": "gelu_tanh"},
 }
+_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+_YARN_BETAS = _YARN | {"beta_fast": 8.0, "beta_slow": 2.0}
+_LOCAL_BASE = {"rope_theta": 70.0}
+_NO_PADDING = {"pad_token_id": None}
+CONVERTED = {
+    "mixtral": {},
+    "olmo2": {"rope_parameters": _YARN_BETAS},
+    "olmo3": {"rope_parameters": {"full_attention": _YARN, "sliding_attention": _LOCAL_BASE}},
+    "olmoe": {"tie_word_embeddings": True},
+    "smollm3": {"num_hidden_layers": 5, "no_rope_layer_interval": 4} | _NO_PADDING,
+    "granite": {"attention_bias": True, "mlp_bias": True},
+    "glm4": {"head_dim": 16, "num_key_value_heads": 1} | _NO_PADDING,
+    "starcoder2": {"tie_word_embeddings": True},
+    "starcoder2-no-bias": {"use_bias": False},
+    "cohere": {"use_qk_norm": True, "tie_word_embeddings": True},
+    "cohere2": {"num_hidden_layers": 5, "tie_word_embeddings": True},
+    "gpt_oss": {"rope_parameters": _YARN | {"truncate": False}},
+    "neox": {"rotary_pct": 0.5, "tie_word_embeddings": True},
+    "neox-sequential": {"rotary_pct": 1.0, "use_parallel_residual": False, "attention_bias": False},
+    "bigcode-mqa": {"multi_query": True, "n_inner": 50},
+}
+"""Hugging Face configurations, as changes of those in `tests.models.cases`, of the other families."""
+
+
+def converted_config(name: str) -> dict:
+    """Returns a configuration of `CONVERTED`."""
+    base = name if name in CASES else name.split("-")[0]
+    return CASES[base] | CONVERTED[name]
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_every_other_family_is_read(name, tmp_path):
+    source = converted_config(name)
+    model = random_model(FAMILIES[source["model_type"]].read_config(source))
+    write_gguf(tmp_path / "model.gguf", model)
+    found = load_model(tmp_path / "model.gguf")
+    assert found.config == model.config
+    jax.tree.map(np.testing.assert_array_equal, found.params, model.params)
+
+
+def test_every_read_family_is_tested():
+    families = {family for one in ARCHITECTURES.values() for family in (one.family, *one.others)}
+    assert families == {one.get("family", "llama") for one in CONFIGS.values()} | {
+        converted_config(name)["model_type"] for name in CONVERTED
+    }
 
 
 @pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
