@@ -40,9 +40,15 @@ _PERMUTED = ("llama", "mixtral", "smollm3", "granite")
 
 
 def write_gguf(
-    path: Path, model: Model, *, kind: str = "F32", architecture: str | None = None, tokens: list[str] | None = None
+    path: Path,
+    model: Model,
+    *,
+    kind: str = "F32",
+    architecture: str | None = None,
+    tokens: list[str] | None = None,
+    extra: dict[str, float | list[int]] | None = None,
 ) -> None:
-    """Writes a model whose matrices have the GGUF type `kind`."""
+    """Writes a model whose matrices have the GGUF type `kind`, and `extra` metadata of the architecture."""
     config = model.config
     arch = ARCHITECTURES[config.family]
     layer = config.layers[0]
@@ -87,6 +93,9 @@ def write_gguf(
         writer.add_token_merges(["t h"])
         writer.add_eos_token_id(2)
         writer.add_pad_token_id(2)
+    for key, value in (extra or {}).items():
+        add = writer.add_array if isinstance(value, list) else writer.add_float32
+        add(f"{writer.arch}.{key}", value)
     kind = gguf.GGMLQuantizationType[kind]
     names = gguf.get_tensor_name_map(arch, config.num_layers)
     with_experts = separate_projections if config.family == "gpt_oss" else stacked_experts

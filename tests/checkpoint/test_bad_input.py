@@ -175,8 +175,8 @@ def test_an_index_that_does_not_match_its_files_is_refused(checkpoint):
 
 def test_an_unknown_gguf_architecture_or_tokenizer_is_refused(tmp_path, model):
     path = tmp_path / "model.gguf"
-    write_gguf(path, model, architecture="falcon")
-    assert_refused(path, r"model.gguf: general.architecture='falcon': expected one of \['llama'")
+    write_gguf(path, model, architecture="bloom")
+    assert_refused(path, r"model.gguf: general.architecture='bloom': expected one of \['llama'")
     tokens = [*map(str, range(model.config.vocab_size))]
     write_gguf(path, model, tokens=tokens)
     refused_tokenizer = r"model.gguf: not a readable tokenizer: .*`t`"

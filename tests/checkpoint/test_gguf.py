@@ -1,5 +1,7 @@
 """GGUF files of every supported architecture and quantization are read; others are refused."""
 
+from pathlib import Path
+
 import gguf
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ from gguf import GGUFReader
 
 from bass_jax.checkpoint import load_model
 from bass_jax.checkpoint.gguf import GgufFile
-from bass_jax.checkpoint.gguf_architectures import ARCHITECTURES
+from bass_jax.checkpoint.gguf_architectures import ARCHITECTURES, LEFT_OUT
 from bass_jax.models.families import FAMILIES
 from bass_jax.models.model_config import DenseMLP, MoEConfig, RopeScaling
 from tests.checkpoint.gguf_writer import finish, write_gguf
@@ -100,7 +102,8 @@ def test_every_architecture_is_read(changes, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"), [("F32", 0), ("F16", 2**-11), ("BF16", 2**-8), ("Q8_0", 2**-7), ("Q4_0", 2**-3), ("Q4_1", 2**-3)]
+    ("kind", "error"),
+    [("F32", 0), ("F16", 2**-11), ("BF16", 2**-8), ("Q8_0", 2**-7), ("Q4_0", 2**-3), ("Q4_1", 2**-3), ("MXFP4", 2**-2)],
 )
 def test_quantized_tensors_are_dequantized(kind, error, tmp_path):
     changes = {"width": 64, "mlp_width": 64, "head_dim": 16, "num_kv_heads": 2, "is_tied": False}
@@ -111,6 +114,57 @@ def test_quantized_tensors_are_dequantized(kind, error, tmp_path):
     for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(model.params), strict=True):
         # The error is at most one quantization step, a fraction of the block's largest magnitude.
         np.testing.assert_allclose(a, b, rtol=0, atol=error * float(jnp.abs(b).max()))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "MXFP4"])
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "neox", "cohere"])
+def test_quantized_experts_and_fused_matrices_are_dequantized(name, kind, tmp_path):
+    source = converted_config(name) | {"hidden_size": 64, "intermediate_size": 64}
+    model = random_model(FAMILIES[source["model_type"]].read_config(source), 2)
+    write_gguf(tmp_path / "model.gguf", model, kind=kind)
+    found = load_model(tmp_path / "model.gguf")
+    assert found.config == model.config
+    for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(model.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=(2**-7 if kind == "Q8_0" else 2**-2) * float(jnp.abs(b).max()))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        ("deepseek2", "not read from GGUF, because files hold the latent projections in two layouts"),
+        ("qwen35moe", "not read from GGUF, because the recurrent layers are transformed"),
+        ("bloom", r"expected one of \['llama', "),
+    ],
+)
+def test_other_architectures_are_refused_by_name(architecture, message, tmp_path):
+    write_gguf(tmp_path / "model.gguf", random_model(small_config()), architecture=architecture)
+    with pytest.raises(ValueError, match=f"model.gguf: general.architecture={architecture!r}: {message}"):
+        load_model(tmp_path / "model.gguf")
+
+
+def test_the_reasons_are_documented():
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "families.md").read_text()
+    for architecture in LEFT_OUT:
+        assert f"`{architecture}`" in page
+
+
+@pytest.mark.parametrize("key", ["attn_factor", "yarn_attn_factor"])
+def test_a_factor_of_yarn_that_is_not_the_usual_one_is_refused(key, tmp_path):
+    """llama.cpp multiplies the usual factor by the first key and replaces the second, unlike `transformers`."""
+    model = random_model(small_config(**CONFIGS["llama yarn"]))
+    write_gguf(tmp_path / "model.gguf", model, extra={f"rope.scaling.{key}": 1.1386294})
+    assert load_model(tmp_path / "model.gguf").config == model.config
+    write_gguf(tmp_path / "model.gguf", model, extra={f"rope.scaling.{key}": 1.2})
+    with pytest.raises(ValueError, match=rf"rope.scaling.{key}=1.2: expected 1 or 1.1386$"):
+        load_model(tmp_path / "model.gguf")
+
+
+def test_a_glm_with_vision_is_refused(tmp_path):
+    """Its queries and keys are stored in another order."""
+    model = random_model(FAMILIES["glm4"].read_config(converted_config("glm4")))
+    write_gguf(tmp_path / "model.gguf", model, extra={"rope.dimension_sections": [8, 12, 12, 0]})
+    with pytest.raises(ValueError, match=r"rope.dimension_sections=\[8, 12, 12, 0\]: expected none"):
+        load_model(tmp_path / "model.gguf")
 
 
 def q4_k(block: np.ndarray) -> np.ndarray:
