@@ -373,13 +373,13 @@ ARCHITECTURES = {
 """By ``general.architecture``."""
 
 LEFT_OUT = {
-    "chatglm": "converters write constants in place of the model's context and epsilon, and either of two layouts",
-    "deepseek2": "files hold the latent projections in two layouts, and not whether experts are chosen in groups",
-    "falcon": "the names of the norms depend on their number, and the metadata lack the rotary base",
-    "llama4": "the metadata lack the chunks of the attention, the scaling of the queries and their norm",
+    "chatglm": "converters write constants for the context and the epsilon of the norms, and files have two layouts",
+    "deepseek2": "files hold the projections of keys and values in two layouts, and not all values of the configuration",
+    "falcon": "the metadata lack the rotary base, and the names of the norms depend on their number",
+    "llama4": "the metadata lack the chunks of the attention and the norm of the queries and keys",
     **dict.fromkeys(
         ("qwen3next", "qwen35", "qwen35moe"),
-        "the recurrent layers are transformed and their heads reordered, which no other reader here confirms",
+        "files hold the decays of the recurrent layers in another form, and their heads in another order",
     ),
 }
 """Why files of an architecture are refused whose family is read from other files."""

@@ -64,6 +64,7 @@ def test_a_hub_id_without_a_network_is_an_error_of_one_line(monkeypatch):
     [
         ({"model_type": "mamba"}, r"theirs: model_type='mamba': expected one of '"),
         ({"model_type": ...}, r"model_type=None: expected one of"),
+        ({"model_type": "gemma4_text"}, r"theirs: model_type='gemma4_text': expected one of '"),
         ({"hidden_act": "tanh"}, r"theirs: config.json: hidden_act='tanh': expected one of \['gelu'"),
         ({"hidden_size": "big"}, r"hidden_size='big': expected an integer"),
         ({"num_hidden_layers": ...}, r"missing key 'num_hidden_layers'"),

@@ -131,8 +131,8 @@ def test_quantized_experts_and_fused_matrices_are_dequantized(name, kind, tmp_pa
 @pytest.mark.parametrize(
     ("architecture", "message"),
     [
-        ("deepseek2", "not read from GGUF, because files hold the latent projections in two layouts"),
-        ("qwen35moe", "not read from GGUF, because the recurrent layers are transformed"),
+        ("deepseek2", "not read from GGUF, because files hold the projections of keys"),
+        ("qwen35moe", "not read from GGUF, because files hold the decays"),
         ("bloom", r"expected one of \['llama', "),
     ],
 )
