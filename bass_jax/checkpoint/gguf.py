@@ -124,7 +124,7 @@ class GgufFile:
         config |= {"model_type": architecture.family, "vocab_size": int(self._tensors[embedding].shape[-1])}
         try:
             return architecture.finish(Metadata(self._value, self._number, frozenset(self._tensors)), config)
-        except ValueError as error:
+        except (ArithmeticError, TypeError, ValueError) as error:
             message = str(error).removeprefix(f"{self.path}: ")
             raise ValueError(f"{self.path}: {message}") from None
 

@@ -179,9 +179,7 @@ def _olmo2(meta: Metadata, config: Config) -> Config:
 
 
 def _smollm3(meta: Metadata, config: Config) -> Config:
-    # The metadata do not say it: every fourth layer is without rotary positions.
-    rotated = [int((i + 1) % 4 != 0) for i in range(config["num_hidden_layers"])]
-    return _llama(meta, config) | {"no_rope_layers": rotated}
+    return _llama(meta, config) | {"no_rope_layer_interval": 4}  # Not in the metadata.
 
 
 def _granite(meta: Metadata, config: Config) -> Config:
@@ -242,7 +240,7 @@ def _neox(meta: Metadata, config: Config) -> Config:
 
 
 def _rotated_share(meta: Metadata, head_dim: int) -> float:
-    return meta.value("rope.dimension_count", head_dim) / head_dim
+    return meta.number("rope.dimension_count", head_dim) / head_dim
 
 
 def _gemma2(meta: Metadata, config: Config) -> Config:
@@ -374,7 +372,7 @@ ARCHITECTURES = {
 
 LEFT_OUT = {
     "chatglm": "converters write constants for the context and the epsilon of the norms, and files have two layouts",
-    "deepseek2": "files hold the projections of keys and values in two layouts, and not all values of the configuration",
+    "deepseek2": "files have two layouts of the projections of keys and values, and older ones lack groups of experts",
     "falcon": "the metadata lack the rotary base, and the names of the norms depend on their number",
     "llama4": "the metadata lack the chunks of the attention and the norm of the queries and keys",
     **dict.fromkeys(

@@ -119,7 +119,7 @@ def test_quantized_tensors_are_dequantized(kind, error, tmp_path):
 @pytest.mark.parametrize("kind", ["Q8_0", "MXFP4"])
 @pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "neox", "cohere"])
 def test_quantized_experts_and_fused_matrices_are_dequantized(name, kind, tmp_path):
-    source = converted_config(name) | {"hidden_size": 64, "intermediate_size": 64}
+    source = converted_config(name) | {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
     model = random_model(FAMILIES[source["model_type"]].read_config(source), 2)
     write_gguf(tmp_path / "model.gguf", model, kind=kind)
     found = load_model(tmp_path / "model.gguf")
@@ -131,7 +131,7 @@ def test_quantized_experts_and_fused_matrices_are_dequantized(name, kind, tmp_pa
 @pytest.mark.parametrize(
     ("architecture", "message"),
     [
-        ("deepseek2", "not read from GGUF, because files hold the projections of keys"),
+        ("deepseek2", "not read from GGUF, because files have two layouts of the projections"),
         ("qwen35moe", "not read from GGUF, because files hold the decays"),
         ("bloom", r"expected one of \['llama', "),
     ],
