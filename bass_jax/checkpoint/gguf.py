@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, ReaderField, dequantize
 
-from bass_jax.checkpoint.gguf_architectures import ARCHITECTURES, Architecture, Metadata
+from bass_jax.checkpoint.gguf_architectures import ARCHITECTURES, LEFT_OUT, Architecture, Metadata
 from bass_jax.runtime.files import one_line
 
 _FREQUENCIES = "rope_freqs.weight"
@@ -36,6 +36,8 @@ class GgufFile:
         except Exception as error:  # damage causes errors of many types
             raise ValueError(f"{path}: not readable as GGUF: {one_line(error)}") from None
         name = self.field("general.architecture")
+        if name in LEFT_OUT:
+            raise ValueError(f"{path}: general.architecture={name!r}: not read from GGUF, because {LEFT_OUT[name]}")
         if name not in ARCHITECTURES:
             raise ValueError(f"{path}: general.architecture={name!r}: expected one of {list(ARCHITECTURES)}")
         self._name, self._architecture = name, ARCHITECTURES[name]
@@ -122,7 +124,7 @@ class GgufFile:
         config |= {"model_type": architecture.family, "vocab_size": int(self._tensors[embedding].shape[-1])}
         try:
             return architecture.finish(Metadata(self._value, self._number, frozenset(self._tensors)), config)
-        except ValueError as error:
+        except (ArithmeticError, TypeError, ValueError) as error:
             message = str(error).removeprefix(f"{self.path}: ")
             raise ValueError(f"{self.path}: {message}") from None
 

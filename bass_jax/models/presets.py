@@ -38,6 +38,7 @@ _QWEN3 = _QWEN | {"model_type": "qwen3", "num_key_value_heads": 8, "vocab_size":
 _GEMMA2 = {"model_type": "gemma2", "vocab_size": 256000, "head_dim": 256, "max_position_embeddings": 8192}
 _GEMMA3 = {"model_type": "gemma3_text", "vocab_size": 262144, "head_dim": 256, "max_position_embeddings": 32768}
 _QWEN3_MOE = _QWEN3 | {"model_type": "qwen3_moe", "num_key_value_heads": 4, "norm_topk_prob": True}
+_HYBRID = {"vocab_size": 248320, "rope_theta": 1e7, "max_position_embeddings": 262144}
 _BASS = {
     "model_type": "gpt_neox",
     "vocab_size": 51200,
@@ -90,6 +91,9 @@ _SOURCES = {
     "qwen3-0.6b": _sized(_QWEN3, 28, 1024, 16, 3072, tie_word_embeddings=True),
     "qwen3-8b": _sized(_QWEN3, 36, 4096, 32, 12288),
     "qwen3-30b-a3b": _sized(_QWEN3_MOE, 48, 2048, 32, 6144, num_experts=128, num_experts_per_tok=8),
+    "qwen3-next-80b-a3b": _sized(_HYBRID | {"model_type": "qwen3_next", "vocab_size": 151936}, 48, 2048, 16, 5120),
+    "qwen3.5-9b": _sized(_HYBRID | {"model_type": "qwen3_5_text"}, 32, 4096, 16, 12288),
+    "qwen3.5-35b-a3b": _sized(_HYBRID | {"model_type": "qwen3_5_moe_text"}, 40, 2048, 16, 512),
     "mixtral-8x7b": _sized(_MISTRAL | {"model_type": "mixtral", "rope_theta": 1e6}, 32, 4096, 32, 14336),
     "gemma-2-2b": _sized(_GEMMA2, 26, 2304, 8, 9216, num_key_value_heads=4),
     "gemma-2-9b": _sized(_GEMMA2, 42, 3584, 16, 14336, num_key_value_heads=8),
@@ -154,6 +158,8 @@ def random_model(
 def _mean_and_deviation(name: str, config: ModelConfig) -> tuple[float, float]:
     if name.endswith("bias"):
         return 0.0, 0.0
+    if name.endswith("gated_delta/norm"):
+        return 1.0 - config.recurrences[0].norm.offset, 0.0
     if name.endswith("norm"):
         return 1.0 - config.layers[0].norm.offset, 0.0
     if name.endswith("_scale"):

@@ -22,7 +22,7 @@ def family_rows() -> list[tuple[str, ...]]:
         speculated, edited = (
             own & set(checked) for checked in (test_families_speculate.NAMES, test_config_edits.CASES)
         )
-        has_gguf = name in {architecture.family for architecture in ARCHITECTURES.values()}
+        has_gguf = any(name in (one.family, *one.others) for one in ARCHITECTURES.values())
         rows.append(
             (f"``{name}``", summary, f"{len(own)}", f"{len(speculated)}", f"{len(edited)}", "yes" if has_gguf else "")
         )

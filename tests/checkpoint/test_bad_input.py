@@ -64,6 +64,7 @@ def test_a_hub_id_without_a_network_is_an_error_of_one_line(monkeypatch):
     [
         ({"model_type": "mamba"}, r"theirs: model_type='mamba': expected one of '"),
         ({"model_type": ...}, r"model_type=None: expected one of"),
+        ({"model_type": "gemma4_text"}, r"theirs: model_type='gemma4_text': expected one of '"),
         ({"hidden_act": "tanh"}, r"theirs: config.json: hidden_act='tanh': expected one of \['gelu'"),
         ({"hidden_size": "big"}, r"hidden_size='big': expected an integer"),
         ({"num_hidden_layers": ...}, r"missing key 'num_hidden_layers'"),
@@ -175,8 +176,8 @@ def test_an_index_that_does_not_match_its_files_is_refused(checkpoint):
 
 def test_an_unknown_gguf_architecture_or_tokenizer_is_refused(tmp_path, model):
     path = tmp_path / "model.gguf"
-    write_gguf(path, model, architecture="falcon")
-    assert_refused(path, r"model.gguf: general.architecture='falcon': expected one of \['llama'")
+    write_gguf(path, model, architecture="bloom")
+    assert_refused(path, r"model.gguf: general.architecture='bloom': expected one of \['llama'")
     tokens = [*map(str, range(model.config.vocab_size))]
     write_gguf(path, model, tokens=tokens)
     refused_tokenizer = r"model.gguf: not a readable tokenizer: .*`t`"

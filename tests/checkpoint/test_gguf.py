@@ -1,5 +1,7 @@
 """GGUF files of every supported architecture and quantization are read; others are refused."""
 
+from pathlib import Path
+
 import gguf
 import jax
 import jax.numpy as jnp
@@ -9,9 +11,12 @@ from gguf import GGUFReader
 
 from bass_jax.checkpoint import load_model
 from bass_jax.checkpoint.gguf import GgufFile
+from bass_jax.checkpoint.gguf_architectures import ARCHITECTURES, LEFT_OUT
+from bass_jax.models.families import FAMILIES
 from bass_jax.models.model_config import DenseMLP, MoEConfig, RopeScaling
 from tests.checkpoint.gguf_writer import finish, write_gguf
 from tests.checkpoint.small import random_model, small_config
+from tests.models.cases import CONFIGS as CASES
 
 WINDOWS = {"window": 6, "windowed_layers": (True, False)}
 GEMMA = {"norm_offset": 1.0, "embedding_scale": 4.0, "activation": "gelu_tanh"}
@@ -37,6 +42,51 @@ CONFIGS = {
     "gpt2": {"family": "gpt2", "has_learned_positions": True, "norm": "layer", "has_attention_bias": True}
     | {"has_mlp_bias": True, "is_gated": False, "activation": "gelu_tanh"},
 }
+_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+_YARN_BETAS = _YARN | {"beta_fast": 8.0, "beta_slow": 2.0}
+_LOCAL_BASE = {"rope_theta": 70.0}
+_NO_PADDING = {"pad_token_id": None}
+CONVERTED = {
+    "mixtral": {},
+    "olmo2": {"rope_parameters": _YARN_BETAS},
+    "olmo3": {"rope_parameters": {"full_attention": _YARN, "sliding_attention": _LOCAL_BASE}},
+    "olmoe": {"tie_word_embeddings": True},
+    "smollm3": {"num_hidden_layers": 5, "no_rope_layer_interval": 4} | _NO_PADDING,
+    "granite": {"attention_bias": True, "mlp_bias": True},
+    "glm4": {"head_dim": 16, "num_key_value_heads": 1} | _NO_PADDING,
+    "starcoder2": {"tie_word_embeddings": True},
+    "starcoder2-no-bias": {"use_bias": False},
+    "cohere": {"use_qk_norm": True, "tie_word_embeddings": True},
+    "cohere2": {"num_hidden_layers": 5, "tie_word_embeddings": True},
+    "gpt_oss": {"rope_parameters": _YARN | {"truncate": False}},
+    "neox": {"rotary_pct": 0.5, "tie_word_embeddings": True},
+    "neox-sequential": {"rotary_pct": 1.0, "use_parallel_residual": False, "attention_bias": False},
+    "bigcode-mqa": {"multi_query": True, "n_inner": 50},
+}
+"""Hugging Face configurations, as changes of those in `tests.models.cases`, of the other families."""
+
+
+def converted_config(name: str) -> dict:
+    """Returns a configuration of `CONVERTED`."""
+    base = name if name in CASES else name.split("-")[0]
+    return CASES[base] | CONVERTED[name]
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_every_other_family_is_read(name, tmp_path):
+    source = converted_config(name)
+    model = random_model(FAMILIES[source["model_type"]].read_config(source))
+    write_gguf(tmp_path / "model.gguf", model)
+    found = load_model(tmp_path / "model.gguf")
+    assert found.config == model.config
+    jax.tree.map(np.testing.assert_array_equal, found.params, model.params)
+
+
+def test_every_read_family_is_tested():
+    families = {family for one in ARCHITECTURES.values() for family in (one.family, *one.others)}
+    assert families == {one.get("family", "llama") for one in CONFIGS.values()} | {
+        converted_config(name)["model_type"] for name in CONVERTED
+    }
 
 
 @pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
@@ -52,7 +102,8 @@ def test_every_architecture_is_read(changes, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"), [("F32", 0), ("F16", 2**-11), ("BF16", 2**-8), ("Q8_0", 2**-7), ("Q4_0", 2**-3), ("Q4_1", 2**-3)]
+    ("kind", "error"),
+    [("F32", 0), ("F16", 2**-11), ("BF16", 2**-8), ("Q8_0", 2**-7), ("Q4_0", 2**-3), ("Q4_1", 2**-3), ("MXFP4", 2**-2)],
 )
 def test_quantized_tensors_are_dequantized(kind, error, tmp_path):
     changes = {"width": 64, "mlp_width": 64, "head_dim": 16, "num_kv_heads": 2, "is_tied": False}
@@ -63,6 +114,57 @@ def test_quantized_tensors_are_dequantized(kind, error, tmp_path):
     for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(model.params), strict=True):
         # The error is at most one quantization step, a fraction of the block's largest magnitude.
         np.testing.assert_allclose(a, b, rtol=0, atol=error * float(jnp.abs(b).max()))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "MXFP4"])
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "neox", "cohere"])
+def test_quantized_experts_and_fused_matrices_are_dequantized(name, kind, tmp_path):
+    source = converted_config(name) | {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
+    model = random_model(FAMILIES[source["model_type"]].read_config(source), 2)
+    write_gguf(tmp_path / "model.gguf", model, kind=kind)
+    found = load_model(tmp_path / "model.gguf")
+    assert found.config == model.config
+    for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(model.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=(2**-7 if kind == "Q8_0" else 2**-2) * float(jnp.abs(b).max()))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        ("deepseek2", "not read from GGUF, because files have two layouts of the projections"),
+        ("qwen35moe", "not read from GGUF, because files hold the decays"),
+        ("bloom", r"expected one of \['llama', "),
+    ],
+)
+def test_other_architectures_are_refused_by_name(architecture, message, tmp_path):
+    write_gguf(tmp_path / "model.gguf", random_model(small_config()), architecture=architecture)
+    with pytest.raises(ValueError, match=f"model.gguf: general.architecture={architecture!r}: {message}"):
+        load_model(tmp_path / "model.gguf")
+
+
+def test_the_reasons_are_documented():
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "families.md").read_text()
+    for architecture in LEFT_OUT:
+        assert f"`{architecture}`" in page
+
+
+@pytest.mark.parametrize("key", ["attn_factor", "yarn_attn_factor"])
+def test_a_factor_of_yarn_that_is_not_the_usual_one_is_refused(key, tmp_path):
+    """llama.cpp multiplies the usual factor by the first key and replaces the second, unlike `transformers`."""
+    model = random_model(small_config(**CONFIGS["llama yarn"]))
+    write_gguf(tmp_path / "model.gguf", model, extra={f"rope.scaling.{key}": 1.1386294})
+    assert load_model(tmp_path / "model.gguf").config == model.config
+    write_gguf(tmp_path / "model.gguf", model, extra={f"rope.scaling.{key}": 1.2})
+    with pytest.raises(ValueError, match=rf"rope.scaling.{key}=1.2: expected 1 or 1.1386$"):
+        load_model(tmp_path / "model.gguf")
+
+
+def test_a_glm_with_vision_is_refused(tmp_path):
+    """Its queries and keys are stored in another order."""
+    model = random_model(FAMILIES["glm4"].read_config(converted_config("glm4")))
+    write_gguf(tmp_path / "model.gguf", model, extra={"rope.dimension_sections": [8, 12, 12, 0]})
+    with pytest.raises(ValueError, match=r"rope.dimension_sections=\[8, 12, 12, 0\]: expected none"):
+        load_model(tmp_path / "model.gguf")
 
 
 def q4_k(block: np.ndarray) -> np.ndarray:

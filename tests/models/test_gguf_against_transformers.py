@@ -1,7 +1,8 @@
 """GGUF files give the logits of `transformers` reading the same file, for every architecture that it reads.
 
-`transformers` takes some values of Gemma and GPT-2 from its defaults instead of the file. The models here have these
-values.
+`transformers` takes some values of Gemma, GPT-2 and StarCoder2 from its defaults instead of the file. The models here
+have these values. For the other architectures, the file is written from a checkpoint of `transformers`, whose logits
+the file must give.
 """
 
 import pytest
@@ -10,7 +11,7 @@ from bass_jax.checkpoint import load_model
 from bass_jax.models import DenseMLP, MoEConfig
 from tests.checkpoint.gguf_writer import write_gguf
 from tests.checkpoint.small import random_model, small_config
-from tests.checkpoint.test_gguf import CONFIGS
+from tests.checkpoint.test_gguf import CONFIGS, CONVERTED, converted_config
 from tests.marks import mostly_slow
 from tests.models.cases import prompts
 from tests.models.conftest import load_arrays, run_reference
@@ -32,6 +33,8 @@ CHANGES = {
     "qwen3moe": {"head_dim": 128, "num_kv_heads": 2, "moe": MoEConfig(4, 2, 768)},
     "phi3": {"window": None, "vocab_size": 32064},
     "gpt2": {"vocab_size": 50257, "context": 1024, "mlp_width": 64},
+    "starcoder2": {"family": "starcoder2", "norm": "layer", "has_attention_bias": True, "has_mlp_bias": True}
+    | {"is_gated": False, "activation": "gelu_tanh", "num_kv_heads": 2, "vocab_size": 49152},
 }
 
 
@@ -42,9 +45,23 @@ def files(tmp_path_factory):
     for i, (name, changes) in enumerate(CHANGES.items()):
         path = directory / name / "model.gguf"
         path.parent.mkdir()
-        write_gguf(path, random_model(small_config(**(CONFIGS[name] | changes)), i))
+        write_gguf(path, random_model(small_config(**(CONFIGS.get(name, {}) | changes)), i))
         cases.append({"name": name, "gguf": str(path), "prompts": prompts(i), "num_new": [0, 0, 0]})
+    for i, name in enumerate(CONVERTED):
+        case = {"name": f"{name}-converted", "config": converted_config(name), "seed": i}
+        cases.append(case | {"prompts": prompts(i), "num_new": [0, 0, 0]})
     return run_reference(directory, cases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONVERTED)
+def test_converted_models_have_the_logits_of_transformers(name, files):
+    directory = files / f"{name}-converted"
+    expected = load_arrays(files / f"{name}-converted.npz")
+    write_gguf(directory / "model.gguf", load_model(directory))
+    model = load_model(directory / "model.gguf")
+    for i, logits in enumerate(read_texts(model, prompts(list(CONVERTED).index(name)))):
+        assert relative_error(logits, expected[f"logits_{i}"]) < tolerance_of(model)
 
 
 @pytest.mark.slow

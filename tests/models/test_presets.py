@@ -41,6 +41,9 @@ NUM_PARAMETERS = {
     "qwen3-0.6b": 596_049_920,
     "qwen3-8b": 8_190_735_360,
     "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-next-80b-a3b": 79_674_391_296,
+    "qwen3.5-9b": 8_953_803_264,
+    "qwen3.5-35b-a3b": 34_660_610_688,
     "mixtral-8x7b": 46_702_792_704,
     "gemma-2-2b": 2_614_341_888,
     "gemma-2-9b": 9_241_705_984,
@@ -72,12 +75,14 @@ def shallow(config: bass.models.ModelConfig, num_layers: int) -> bass.models.Mod
 
 
 def test_every_preset_has_the_parameters_of_its_model():
-    """Counts models with one and two layers and extrapolates, because tracing forty layers takes seconds."""
+    """Counts one layer of each kind, because tracing forty layers takes seconds."""
     found = {}
     for name in PRESETS:
         config = preset(name)
-        one, two = (count(shallow(config, layers)) for layers in (1, 2))
-        found[name] = one + (config.num_layers - 1) * (two - one)
+        last = config.layers[-1]  # A recurrent layer cannot be the only one.
+        one = count(dataclasses.replace(config, layers=(last,)))
+        sizes = {kind: count(dataclasses.replace(config, layers=(kind, last))) - one for kind in set(config.layers)}
+        found[name] = one - sizes[last] + sum(sizes[layer] for layer in config.layers)
     assert found == NUM_PARAMETERS
     assert inspect_preset("bass-draft-b-510m").num_parameters == NUM_PARAMETERS["bass-draft-b-510m"]
 
@@ -126,6 +131,16 @@ def test_random_weights_are_independent_with_the_given_deviation():
     assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.1
     again = random_model(config, jax.random.key(3))
     jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
+
+
+def test_no_norm_of_a_random_hybrid_is_zero():
+    """The norms of the recurrent results have no offset, unlike those of the layers."""
+    config = preset("qwen3.5-9b")
+    layers = (config.layers[0], config.layers[3])
+    config = dataclasses.replace(config, layers=layers, width=16, vocab_size=32, context=64)
+    params = flatten_dict(random_model(config, jax.random.key(0)).params, sep="/")
+    assert float(params["layer_0/attention_norm"].max()) == 0.0 and config.layers[0].norm.offset == 1.0
+    assert float(params["layer_0/gated_delta/norm"].min()) == 1.0
 
 
 def test_random_weights_on_a_mesh_are_sharded_and_unchanged():

@@ -39,9 +39,11 @@ class Rule:
         return dataclasses.replace(self, sources=tuple(map(rename, self.sources)), alternative=other)
 
     def form_in(self, names: Set[str]) -> "Rule":
-        """Returns the form of the rule whose tensors are in `names`, this one if both or none is."""
-        other = self.alternative
-        return self if other is None or not names >= set(other.sources) or names >= set(self.sources) else other
+        """Returns the first form of the rule whose tensors are in `names`, this one if there is none."""
+        if self.alternative is None or names >= set(self.sources):
+            return self
+        other = self.alternative.form_in(names)
+        return other if names >= set(other.sources) else self
 
 
 def canonical(name: str) -> str | None:

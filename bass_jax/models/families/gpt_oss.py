@@ -95,6 +95,9 @@ def _experts(config: MoEConfig, theirs: str) -> dict[str, Rule]:
     def packed(name):
         return f"{stored}.{name}_blocks", f"{stored}.{name}_scales"
 
+    def apart(kind):  # As in GGUF files.
+        return Rule((f"{stored}.gate_proj.{kind}", f"{stored}.up_proj.{kind}"), lambda *x: np.stack(x, 1), lambda x: ())
+
     return {
         "router": tensor_names.same(f"{theirs}.mlp.router.weight"),
         "router_bias": tensor_names.same(f"{theirs}.mlp.router.bias"),
@@ -102,14 +105,28 @@ def _experts(config: MoEConfig, theirs: str) -> dict[str, Rule]:
             (f"{stored}.gate_up_proj",),
             lambda x: separate(x.swapaxes(1, 2)),
             lambda x: (alternate(x).swapaxes(1, 2),),
-            Rule(packed("gate_up_proj"), lambda *x: separate(dequantize(*x)), lambda x: (), is_packed=True),
+            Rule(
+                packed("gate_up_proj"),
+                lambda *x: separate(dequantize(*x)),
+                lambda x: (),
+                apart("weight"),
+                is_packed=True,
+            ),
         ),
-        "experts_gate_up_bias": Rule((f"{stored}.gate_up_proj_bias",), separate, lambda x: (alternate(x),)),
+        "experts_gate_up_bias": Rule(
+            (f"{stored}.gate_up_proj_bias",), separate, lambda x: (alternate(x),), apart("bias")
+        ),
         "experts_down": Rule(
             (f"{stored}.down_proj",),
             lambda x: x.swapaxes(1, 2),
             lambda x: (x.swapaxes(1, 2),),
-            Rule(packed("down_proj"), dequantize, lambda x: (), is_packed=True),
+            Rule(
+                packed("down_proj"),
+                dequantize,
+                lambda x: (),
+                tensor_names.same(f"{stored}.down_proj.weight"),
+                is_packed=True,
+            ),
         ),
         "experts_down_bias": tensor_names.same(f"{stored}.down_proj_bias"),
     }
