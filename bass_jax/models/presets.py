@@ -92,7 +92,6 @@ _SOURCES = {
     "qwen3-8b": _sized(_QWEN3, 36, 4096, 32, 12288),
     "qwen3-30b-a3b": _sized(_QWEN3_MOE, 48, 2048, 32, 6144, num_experts=128, num_experts_per_tok=8),
     "qwen3-next-80b-a3b": _sized(_HYBRID | {"model_type": "qwen3_next", "vocab_size": 151936}, 48, 2048, 16, 5120),
-    "qwen3.5-9b": _sized(_HYBRID | {"model_type": "qwen3_5_text"}, 32, 4096, 16, 12288),
     "qwen3.5-35b-a3b": _sized(_HYBRID | {"model_type": "qwen3_5_moe_text"}, 40, 2048, 16, 512),
     "mixtral-8x7b": _sized(_MISTRAL | {"model_type": "mixtral", "rope_theta": 1e6}, 32, 4096, 32, 14336),
     "gemma-2-2b": _sized(_GEMMA2, 26, 2304, 8, 9216, num_key_value_heads=4),
