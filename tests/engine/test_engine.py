@@ -459,9 +459,10 @@ def test_equal_beginnings_of_prompts_are_read_once(drafter):
     With two layers, the keys and values of a page depend on the pages before it.
     """
     target = tiny.model(1, num_layers=2)
-    drafter = NgramDrafter() if drafter == "ngram" else tiny.model_drafter(tiny.perturbed(target, 0.07))
-    pair = bass.Pair(target, drafter)
-    engine = bass.Engine(pair, SPEC, config=dataclasses.replace(PAGED, buckets=(8,)), num_stop_tokens=4)
+    pair, config = bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.07))), PAGED
+    if drafter == "ngram":
+        pair, config = pair.with_drafter(NgramDrafter()), dataclasses.replace(PAGED, buckets=(8,))
+    engine = bass.Engine(pair, SPEC, config=config, num_stop_tokens=4)
     start = [1 + (index * index) % 7 for index in range(34)]
 
     def serve(prompts: list[list[int]], **options) -> int:
