@@ -24,6 +24,7 @@ from bass_jax.acceptance.token import TOKEN
 from bass_jax.sampling import TokenDistribution, sample_tokens
 from bass_jax.sampling.keys import Role, draw_keys, gumbel, position_keys, row_keys, step_draft_keys
 from bass_jax.testing import check_rule
+from tests.marks import mostly_slow
 
 RULES = registered_rules() | {"reject_all": REJECT_ALL}
 LOSSLESS = sorted(name for name, rule in RULES.items() if rule.lossless)
@@ -176,7 +177,7 @@ def test_the_example_of_the_block_verification_paper(rule, expected):
     np.testing.assert_allclose(found, expected, atol=4 / 200_000**0.5)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", mostly_slow(range(3), lambda seed: seed == 0))
 def test_the_block_rule_accepts_at_least_as_many_as_the_token_rule(seed):
     target_probs, draft_probs = distributions(10 + seed, G + 1), distributions(20 + seed, G)
     found = [mean_accepted(rule, target_probs, draft_probs, 50_000) for rule in (TOKEN, BLOCK)]

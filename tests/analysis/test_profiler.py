@@ -45,6 +45,7 @@ def test_every_cell_is_measured(measured):
     assert profile.about["pair"] == "tiny"
 
 
+@pytest.mark.slow
 def test_acceptance_equals_that_of_generate(measured):
     """All positions were reached often enough."""
     pair, profile, _ = measured
@@ -52,6 +53,7 @@ def test_acceptance_equals_that_of_generate(measured):
     assert profile.rates == pytest.approx(run.metrics.acceptance_by_position)
 
 
+@pytest.mark.slow
 def test_a_measured_profile_is_read_as_it_was_written(measured, tmp_path):
     _, profile, _ = measured
     profile.write(tmp_path / "profile.json")
@@ -68,6 +70,7 @@ def test_a_drafter_without_a_model_does_not_catch_up(monkeypatch):
     assert float(table.catch_up[0, 0]) == 0.0 < float(table.first_draft[0, 0])
 
 
+@pytest.mark.slow
 def test_wrong_grids_are_refused(measured):
     pair, *_ = measured
     with pytest.raises(ValueError, match="batches="):

@@ -73,6 +73,7 @@ def test_counts_equal_those_of_the_decoder(pair, replay, name):
         assert float(simulated.seconds.sum()) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_an_exhaustive_run_with_ngrams_is_exact(tmp_path):
     """The drafts depend on the position at which drafting starts, so the recorded counts are used."""
     target = tiny.model(1, num_layers=1)

@@ -96,6 +96,7 @@ def directory(tmp_path_factory, tokenizers):
     return path
 
 
+@pytest.mark.slow
 def test_load_pair_with_two_tokenizers(directory, tokenizers):
     with pytest.warns(UserWarning, match=r"the draft has another tokenizer: the draft model can propose \d+ of"):
         pair = bass.load_pair(directory / "target", drafter=str(directory / "draft"))

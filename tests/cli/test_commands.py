@@ -24,6 +24,7 @@ from bass_jax.engine.generate import GenerateLoop
 from bass_jax.runtime.bundled import find_bundled
 from bass_jax.runtime.jit_cache import JIT_CACHE, JitCache
 from tests.checkpoint.small import random_model, small_config, small_tokenizer
+from tests.marks import mostly_slow
 
 ROOT = Path(__file__).parents[2]
 COMMON = ("--draft", "ngram", "--draft-len", "2", "--max-new-tokens", "8", "--quiet")
@@ -87,11 +88,12 @@ def ban_token_5(logits, tokens, position):
     return logits.at[5].set(-float("inf"))
 
 
-def test_sampling_parameters_reach_the_decoder(pair, tmp_path, capsys):
+@pytest.mark.parametrize("draft", mostly_slow(["ngram", "draft_model"], lambda draft: draft == "ngram"))
+def test_sampling_parameters_reach_the_decoder(pair, tmp_path, capsys, draft):
     """Candidates, bans, processors, minimum length and log-probabilities together."""
     output = tmp_path / "answers.jsonl"
     arguments = (
-        *("--pair", pair, *COMMON, "--output", str(output)),
+        *("--pair", pair, *COMMON, "--draft", draft, "--output", str(output)),
         *("--acceptance", "multi_draft", "--candidates", "2", "--temperature", "1.5", "--samples", "4"),
         *("--ban", "3", "--ban", "4", "--repetition-penalty", "1.2", "--frequency-penalty", "0.5"),
         *("--min-new-tokens", "8", "--logprobs", "2", "--logits-processor", "tests.cli.test_commands:ban_token_5"),

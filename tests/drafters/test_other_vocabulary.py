@@ -138,6 +138,7 @@ def test_a_draft_with_a_reduced_vocabulary_proposes_what_both_allow(target):
     assert not np.asarray(proposal.probs)[..., others].any()
 
 
+@pytest.mark.slow
 def test_a_row_whose_text_needs_too_many_slots_stops_drafting(target):
     """Token 7 is three of the draft's tokens, and the cache has two slots per token."""
     pair = bass.Pair(target, tiny.other_vocabulary())

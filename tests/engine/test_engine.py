@@ -71,10 +71,10 @@ def pair():
     return bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.07)), Letters(tiny.VOCAB))
 
 
-@pytest.fixture(scope="module")
-def ngram_pair(pair):
-    """The pair of tests that do not depend on the drafter, because its steps compile faster."""
-    return pair.with_drafter(NgramDrafter())
+@pytest.fixture(scope="module", params=mostly_slow(["ngram", "model"], lambda drafter: drafter == "ngram"))
+def quick_pair(request, pair):
+    """The pair of tests that do not depend on the drafter. Steps with prompt lookup compile faster."""
+    return pair if request.param == "model" else pair.with_drafter(NgramDrafter())
 
 
 PAGED = dataclasses.replace(CONFIG, page_size=16, token_budget=170)
@@ -108,15 +108,15 @@ PROMPTS = [[1 + index % 7, 2, 3, index % 5] for index in range(24)]
 
 
 @pytest.fixture(scope="module")
-def regular(ngram_pair):
+def regular(pair):
     """The first 30 tokens of regular decoding after each of `PROMPTS`. A lower limit gives the beginnings of them."""
-    return [tokens.tolist() for tokens in bass.generate(ngram_pair, PROMPTS, step="decode", max_new_tokens=30).tokens]
+    return [tokens.tolist() for tokens in bass.generate(pair, PROMPTS, step="decode", max_new_tokens=30).tokens]
 
 
 @pytest.fixture
-def token_engine(ngram_pair):
+def token_engine(quick_pair):
     """A new engine with functions that are already compiled."""
-    return bass.Engine(ngram_pair, SPEC, config=CONFIG, num_stop_tokens=4)
+    return bass.Engine(quick_pair, SPEC, config=CONFIG, num_stop_tokens=4)
 
 
 def draw_request(random) -> dict:
@@ -166,22 +166,19 @@ def serve_at_random(engine, num: int, seed: int, monkeypatch):
 
 def check_outputs(pair, spec, requests, handles, cancelled):
     for index, (request, handle) in enumerate(zip(requests, handles, strict=True)):
-        check_output(handle, alone(pair, spec, request), 0, is_cancelled=index in cancelled)
-
-
-def check_output(handle, expected, row, *, is_cancelled=False):
-    output, events = handle.output(), list(handle)
-    assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
-    np.testing.assert_array_equal(np.concatenate([event.tokens for event in events]), output.tokens)
-    assert "".join(event.text for event in events) == output.text
-    if output.finish_reason == "cancelled":
-        assert is_cancelled
-        np.testing.assert_array_equal(output.tokens, expected.tokens[row][: len(output.tokens)])
-        return
-    np.testing.assert_array_equal(output.tokens, expected.tokens[row])
-    np.testing.assert_allclose(output.logprobs, expected.logprobs[row], atol=1e-4)
-    assert output.finish_reason == expected.finish_reasons[row]
-    assert output.text == expected.texts[row]
+        expected, output = alone(pair, spec, request), handle.output()
+        events = list(handle)
+        assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
+        np.testing.assert_array_equal(np.concatenate([event.tokens for event in events]), output.tokens)
+        assert "".join(event.text for event in events) == output.text
+        if output.finish_reason == "cancelled":
+            assert index in cancelled
+            np.testing.assert_array_equal(output.tokens, expected.tokens[0][: len(output.tokens)])
+            continue
+        np.testing.assert_array_equal(output.tokens, expected.tokens[0], err_msg=f"request {index}: {request}")
+        np.testing.assert_allclose(output.logprobs, expected.logprobs[0], atol=1e-4)
+        assert output.finish_reason == expected.finish_reasons[0]
+        assert output.text == expected.texts[0]
 
 
 def check_empty(engine):
@@ -241,14 +238,10 @@ def test_nothing_is_compiled_after_warm_up(make_engine, monkeypatch):
     ("is_processed", "page_size"),
     mostly_slow([(True, None), (False, None), (False, 16)], lambda one: one == (False, 16)),
 )
-def test_logits_processors(ngram_pair, is_processed, page_size):
-    """Bias, bans, penalties and minimum lengths join a batch in which a row without any is running.
-
-    The batch of `generate` that they are compared with needs one compiled step; `tests.decoding.test_rows` shows that
-    its rows are what they are alone.
-    """
+def test_logits_processors(quick_pair, is_processed, page_size):
+    """Bias, bans, penalties and minimum lengths join a batch in which a row without any is running."""
     config = bass.EngineConfig(4, 64, buckets=(4,), chunk=16, page_size=page_size)
-    engine = bass.Engine(ngram_pair, SPEC, config=config, is_processed=is_processed, warm_up=False)
+    engine = bass.Engine(quick_pair, SPEC, config=config, is_processed=is_processed, warm_up=False)
     samplings = [
         bass.SamplingParams(),
         bass.SamplingParams(0.9, repetition_penalty=1.4, frequency_penalty=0.3),
@@ -265,19 +258,7 @@ def test_logits_processors(ngram_pair, is_processed, page_size):
     assert handles[0].num_tokens > 0 and not handles[0].is_finished
     handles += [engine.submit(**request) for request in requests[1:]]
     engine.run()
-    names = [f.name for f in dataclasses.fields(bass.SamplingParams)]
-    batch = bass.SamplingParams(**{name: [getattr(one, name) for one in samplings] for name in names})
-    expected = bass.generate(
-        ngram_pair,
-        [request["prompt"] for request in requests],
-        SPEC,
-        sampling=batch,
-        seeds=range(4),
-        stop_tokens=[5, 7],
-        max_new_tokens=20,
-    )
-    for row, handle in enumerate(handles):
-        check_output(handle, expected, row)
+    check_outputs(quick_pair, engine.spec, requests, handles, set())
 
 
 @pytest.mark.slow
@@ -311,7 +292,7 @@ def test_log_probabilities_of_alternatives(pair):
         np.testing.assert_allclose(found, wanted, atol=1e-4)
 
 
-def test_an_async_for_yields_the_events(token_engine, ngram_pair):
+def test_an_async_for_yields_the_events(token_engine, quick_pair):
     requests = [draw_request(np.random.default_rng(seed)) for seed in range(10, 18)]
 
     async def read(request):
@@ -323,13 +304,13 @@ def test_an_async_for_yields_the_events(token_engine, ngram_pair):
 
     found = asyncio.run(main())
     for (handle, events), request in zip(found, requests, strict=True):
-        expected = alone(ngram_pair, token_engine.spec, request)
+        expected = alone(quick_pair, token_engine.spec, request)
         np.testing.assert_array_equal(np.concatenate([event.tokens for event in events]), expected.tokens[0])
         assert "".join(event.text for event in events) == expected.texts[0] == handle.output().text
     check_empty(token_engine)
 
 
-def test_a_request_ends_if_its_consumer_is_cancelled_or_leaves(token_engine, ngram_pair):
+def test_a_request_ends_if_its_consumer_is_cancelled_or_leaves(token_engine, quick_pair):
     """Other requests are served to their end."""
     request = {"prompt": [1, 2, 3], "max_new_tokens": 60, "stop_tokens": ()}
 
@@ -356,7 +337,7 @@ def test_a_request_ends_if_its_consumer_is_cancelled_or_leaves(token_engine, ngr
     token_engine.run()
     assert leaver.finish_reason == waiter.finish_reason == "cancelled"
     assert 0 < leaver.num_tokens < 60
-    np.testing.assert_array_equal(output.tokens, alone(ngram_pair, token_engine.spec, request | {"seed": 2}).tokens[0])
+    np.testing.assert_array_equal(output.tokens, alone(quick_pair, token_engine.spec, request | {"seed": 2}).tokens[0])
     check_empty(token_engine)
 
 
@@ -403,15 +384,15 @@ def test_an_invalid_request_is_refused(token_engine):
     assert token_engine.loop.is_idle and token_engine.counts == before
 
 
-def test_a_greedy_rule_refuses_sampled_requests(ngram_pair):
-    engine = bass.Engine(ngram_pair, bass.SpecConfig(3, "greedy"), config=CONFIG, warm_up=False)
+def test_a_greedy_rule_refuses_sampled_requests(quick_pair):
+    engine = bass.Engine(quick_pair, bass.SpecConfig(3, "greedy"), config=CONFIG, warm_up=False)
     with pytest.raises(ValueError, match=r"temperature=0\.5"):
         engine.submit([1], max_new_tokens=3, sampling=bass.SamplingParams(0.5))
 
 
-def test_a_full_queue_refuses_requests_until_one_is_served(ngram_pair):
+def test_a_full_queue_refuses_requests_until_one_is_served(quick_pair):
     config = dataclasses.replace(CONFIG, max_waiting=3)
-    engine = bass.Engine(ngram_pair, SPEC, config=config, num_stop_tokens=4)
+    engine = bass.Engine(quick_pair, SPEC, config=config, num_stop_tokens=4)
     request = {"prompt": [1, 2, 3], "max_new_tokens": 5, "stop_tokens": ()}
     handles = [engine.submit(**request) for _ in range(3)]
     with pytest.raises(QueueFull):
@@ -420,7 +401,7 @@ def test_a_full_queue_refuses_requests_until_one_is_served(ngram_pair):
     assert engine.submit(**request).result().finish_reason == "length"
 
 
-def test_a_callback_that_raises_ends_only_its_own_request(token_engine, ngram_pair):
+def test_a_callback_that_raises_ends_only_its_own_request(token_engine, quick_pair):
     def fail(event):
         raise RuntimeError("in a callback")
 
@@ -431,7 +412,7 @@ def test_a_callback_that_raises_ends_only_its_own_request(token_engine, ngram_pa
     token_engine.run()
     assert failing.finish_reason == "error" and str(failing.error) == "in a callback"
     np.testing.assert_array_equal(
-        other.output().tokens, alone(ngram_pair, token_engine.spec, request | {"seed": 3}).tokens[0]
+        other.output().tokens, alone(quick_pair, token_engine.spec, request | {"seed": 3}).tokens[0]
     )
     assert sum(len(event.tokens) for event in events) == 20
     check_empty(token_engine)
@@ -478,9 +459,10 @@ def test_equal_beginnings_of_prompts_are_read_once(drafter):
     With two layers, the keys and values of a page depend on the pages before it.
     """
     target = tiny.model(1, num_layers=2)
-    drafter = NgramDrafter() if drafter == "ngram" else tiny.model_drafter(tiny.perturbed(target, 0.07))
-    pair = bass.Pair(target, drafter)
-    engine = bass.Engine(pair, SPEC, config=dataclasses.replace(PAGED, buckets=(8,)), num_stop_tokens=4)
+    pair, config = bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.07))), PAGED
+    if drafter == "ngram":
+        pair, config = pair.with_drafter(NgramDrafter()), dataclasses.replace(PAGED, buckets=(8,))
+    engine = bass.Engine(pair, SPEC, config=config, num_stop_tokens=4)
     start = [1 + (index * index) % 7 for index in range(34)]
 
     def serve(prompts: list[list[int]], **options) -> int:
@@ -533,8 +515,8 @@ def test_threads_share_an_engine(token_engine, regular):
     assert [outputs[index] for index in range(len(PROMPTS))] == [tokens[:12] for tokens in regular]
 
 
-def test_a_with_block_completes_the_requests(ngram_pair):
-    with bass.Engine(ngram_pair, SPEC, config=CONFIG, num_stop_tokens=4) as engine:
+def test_a_with_block_completes_the_requests(quick_pair):
+    with bass.Engine(quick_pair, SPEC, config=CONFIG, num_stop_tokens=4) as engine:
         handles = [engine.submit([1, 2, index], max_new_tokens=9, stop_tokens=()) for index in range(9)]
     assert [(len(handle.output().tokens), handle.finish_reason) for handle in handles] == [(9, "length")] * 9
     with pytest.raises(EngineClosed, match="the engine is closed"):
@@ -544,11 +526,11 @@ def test_a_with_block_completes_the_requests(ngram_pair):
     check_empty(engine)
 
 
-def test_an_exception_in_a_with_block_cancels_the_requests(ngram_pair):
+def test_an_exception_in_a_with_block_cancels_the_requests(quick_pair):
     handles = []
 
     def serve():
-        with bass.Engine(ngram_pair, SPEC, config=CONFIG, num_stop_tokens=4) as engine:
+        with bass.Engine(quick_pair, SPEC, config=CONFIG, num_stop_tokens=4) as engine:
             handles.extend(engine.submit([1, 2, index], max_new_tokens=40, stop_tokens=()) for index in range(9))
             for _ in range(5):
                 engine.advance()
@@ -560,12 +542,12 @@ def test_an_exception_in_a_with_block_cancels_the_requests(ngram_pair):
     assert 0 < len(handles[0].result().tokens) < 40 and len(handles[8].result().tokens) == 0
 
 
-def test_a_step_that_fails_ends_all_requests(ngram_pair, monkeypatch):
+def test_a_step_that_fails_ends_all_requests(quick_pair, monkeypatch):
     """Threads and event loops that wait get the error, and none waits forever.
 
     Running, waiting and late requests are covered.
     """
-    engine = bass.Engine(ngram_pair, SPEC, config=CONFIG, num_stop_tokens=4)
+    engine = bass.Engine(quick_pair, SPEC, config=CONFIG, num_stop_tokens=4)
     collect, num_steps = engine.executor.collect, 0
 
     def fail():

@@ -13,6 +13,7 @@ from bass_jax.drafters import NgramDrafter
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from tests import tiny
 from tests.letters import Letters
+from tests.marks import mostly_slow
 
 SPEC = bass.SpecConfig(4)
 SAMPLED = bass.SamplingParams(temperature=1.0, top_p=0.95)
@@ -30,10 +31,12 @@ def ngram_pair(pair):
     return pair.with_drafter(NgramDrafter())
 
 
-def test_the_device_loop_equals_the_host_loop(ngram_pair):
-    host = bass.generate(ngram_pair, tiny.PROMPTS, SPEC, sampling=SAMPLED, max_new_tokens=[20, 11, 17])
-    state = bass.prefill(ngram_pair, tiny.PROMPTS, SPEC, sampling=SAMPLED, max_new_tokens=[20, 11, 17])
-    state, infos = bass.decoding.generate_on_device(ngram_pair, state, SPEC, max_steps=20)
+@pytest.mark.parametrize("drafter", mostly_slow(["ngram", "model"], lambda drafter: drafter == "ngram"))
+def test_the_device_loop_equals_the_host_loop(pair, drafter):
+    pair = pair.with_drafter(NgramDrafter()) if drafter == "ngram" else pair
+    host = bass.generate(pair, tiny.PROMPTS, SPEC, sampling=SAMPLED, max_new_tokens=[20, 11, 17])
+    state = bass.prefill(pair, tiny.PROMPTS, SPEC, sampling=SAMPLED, max_new_tokens=[20, 11, 17])
+    state, infos = bass.decoding.generate_on_device(pair, state, SPEC, max_steps=20)
     for row in range(3):
         np.testing.assert_array_equal(bass.output_tokens(state, row), host.tokens[row])
     assert repr(bass.summarize(infos)) == repr(host.metrics)  # By repr, because NaN is not equal to itself.

@@ -65,6 +65,7 @@ def test_greedy_samples_are_those_of_regular_decoding(content, data, task):
         assert value == regular[key[1:]], key
 
 
+@pytest.mark.slow
 def test_samples_do_not_depend_on_batch_or_number_of_problems(content):
     content["sampling"] = {"temperature": 1.0}
     content["methods"] = {"batched": {"batch": [1, 4], "draft_len": 2}}

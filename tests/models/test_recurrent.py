@@ -13,7 +13,6 @@ from bass_jax.models import GatedDeltaConfig, place_model, quantize_model, tenso
 from bass_jax.models.gated_delta import gated_delta_rule
 from bass_jax.testing import check_target, verify_lossless
 from tests import tiny
-from tests.marks import mostly_slow
 from tests.models.passes import read_texts, relative_error
 
 RECURRENCE = GatedDeltaConfig(num_key_heads=2, num_value_heads=4, key_dim=6, value_dim=5, kernel_size=3)
@@ -131,10 +130,10 @@ DRAFTERS = {
     "suffix": lambda target: SuffixDrafter(),
 }
 CASES = [(drafter, cache, num) for drafter in DRAFTERS for cache in ("dense", "pages", "INT8 pages") for num in (1, 2)]
-QUICK = [("suffix", "INT8 pages", 2)]
 
 
-@pytest.mark.parametrize(("drafter", "cache", "num_devices"), mostly_slow(CASES, lambda case: case in QUICK))
+@pytest.mark.slow
+@pytest.mark.parametrize(("drafter", "cache", "num_devices"), CASES)
 def test_requests_get_the_tokens_that_they_get_alone(target, drafter, cache, num_devices):
     """In the engine, with prompts that share their beginning, cancelled requests and freed rows."""
     if len(jax.devices()) < num_devices:

@@ -151,6 +151,7 @@ def test_a_killed_run_continues_bit_for_bit(full_config, make_rows, train):
     assert [line["loss"] for line in lines] == [line["loss"] for line in read_lines(other) if "loss" in line]
 
 
+@pytest.mark.slow
 def test_a_growing_corpus_is_read_from_the_next_epoch_on(full_config, make_rows, train):
     config, rollouts = full_config(), synthetic_rollouts(150)
     rows = make_rows(rollouts[:50])
@@ -420,6 +421,7 @@ def test_an_empty_corpus_is_refused(make_config, make_rows, train):
         train(make_config(), make_rows([]))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_draft_is_refused(full_config, make_rows, train):
     rows = make_rows(synthetic_rollouts(50))
     train(full_config(training={"num_steps": 20}), rows)

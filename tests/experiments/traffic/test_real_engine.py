@@ -68,6 +68,7 @@ def test_overhead_is_measured_and_the_engine_is_idle_again(engine):
         measure_overhead(engine, 4, num_steps=4)
 
 
+@pytest.mark.slow
 def test_rows_that_end_before_the_last_begins_are_refused(engine):
     """One prompt is read between two steps, so the first of 64 rows with 62 tokens ends before the last begins."""
     config = EngineConfig(num_slots=64, capacity=64, buckets=(64,), chunk=8)
