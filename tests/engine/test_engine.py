@@ -225,7 +225,7 @@ def test_nothing_is_compiled_after_warm_up(make_engine, monkeypatch):
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        serve_at_random(engine, 200, 2, monkeypatch)
+        serve_at_random(engine, 40, 2, monkeypatch)
         assert not compiled
         jax.jit(lambda x: x * 3 + 1)(jnp.arange(17))
         assert compiled, "the listener is called for a compilation"
