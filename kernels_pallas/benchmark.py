@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,13 +36,13 @@ from kernels_pallas.arg_specs import (
 )
 from kernels_pallas.ops import grouped_product, masked_acceptance, ragged_attention
 from kernels_pallas.targets import current_target
-from kernels_pallas.timing import NUM_CALLS, compile_calls, copy_bandwidth, time_calls, time_program
+from kernels_pallas.timing import RepeatedCalls, compile_calls, copy_bandwidth, time_calls
 
 CENTER = next(spec for spec in ATTENTION_SPECS if spec.name == "llama3_8b")
 BATCHES, TOKENS, CAPACITIES = (1, 4, 16, 64), (1, 5, 9, 17, 33), (2048, 8192, 32768)
 LONGEST_RATIOS = (1, 2, 4, 8, 16)
 SAMPLINGS = {"greedy": (0.0, 0, 1.0, 0.0), "plain": (1.0, 0, 1.0, 0.0), "top_p": (0.8, 0, 0.95, 0.0)}
-SMOKE_OPTIONS = {"num_calls": 1, "num_repeats": 2}
+SMOKE_CALLS, SMOKE_REPEATS = {"num_calls": 1}, {"num_repeats": 2}
 
 Baseline = Callable[[AttentionSpec, dict[str, jax.Array], bool], tuple[Callable[..., jax.Array], tuple]]
 """Returns a jitted function and its operands for (spec, arguments of the op without `num_queries`, whether this is a
@@ -61,9 +61,26 @@ def attention_grid(is_smoke: bool) -> list[AttentionSpec]:
     return list(dict.fromkeys(grid))
 
 
+def compile_choices(
+    op: Callable[..., Any], choices: Mapping[str, dict[str, Any]], arguments: dict[str, Any], is_smoke: bool
+) -> dict[str, RepeatedCalls]:
+    """Compiles an op of named arguments, or of their shapes, with each choice of options that supports them."""
+
+    def compile_choice(options: dict[str, Any]) -> RepeatedCalls | None:
+        run = functools.partial(op, **options, interpret=is_smoke)
+        try:
+            return compile_calls(lambda arguments: run(**arguments), arguments, **(SMOKE_CALLS if is_smoke else {}))
+        except NotImplementedError:
+            return None
+
+    with ThreadPoolExecutor() as threads:
+        compiled = zip(choices, threads.map(compile_choice, choices.values()), strict=True)
+        return {name: calls for name, calls in compiled if calls is not None}
+
+
 @functools.cache
-def attention_programs(spec: AttentionSpec, is_smoke: bool) -> dict[str, Callable[..., jax.Array]]:
-    """Returns programs of `compile_calls` by name, `xla` first, without those that do not support `spec`."""
+def compile_attention(spec: AttentionSpec, is_smoke: bool) -> dict[str, RepeatedCalls]:
+    """Compiles each implementation and form that supports `spec`, `xla` first."""
     choices: dict[str, dict[str, Any]] = {"xla": {"implementation": "xla"}}
     for implementation in ("triton",) if is_smoke else ("triton", "mosaic_gpu"):
         for form in ("ragged", "pad", "split"):
@@ -71,22 +88,7 @@ def attention_programs(spec: AttentionSpec, is_smoke: bool) -> dict[str, Callabl
 
     shapes = jax.eval_shape(lambda: attention_arguments(spec))
     del shapes["num_queries"]
-
-    def program(choice):
-        op = functools.partial(ragged_attention, **spec.options, **choice, interpret=is_smoke)
-        try:
-            return compile_calls(lambda arguments: op(**arguments), shapes, num_calls=num_calls(is_smoke))
-        except NotImplementedError:
-            return None
-
-    with ThreadPoolExecutor() as threads:
-        programs = zip(choices, threads.map(program, choices.values()), strict=True)
-        return {name: compiled for name, compiled in programs if compiled is not None}
-
-
-def num_calls(is_smoke: bool) -> int:
-    """Returns the calls of an op per program."""
-    return 1 if is_smoke else NUM_CALLS
+    return compile_choices(functools.partial(ragged_attention, **spec.options), choices, shapes, is_smoke)
 
 
 def time_attention(spec: AttentionSpec, lengths: np.ndarray, bandwidth: float, is_smoke: bool) -> Iterator[dict]:
@@ -94,18 +96,18 @@ def time_attention(spec: AttentionSpec, lengths: np.ndarray, bandwidth: float, i
     arguments = attention_arguments(spec, lengths=lengths)
     del arguments["num_queries"]
     num_bytes = spec.cache_bytes(lengths)
-    programs = [(name, program, (arguments,)) for name, program in attention_programs(spec, is_smoke).items()]
+    candidates = [(name, calls, (arguments,)) for name, calls in compile_attention(spec, is_smoke).items()]
     baselines = []
     for name, make in BASELINES.items():
         with contextlib.suppress(NotImplementedError):
             function, operands = make(spec, arguments, is_smoke)
-            baselines.append((name, compile_calls(function, *operands, num_calls=num_calls(is_smoke)), operands))
+            baselines.append((name, compile_calls(function, *operands, **(SMOKE_CALLS if is_smoke else {})), operands))
     expected, baselines_us = None, {}
     # XLA first, because the others are compared with it, then the baselines.
-    for name, program, operands in [*programs[:1], *baselines, *programs[1:]]:
-        out = np.asarray(program(*operands), np.float32)
+    for name, calls, operands in [*candidates[:1], *baselines, *candidates[1:]]:
+        out = np.asarray(calls(*operands), np.float32)
         expected = out if expected is None else expected
-        timing = time_program(program, *operands, **(SMOKE_OPTIONS if is_smoke else {}))
+        timing = time_calls(calls, *operands, **(SMOKE_REPEATS if is_smoke else {}))
         if name == "xla" or name in BASELINES:
             baselines_us[name] = timing.median_us
         yield {
@@ -159,26 +161,26 @@ def sweep_crossover(bandwidth: float, is_smoke: bool) -> Iterator[dict]:
 def sweep_acceptance(is_smoke: bool) -> Iterator[dict]:
     """Times every spec greedy, with plain sampling and with top-p, relative to one reading of the logits."""
     specs: tuple[AcceptanceSpec, ...] = ACCEPTANCE_SPECS[:1] if is_smoke else ACCEPTANCE_SPECS
-    options = SMOKE_OPTIONS if is_smoke else {}
+    options = SMOKE_REPEATS if is_smoke else {}
+    choices = {
+        name: {"implementation": name} for name in (("xla", "triton") if is_smoke else ("xla", "triton", "mosaic_gpu"))
+    }
     for spec in specs:
         spec = spec.reduced() if is_smoke else spec
         arguments = acceptance_arguments(spec)
-        read = time_calls(lambda logits: logits.max(), arguments["target_logits"], **options)
-        programs = {}
-        for name in ("xla", "triton") if is_smoke else ("xla", "triton", "mosaic_gpu"):
-            op = functools.partial(masked_acceptance, implementation=name, interpret=is_smoke)
-            with contextlib.suppress(NotImplementedError):
-                calls = num_calls(is_smoke)
-                programs[name] = compile_calls(lambda arguments, op=op: op(**arguments), arguments, num_calls=calls)
+        logits = arguments["target_logits"]
+        reading = compile_calls(lambda logits: logits.max(), logits, **(SMOKE_CALLS if is_smoke else {}))
+        read = time_calls(reading, logits, **options)
+        compiled = compile_choices(masked_acceptance, choices, arguments, is_smoke)
         for sampling, values in SAMPLINGS.items():
             dtypes = (jnp.float32, jnp.int32, jnp.float32, jnp.float32)
             rows = (jnp.full((spec.batch,), value, dtype) for value, dtype in zip(values, dtypes, strict=True))
             arguments["sampling"] = KernelSampling(*rows)
             expected, xla_us = None, 0.0
-            for name, program in programs.items():
-                tokens = np.asarray(program(arguments).next_token)
+            for name, calls in compiled.items():
+                tokens = np.asarray(calls(arguments).next_token)
                 expected = tokens if expected is None else expected
-                timing = time_program(program, arguments, **options)
+                timing = time_calls(calls, arguments, **options)
                 xla_us = xla_us or timing.median_us
                 yield {
                     "op": "masked_acceptance",
@@ -193,18 +195,6 @@ def sweep_acceptance(is_smoke: bool) -> Iterator[dict]:
                 }
 
 
-@functools.cache
-def grouped_programs(spec: GroupedSpec, is_smoke: bool) -> dict[str, Callable[..., jax.Array]]:
-    """Returns programs of `compile_calls` by name, `xla` first."""
-    shapes = jax.eval_shape(lambda: grouped_arguments(spec))
-
-    def program(name):
-        op = functools.partial(grouped_product, implementation=name, interpret=is_smoke)
-        return compile_calls(lambda arguments: op(**arguments), shapes, num_calls=num_calls(is_smoke))
-
-    return {name: program(name) for name in ("xla", "triton")}
-
-
 def sweep_grouped(bandwidth: float, is_smoke: bool) -> Iterator[dict]:
     """Times every spec of a grouped product with random groups."""
     specs = (GroupedSpec("smoke", 20, 4, 32, 64),) if is_smoke else GROUPED_SPECS
@@ -212,10 +202,11 @@ def sweep_grouped(bandwidth: float, is_smoke: bool) -> Iterator[dict]:
         arguments = grouped_arguments(spec)
         num_bytes = spec.touched_bytes(np.asarray(arguments["sizes"]))
         expected, xla_us = None, 0.0
-        for name, program in grouped_programs(spec, is_smoke).items():
-            out = np.asarray(program(arguments))
+        choices = {name: {"implementation": name} for name in ("xla", "triton")}
+        for name, calls in compile_choices(grouped_product, choices, arguments, is_smoke).items():
+            out = np.asarray(calls(arguments))
             expected = out if expected is None else expected
-            timing = time_program(program, arguments, **(SMOKE_OPTIONS if is_smoke else {}))
+            timing = time_calls(calls, arguments, **(SMOKE_REPEATS if is_smoke else {}))
             xla_us = xla_us or timing.median_us
             yield {
                 "op": "grouped_product",

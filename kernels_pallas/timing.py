@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-NUM_CALLS, NUM_REPEATS = 20, 7
-
 
 class Timing(NamedTuple):
     """The time per call in microseconds, over several repeats."""
@@ -19,10 +17,21 @@ class Timing(NamedTuple):
     """Slowest repeat minus fastest repeat."""
 
 
-def compile_calls(function: Callable[..., Any], *args: Any, num_calls: int = NUM_CALLS) -> Callable[..., Any]:
-    """Compiles a program that calls `function(*args)` several times in turn and returns the last result.
+class RepeatedCalls(NamedTuple):
+    """A compiled program that calls a function several times in turn and returns the last result."""
 
-    A kernel of a few microseconds takes less time than its dispatch. In one program there is one dispatch.
+    program: Callable[[list[jax.Array]], Any]
+    num_calls: int
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the program on the arguments of the function."""
+        return self.program(jax.tree.leaves(args))
+
+
+def compile_calls(function: Callable[..., Any], *args: Any, num_calls: int = 20) -> RepeatedCalls:
+    """Compiles a program of several calls of a function.
+
+    A kernel of a few microseconds takes less time than its dispatch. A program is dispatched once.
 
     Args:
         function: A function of arrays.
@@ -42,36 +51,24 @@ def compile_calls(function: Callable[..., Any], *args: Any, num_calls: int = NUM
         out = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, *args))
         return jax.lax.fori_loop(0, num_calls, call, (leaves[smallest], out))[1]
 
-    program = jax.jit(run).lower(leaves).compile()
-    return lambda *args: program(jax.tree.leaves(args))
+    return RepeatedCalls(jax.jit(run).lower(leaves).compile(), num_calls)
 
 
-def time_program(
-    program: Callable[..., Any], *args: Any, num_calls: int = NUM_CALLS, num_repeats: int = NUM_REPEATS
-) -> Timing:
-    """Times the calls of a program of `compile_calls`; the arguments are those of `time_calls`."""
-    jax.block_until_ready(program(*args))
+def time_calls(calls: RepeatedCalls, *args: Any, num_repeats: int = 7) -> Timing:
+    """Times one call of a program of several.
+
+    Args:
+        calls: From `compile_calls`.
+        *args: The arguments of its function, on the device.
+        num_repeats: Runs of the program, after one that is not counted.
+    """
+    jax.block_until_ready(calls(*args))
     repeats = []
     for _ in range(num_repeats):
         start = time.perf_counter()
-        jax.block_until_ready(program(*args))
-        repeats.append((time.perf_counter() - start) / num_calls * 1e6)
+        jax.block_until_ready(calls(*args))
+        repeats.append((time.perf_counter() - start) / calls.num_calls * 1e6)
     return Timing(statistics.median(repeats), max(repeats) - min(repeats))
-
-
-def time_calls(
-    function: Callable[..., Any], *args: Any, num_calls: int = NUM_CALLS, num_repeats: int = NUM_REPEATS
-) -> Timing:
-    """Times `function(*args)` in programs of several calls.
-
-    Args:
-        function: A function of arrays.
-        *args: Its arguments, on the device.
-        num_calls: Calls per repeat.
-        num_repeats: Number of repeats.
-    """
-    program = compile_calls(function, *args, num_calls=num_calls)
-    return time_program(program, *args, num_calls=num_calls, num_repeats=num_repeats)
 
 
 def copy_bandwidth(num_bytes: int = 1 << 30) -> float:
@@ -81,5 +78,5 @@ def copy_bandwidth(num_bytes: int = 1 << 30) -> float:
         num_bytes: Size of the array; larger than the device's caches.
     """
     values = jnp.zeros((num_bytes // 4,), jnp.float32)
-    timing = time_calls(lambda x: x + 1.0, values)
+    timing = time_calls(compile_calls(lambda x: x + 1.0, values), values)
     return 2 * num_bytes / (timing.median_us * 1e-6)
