@@ -8,6 +8,7 @@ dispatched before it has ended. The number of accepted drafts has no influence o
 """
 
 import argparse
+import functools
 import itertools
 import json
 import time
@@ -16,17 +17,14 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import bass_jax as bass
-from bass_jax.analysis.profiler import compiled_step, step_specs
-from bass_jax.cost_model import RooflineModel, draft_pass_shape, measure_device, pass_shape
+from bass_jax.analysis.profiler import compiled_step, step_specs, time_steps
+from bass_jax.analysis.roofline_benchmark import in_flight_seconds, roofline_of_step
+from bass_jax.cost_model import measure_device
 from bass_jax.decoding.load_pair import random_pair
 from bass_jax.decoding.state import SpecState
-from bass_jax.models import require_model
 from tests.abstract import abstract_state
-
-NUM_TURNS, NUM_STEPS = 5, 10
 
 
 def timed_state(pair: bass.Pair, batch: int, context: int, draft_len: int) -> SpecState:
@@ -53,25 +51,6 @@ def timed_state(pair: bass.Pair, batch: int, context: int, draft_len: int) -> Sp
         )
 
     return jax.jit(build)()
-
-
-def time_step(step, pair: bass.Pair, spec: bass.SpecConfig, state: SpecState) -> tuple[list[float], list[float]]:
-    """Returns times of single steps and times per step in flight, in seconds."""
-    alone, in_flight = [], []
-    for turn in range(NUM_TURNS + 1):
-        for _ in range(NUM_STEPS):
-            start = time.perf_counter()
-            state, info = step(pair, state, spec)
-            jax.device_get(info)
-            alone.append(time.perf_counter() - start)
-        start = time.perf_counter()
-        for _ in range(NUM_STEPS):
-            state, info = step(pair, state, spec)
-        jax.block_until_ready(info)
-        in_flight.append((time.perf_counter() - start) / NUM_STEPS)
-        if turn == 0:  # XLA records its graphs.
-            alone, in_flight = [], []
-    return alone, in_flight
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -101,26 +80,18 @@ def main(argv: list[str] | None = None) -> None:
         steps = dict(zip(cells, threads.map(compile_cell, cells), strict=True))
     device = measure_device("bfloat16")
     print(f"{device.name}: {device.bandwidth / 1e12:.2f} TB/s, {device.peak_flops / 1e12:.0f} TFLOP/s", flush=True)
-    model = RooflineModel(
-        pass_shape(require_model(pair.target, "a roofline").config),
-        draft_pass_shape(pair.drafter),
-        device.peak_flops,
-        device.bandwidth,
-        0.0,
-        overlap=1.0,
-    )
     records = []
     for (batch, draft_len), step in steps.items():
-        state = timed_state(pair, batch, arguments.context, draft_len)
-        alone, in_flight = time_step(step, pair, specs[draft_len], state)
-        roofline = model.target_seconds(batch, draft_len + 1, arguments.context)
-        roofline += model.draft_seconds(batch, draft_len, arguments.context, 0)
+        spec, make_state = specs[draft_len], functools.partial(timed_state, pair, batch, arguments.context, draft_len)
+        in_flight = in_flight_seconds(step, pair, make_state, spec)
+        alone = time_steps(pair, {draft_len: spec}, make_state())[draft_len]
+        _, roofline = roofline_of_step(pair, device, batch, draft_len, arguments.context)
         record = {
             "batch": batch,
             "draft_len": draft_len,
-            "alone_ms": 1e3 * float(np.median(alone)),
-            "in_flight_ms": 1e3 * float(np.median(in_flight)),
-            "roofline_ms": 1e3 * float(roofline),
+            "alone_ms": 1e3 * alone,
+            "in_flight_ms": 1e3 * in_flight,
+            "roofline_ms": 1e3 * roofline,
             "temporaries_gb": step.call.memory_analysis().temp_size_in_bytes / 1e9,
         }
         records.append(record)

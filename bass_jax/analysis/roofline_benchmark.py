@@ -131,12 +131,12 @@ def run_bench(
         seconds = time_steps(pair, specs, make_state(spec=specs[draft_lens[0]]))
         for draft_len, spec in specs.items():
             step, num_compiled, compile_seconds = compiled[draft_len]
-            in_flight = [_in_flight_seconds(step, pair, make_state(spec=spec), spec) for _ in range(4)]
+            in_flight = in_flight_seconds(step, pair, functools.partial(make_state, spec=spec), spec)
             if trace is not None:
                 with jax.profiler.trace(str(trace / f"batch{batch}_drafts{draft_len}_context{context}")):
                     _run_steps(step, pair, make_state(spec=spec), spec, num_steps=4)
             padded = [*rates, *[rates[-1]] * draft_len][: max(draft_len, 1)]
-            num_bytes, roofline_seconds = _limits(pair, device, batch, draft_len, context)
+            num_bytes, roofline_seconds = roofline_of_step(pair, device, batch, draft_len, context)
             memory = step.call.memory_analysis()
             planned = memory.argument_size_in_bytes + memory.temp_size_in_bytes
             planned += memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -146,7 +146,7 @@ def run_bench(
                 draft_len=draft_len,
                 context=context,
                 seconds=seconds[draft_len],
-                in_flight_seconds=float(np.median(in_flight[1:])),
+                in_flight_seconds=in_flight,
                 tokens=batch * float(expected_emitted(jnp.asarray(padded), jnp.asarray(draft_len))),
                 num_bytes=num_bytes,
                 roofline_seconds=roofline_seconds,
@@ -160,7 +160,7 @@ def run_bench(
             )
 
 
-def _limits(pair: Pair, device: Device, batch: int, draft_len: int, context: int) -> tuple[float, float]:
+def roofline_of_step(pair: Pair, device: Device, batch: int, draft_len: int, context: int) -> tuple[float, float]:
     """Returns the bytes that a step has to read, and its shortest time in seconds."""
     target = pass_shape(require_model(pair.target, "a roofline").config)
     draft = draft_pass_shape(pair.drafter) or PassShape()
@@ -172,12 +172,19 @@ def _limits(pair: Pair, device: Device, batch: int, draft_len: int, context: int
     return num_bytes, float(seconds)
 
 
-def _in_flight_seconds(step: Callable, pair: Pair, state: SpecState, spec: SpecConfig) -> float:
-    """Returns the time per step without the host. Rows that reach their limit are still computed."""
-    jax.block_until_ready(state)
-    start = time.perf_counter()
-    _run_steps(step, pair, state, spec, NUM_IN_FLIGHT)
-    return (time.perf_counter() - start) / NUM_IN_FLIGHT
+def in_flight_seconds(step: Callable, pair: Pair, make_state: Callable[[], SpecState], spec: SpecConfig) -> float:
+    """Returns the time per step without the host, the median of three runs after one that is not counted.
+
+    Rows that reach their limit are still computed.
+    """
+
+    def run() -> float:
+        state = jax.block_until_ready(make_state())
+        start = time.perf_counter()
+        _run_steps(step, pair, state, spec, NUM_IN_FLIGHT)
+        return (time.perf_counter() - start) / NUM_IN_FLIGHT
+
+    return float(np.median([run() for _ in range(4)][1:]))
 
 
 def _run_steps(step: Callable, pair: Pair, state: SpecState, spec: SpecConfig, num_steps: int) -> None:
