@@ -122,7 +122,7 @@ def test_a_part_without_confidence_counts_as_fully_confident():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", mostly_slow(["model", "eagle"], lambda kind: kind == "eagle"))
+@pytest.mark.parametrize("kind", ["model", "eagle"])
 def test_a_networks_cache_stays_correct_while_other_parts_draft(target, kind):
     """An error in this cache would reduce acceptance without changing the output."""
     network = network_of(kind, target)

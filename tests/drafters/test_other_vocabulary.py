@@ -13,7 +13,7 @@ from bass_jax.drafters.other_vocabulary import VocabularyMatch
 from bass_jax.testing import check_drafter, verify_lossless
 from bass_jax.testing.lossless import SETTINGS
 from tests import tiny
-from tests.decoding.test_caches import FORWARD, PLANS, SPEC, TOLERANCE, advance, start
+from tests.decoding.test_caches import FORWARD, PLANS, SAMPLED, SPEC, TOLERANCE, advance, start
 from tests.drafters.test_protocol import LENGTHS, WANTED, context, propose
 from tests.marks import mostly_slow
 from tests.models import own_models
@@ -114,9 +114,7 @@ def permuted(target):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "plan", mostly_slow(["after no drafts", "after regular", "mixed"], lambda plan: plan == "mixed")
-)
+@pytest.mark.parametrize("plan", ["after no drafts", "after regular", "mixed"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_all_drafts_of_the_same_model_with_other_ids_are_accepted(target, plan, temperature):
     pair = bass.Pair(target, permuted(target))
@@ -144,12 +142,12 @@ def test_a_row_whose_text_needs_too_many_slots_stops_drafting(target):
     pair = bass.Pair(target, tiny.other_vocabulary())
     prompts = [[7] * 40, [7] * 50, [1, 2, 3]]
     regular = bass.generate(pair, prompts, step="decode", max_new_tokens=14)
-    sampling = bass.SamplingParams([0.0] * 3 + [1.0] * 3)
-    run = bass.generate(pair, prompts * 2, bass.SpecConfig(4), max_new_tokens=14, sampling=sampling)
-    assert [row.tolist() for row in run.tokens[:3]] == [row.tolist() for row in regular.tokens]
+    run = bass.generate(pair, prompts, bass.SpecConfig(4, "greedy"), max_new_tokens=14)
+    assert [row.tolist() for row in run.tokens] == [row.tolist() for row in regular.tokens]
     drafted = np.stack([info.num_drafted for info in run.infos])
-    assert drafted[0, [0, 3]].all() and not drafted[:, [1, 4]].any()
-    assert all(len(row) == 14 for row in run.tokens)
+    assert drafted[0, 0] > 0 and not drafted[:, 1].any()
+    sampled = bass.generate(pair, prompts, bass.SpecConfig(4), max_new_tokens=14, sampling=SAMPLED)
+    assert all(len(row) == 14 for row in sampled.tokens)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from bass_jax.engine import EngineClosed, QueueFull, device_executor
 from bass_jax.policies import Plan
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from tests import tiny
+from tests.compilations import recorded_compilations
 from tests.letters import Letters
 from tests.marks import mostly_slow
 
@@ -204,8 +205,11 @@ def test_random_requests_get_the_output_that_they_get_alone(engine, pair, monkey
 
 
 @pytest.mark.slow
-def test_a_thousand_requests(engine, pair, monkeypatch):
-    requests, handles, cancelled = serve_at_random(engine, 1000, 1, monkeypatch)
+def test_a_thousand_requests(make_engine, pair, monkeypatch):
+    engine = make_engine()
+    with recorded_compilations() as compiled:
+        requests, handles, cancelled = serve_at_random(engine, 1000, 1, monkeypatch)
+    assert not compiled, "nothing is compiled after warm-up"
     check_outputs(pair, engine.spec, requests, handles, cancelled)
     check_empty(engine)
     assert sum(handles[index].finish_reason == "cancelled" for index in cancelled) > 20
@@ -217,20 +221,12 @@ def test_nothing_is_compiled_after_warm_up(make_engine, monkeypatch):
     The engine is new, because compiled functions may be dropped between tests.
     """
     engine = make_engine()
-    compiled, before = [], JIT_CACHE.num_compiled
-
-    def listen(name, *_, **__):
-        if name.endswith("backend_compile_duration"):
-            compiled.append(name)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    before = JIT_CACHE.num_compiled
+    with recorded_compilations() as compiled:
         serve_at_random(engine, 40, 2, monkeypatch)
         assert not compiled
         jax.jit(lambda x: x * 3 + 1)(jnp.arange(17))
-        assert compiled, "the listener is called for a compilation"
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+        assert compiled, "a compilation is recorded"
     assert JIT_CACHE.num_compiled == before
 
 

@@ -70,7 +70,8 @@ def test_grouped_product_equals_reference(spec, implementation):
     expected = jax.jit(by_rows)(**arguments)
     with float32_products(spec):
         found = jax.jit(functools.partial(grouped_product, implementation=implementation))(**arguments)
-    assert_products_close(found, expected, spec)
+    # A GPU adds the terms in turn: the largest error of 81,920 sums of 768 was 4.7e-6 of the root of 768 on an H200.
+    assert_products_close(found, expected, spec, float32_error=1e-5)
 
 
 def by_rows(rows, weights, sizes):

@@ -26,14 +26,13 @@ SPEC_BY_NAME = {spec.name: spec for spec in GROUPED_SPECS}
 run = jax.jit(functools.partial(grouped_product, interpret=True), static_argnames="implementation")
 
 
-def assert_products_close(found, expected, spec):
+def assert_products_close(found, expected, spec, float32_error=3e-6):
     """The terms are products of numbers near 1, so a sum of D of them is about the root of D.
 
-    A GPU adds them in turn in float32: the largest error of 81,920 sums of 768 on an H200 was 4.7e-6 of that root.
     Tensor cores truncate sums of 16-bit products in float32; rounding to 16 bits would have errors of 2e-3.
     """
     assert found.dtype == jnp.float32
-    error = 1e-5 if spec.dtype == "float32" else 1e-4
+    error = float32_error if spec.dtype == "float32" else 1e-4
     np.testing.assert_allclose(found, expected, rtol=0, atol=error * np.sqrt(spec.depth))
 
 

@@ -12,7 +12,6 @@ from bass_jax.models import DenseMLP, MoEConfig
 from tests.checkpoint.gguf_writer import write_gguf
 from tests.checkpoint.small import random_model, small_config
 from tests.checkpoint.test_gguf import CONFIGS, CONVERTED, converted_config
-from tests.marks import mostly_slow
 from tests.models.cases import prompts
 from tests.models.conftest import load_arrays, run_reference
 from tests.models.passes import read_texts, relative_error, tolerance_of
@@ -65,7 +64,7 @@ def test_converted_models_have_the_logits_of_transformers(name, files):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_slow(CHANGES, lambda name: name in ("qwen2", "gemma2")))
+@pytest.mark.parametrize("name", CHANGES)
 def test_gguf_models_have_the_logits_of_transformers(name, files):
     expected = load_arrays(files / f"{name}.npz")
     texts = prompts(list(CHANGES).index(name))

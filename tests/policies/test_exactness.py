@@ -76,15 +76,12 @@ def test_tokens_equal_those_of_regular_decoding(pair, name, temperature):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "drafter, name",
-    mostly_slow(
-        [
-            ("ngram", "auto with two lengths"),
-            ("model", "auto with trials"),
-            ("model", "bass_heuristic"),
-            ("model", "confidence"),
-        ],
-        lambda case: case[0] == "ngram",
-    ),
+    [
+        ("ngram", "auto with two lengths"),
+        ("model", "auto with trials"),
+        ("model", "bass_heuristic"),
+        ("model", "confidence"),
+    ],
 )
 def test_the_device_loop_equals_the_host_loop(pair, drafter, name):
     """Both use the same lengths and emit the same tokens in every step."""

@@ -19,6 +19,7 @@ from bass_jax.testing import lossless
 from bass_jax.testing.lossless import verify_lossless
 from bass_jax.testing.tiny_models import tiny_target
 from tests import tiny
+from tests.compilations import recorded_compilations
 from tests.marks import mostly_slow
 
 llguidance = pytest.importorskip("llguidance", reason="needs llguidance, the extra 'grammar'")
@@ -98,20 +99,15 @@ def test_masks_follow_the_drafts_of_every_row():
 
 def test_the_host_compiles_nothing():
     """The callback receives arrays of jax. A slice of such an array is compiled for every length."""
-    index, compiled = Grammar(TOKENIZER, regex=PATTERN).index, []
+    index = Grammar(TOKENIZER, regex=PATTERN).index
     rows = [
         jax.device_put((jnp.array([index]), jnp.zeros((1, 12), jnp.int32), jnp.array([2]), jnp.array([length])))
         for length in range(2, 8)
     ]
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda name, *_, **__: compiled.append(name) if name.endswith("backend_compile_duration") else None
-    )
-    try:
+    with recorded_compilations() as compiled:
         for arguments in rows:
             grammar_module._masks(*arguments, num_positions=3, num_words=1)
             grammar_module._forced(*arguments, num=3)
-    finally:
-        jax.monitoring.clear_event_listeners()
     assert not compiled
 
 
