@@ -3,8 +3,9 @@
 import functools
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,9 @@ from bass_jax.engine.step_clock import StepClock, calibrate, is_measured
 from bass_jax.models.kv_cache import KVCache, pages_of, with_pages
 from bass_jax.models.mesh import mesh_of, place_whole
 from bass_jax.models.protocol import hidden_width_of, is_recurrent
-from bass_jax.policies.protocol import plan_bucket
+from bass_jax.policies.auto import Auto
+from bass_jax.policies.fixed import Fixed
+from bass_jax.policies.protocol import Plan, plan_bucket
 from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
 from bass_jax.runtime.processes import Channel
 
@@ -46,6 +49,16 @@ MAX_MEASURED = 4
 
 SHORT_CHUNK = 64
 """A chunk of at most so many tokens is read by a pass of this size, because a pass over a whole chunk takes longer."""
+
+
+class _InFlight(NamedTuple):
+    """A step that was dispatched and not collected."""
+
+    info: StepInfo
+    plan: Plan | None  # made from its info
+    wanted: Any  # see `plan_rows`
+    bucket: int
+    start: float  # when it was dispatched
 
 
 class DeviceExecutor:
@@ -103,10 +116,14 @@ class DeviceExecutor:
         self._prompt: np.ndarray | None = None  # the prompt that these caches hold completely
         # A copy of the state's field, so that a row can be stopped without waiting for the device.
         self._finish = np.full(num_rows, FinishReason.INACTIVE, np.int32)
-        self._is_device_finish_stale = False
+        self._stopped: list[int] = []  # rows that the device does not know to be stopped
         self._room_of_new = 0  # the most drafts that a row which has joined since the last step can use
-        self._in_flight: tuple[StepInfo, Any, int, float] | None = None
+        self._in_flight: deque[_InFlight] = deque()
         self._uses_clock = getattr(self._policy, "use_clock", False)
+        # A step that runs ahead has the plan that was made before the last step. Only these policies plan as well then.
+        plans_late = isinstance(self._policy, Fixed | None) or (isinstance(self._policy, Auto) and self._uses_clock)
+        self._runs_ahead = plans_late and self.channel is None
+        self._last_end = 0.0  # when the last step was collected
         self._clock: StepClock | None = None
         self._calibration: dict[int, np.ndarray | None] = {}
         self._may_compile = False
@@ -221,18 +238,18 @@ class DeviceExecutor:
         name = ("regroup_rows", len(self.state.lengths), len(rows))
         state, self._policy_state = self._run(name, regroup_rows, *arguments)
         self.state = with_pages(state, pages)
-        self._is_device_finish_stale = False
+        self._stopped.clear()
 
     def stop(self, row: int) -> None:
         """Ends the request in `row`. The state on the device is updated before the next step."""
         self._finish[row] = FinishReason.INACTIVE
         self._free_row(row)
-        self._is_device_finish_stale = True
+        self._stopped.append(row)
 
     def dispatch(self) -> None:
         """Dispatches a step, and the policy's update after it."""
         self._send_finish()
-        num_wanted = int(max(self._wanted[0], min(self._wanted[1], self._room_of_new)))
+        num_wanted = self._num_wanted()
         self._room_of_new = 0
         drafts = np.array([handle is None or handle.request.is_speculative for handle in self._handles])
         if not drafts.all():
@@ -241,22 +258,40 @@ class DeviceExecutor:
         bucket = self._bucket(num_wanted)
         if bucket < num_wanted:  # The policy counts a draft that it wanted and did not get as rejected.
             self.state = self.state._replace(draft_lens=jnp.minimum(self.state.draft_lens, bucket))
-        step, plan_next = self._step(bucket), None if self._policy is None else self._plan()
-        start, wanted = time.perf_counter(), None
+        plans = self._policy is not None and not isinstance(self._policy, Fixed)
+        step, plan_next = self._step(bucket), self._plan() if plans else None
+        start, plan, wanted = time.perf_counter(), None, None
         self.state, info = step(self._pair, self.state, bucket_spec(self.steps.spec, bucket))
         if plan_next is not None:
             arguments = rows_of(self.state), counts_of(info), self._times()
             self._policy_state, plan, wanted = plan_next(self._policy, self._policy_state, *arguments)
-            self.state = with_plan(self.state, plan)
-        self._in_flight = info, wanted, bucket, start
+        elif isinstance(self._policy, Fixed) and not drafts.all():
+            plan = Plan(place_whole(np.full(len(drafts), self._policy.draft_len, np.int32), self._mesh))
+        self._in_flight.append(_InFlight(info, plan, wanted, bucket, start))
+
+    def can_run_ahead(self) -> bool:
+        """Returns whether the next step can be dispatched before the last one is collected.
+
+        The step must be compiled, and some row must have room for another step, whatever it emits in the last one.
+        """
+        if not self._runs_ahead or self._stopped or len(self._in_flight) != 1:
+            return False
+        room = max((one.request.max_new_tokens - one.num_tokens for one in self._handles if one is not None), default=0)
+        step = self.steps.find(self._bucket(self._num_wanted()), len(self.state.lengths))
+        is_ready = step is not None and (self._clock is None or step.num_calls > 0)
+        return is_ready and room > self._in_flight[0].bucket + 1
 
     def collect(self) -> StepResult:
-        """Waits for the step, and reads its info and the next draft length in one transfer."""
-        assert self._in_flight is not None, "no step was dispatched"
-        info, wanted, bucket, start = self._in_flight
-        self._in_flight = None
+        """Waits for the oldest step in flight, and reads its info and the next draft length in one transfer.
+
+        Its plan is that of the next step to be dispatched.
+        """
+        info, plan, wanted, bucket, start = self._in_flight.popleft()
         info, wanted = jax.device_get((info, wanted))
-        seconds = time.perf_counter() - start
+        end = time.perf_counter()
+        seconds, self._last_end = end - max(start, self._last_end), end
+        if plan is not None:
+            self.state = with_plan(self.state, plan)
         JIT_CACHE.run_seconds += seconds
         # A prompt that was read before the step would count as its time.
         if self._clock is not None and self._is_timed:
@@ -265,9 +300,14 @@ class DeviceExecutor:
         if wanted is not None:
             self._wanted = wanted
         self._finish = np.array(info.finish)
+        self._finish[self._stopped] = FinishReason.INACTIVE
         for row in np.flatnonzero(self._finish != FinishReason.RUNNING).tolist():
             self._free_row(row)
         return StepResult(info, bucket, seconds)
+
+    def discard(self) -> None:
+        """Forgets the step in flight, in which no request runs, without waiting for it."""
+        self._in_flight.clear()
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -296,9 +336,9 @@ class DeviceExecutor:
             self.pool.release(handle)
 
     def _send_finish(self) -> None:
-        if self._is_device_finish_stale:
+        if self._stopped:
             self.state = self.state._replace(finish=place_whole(self._finish.copy(), self._mesh))
-            self._is_device_finish_stale = False
+            self._stopped.clear()
 
     def _run(self, name: Any, function: Callable, *arguments: Any, donate: tuple[int, ...] = ()) -> Any:
         """Calls the compiled `function`. `name` identifies the shapes of the arguments, which are not compared."""
@@ -308,6 +348,10 @@ class DeviceExecutor:
 
     def _step(self, bucket: int) -> CompiledFunction:
         return self.steps.get(bucket, self._pair, self.state)
+
+    def _num_wanted(self) -> int:
+        """Returns the most drafts that a row can use in the next step."""
+        return int(max(self._wanted[0], min(self._wanted[1], self._room_of_new)))
 
     def _bucket(self, num_wanted: int) -> int:
         """Returns the bucket to run for `num_wanted` drafts.
@@ -363,6 +407,7 @@ class DeviceExecutor:
         return times
 
     def _plan(self) -> Callable:
+        """Returns the compiled `plan_rows`."""
         name = ("plan", len(self.state.lengths))
         if name not in self._compiled:
             counts = counts_of(no_step(len(self.state.lengths)))

@@ -12,7 +12,7 @@ class StepResult(NamedTuple):
 
     info: StepInfo  # on the host; the tokens of a simulation are arbitrary
     draft_len: int  # the draft-length bucket
-    seconds: float = 0.0  # from the dispatch until the results are on the host
+    seconds: float = 0.0  # from the dispatch, or the end of the step before, until the results are on the host
 
 
 @runtime_checkable
@@ -46,6 +46,14 @@ class Executor(Protocol):
         """Starts a step of all running rows."""
         ...
 
+    def can_run_ahead(self) -> bool:
+        """Returns whether another step of the same rows can be dispatched while one is in flight."""
+        ...
+
     def collect(self) -> StepResult:
-        """Waits for the step and returns its result. Only here does the host read from the device."""
+        """Waits for the oldest step in flight and returns its result. Only here does the host read from the device."""
+        ...
+
+    def discard(self) -> None:
+        """Forgets the step in flight, in which no request runs, without waiting for it."""
         ...

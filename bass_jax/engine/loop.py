@@ -40,6 +40,10 @@ class Loop:
     device runs, so that only scheduling delays the next step. With ``is_pipelined=False``, as in `bass_jax.generate`,
     it schedules, dispatches, collects and delivers, so that the events are those of the step that it has just run.
 
+    Where the rows stay the same, the next step is dispatched before the last one is collected, so that the device does
+    not wait for the host. It is then known one step late that a request has stopped, and what the step ahead emits for
+    it is dropped. Nothing is scheduled while a step is ahead.
+
     Attributes:
         scheduler: the queue and the rows.
         executor: the device.
@@ -70,7 +74,7 @@ class Loop:
             clock: returns the time in seconds.
             on_step: called on the host after every step.
             is_pipelined: deliver the events of a step while the next one runs. Otherwise `advance` waits for the step
-                that it dispatches, so that the time of a step does not include the caller's time.
+                that it dispatches.
         """
         self.scheduler, self.executor, self.clock = scheduler, executor, clock
         self.counts = Counts()
@@ -80,7 +84,7 @@ class Loop:
         self.events: list[tuple[RequestHandle, RequestEvent]] = []
         self.requests = np.zeros(0, np.int32)
         self._on_step, self._is_pipelined = on_step, is_pipelined
-        self._is_in_flight = False
+        self._num_in_flight = 0
         self._arrived: deque[RequestHandle] = deque()
         self._cancelled: deque[RequestHandle] = deque()
         self._lock = threading.Lock()
@@ -103,7 +107,7 @@ class Loop:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self._arrived or self._cancelled or self._is_in_flight) and self.scheduler.is_idle
+        return not (self._arrived or self._cancelled or self._num_in_flight) and self.scheduler.is_idle
 
     def submit(self, handle: RequestHandle) -> None:
         """Adds a request to the queue. Can be called from any thread.
@@ -169,7 +173,7 @@ class Loop:
             unfinished = [*self._arrived, *self.scheduler.unfinished()]
             self._arrived.clear()
             self._cancelled.clear()
-            self.scheduler, self._is_in_flight = Scheduler(self.scheduler.config), False
+            self.scheduler, self._num_in_flight = Scheduler(self.scheduler.config), 0
         for handle in unfinished:
             handle.error = closed
             self._undelivered.append((handle, handle.end(FAILED, self.clock())))
@@ -179,16 +183,17 @@ class Loop:
 
     def _advance(self) -> bool:
         self.events = events = []
-        has_stepped = self._is_in_flight
+        has_stepped = self._num_in_flight > 0
         if has_stepped:
             self._collect()
         start, in_executor = time.perf_counter(), self._executor_seconds
         if has_stepped:
             self._take_results(events)
         self._take_arrivals(events)
-        self._schedule()
-        self.host_seconds += time.perf_counter() - start - (self._executor_seconds - in_executor)
-        if self._is_in_flight and not self._is_pipelined:
+        if not self._num_in_flight:
+            self._schedule()
+            self.host_seconds += time.perf_counter() - start - (self._executor_seconds - in_executor)
+        if self._num_in_flight and not self._is_pipelined and not has_stepped:
             self._collect()
             self._take_results(events)
             has_stepped = True
@@ -204,9 +209,22 @@ class Loop:
         return True
 
     def _collect(self) -> None:
+        is_steady = not (self._arrived or self._cancelled) and self.scheduler.is_steady
+        if is_steady and self._num_in_flight == 1 and self.executor.can_run_ahead():
+            self._dispatch()
         self.last = self.executor.collect()
-        self._is_in_flight = False
+        self._num_in_flight -= 1
         self.intake()
+
+    def _dispatch(self) -> None:
+        self._call(self.executor.dispatch)
+        self._num_in_flight += 1
+
+    def _discard(self) -> None:
+        """Forgets the step ahead if its last request has ended."""
+        if self._num_in_flight and not self.scheduler.num_running:
+            self.executor.discard()
+            self._num_in_flight = 0
 
     def run(self) -> None:
         """Advances until there is nothing to do."""
@@ -224,6 +242,7 @@ class Loop:
     def _take_results(self, events: list[tuple[RequestHandle, RequestEvent]]) -> None:
         """Gives the tokens of the last step to their requests, and ends requests at stop strings."""
         assert self.last is not None
+        self._drop([row for row, handle in enumerate(self.scheduler.rows) if handle is None])
         info, now = self.last.info, self.clock()
         is_active, num_emitted, finish = (np.asarray(x) for x in (info.is_active, info.num_emitted, info.finish))
         tokens, logprobs = np.asarray(info.tokens), np.asarray(info.logprobs)
@@ -233,7 +252,7 @@ class Loop:
         num_drafted, num_accepted = (np.asarray(x) for x in (info.num_drafted, info.num_accepted))
         for row, num, reason in zip(rows, num_emitted[rows].tolist(), finish[rows].tolist(), strict=True):
             handle = self.scheduler.rows[row]
-            assert handle is not None, "a row without a request took part in a step"
+            assert handle is not None
             handle.num_steps += 1
             handle.num_drafted += int(num_drafted[row])
             handle.num_accepted += int(num_accepted[row])
@@ -262,6 +281,19 @@ class Loop:
             num_emitted=counts.num_emitted + int(num_emitted.sum()),
             num_finished=num_finished,
         )
+        self._discard()
+
+    def _drop(self, rows: list[int]) -> None:
+        """Removes rows whose requests have ended before the last step from its info."""
+        assert self.last is not None
+        info = self.last.info
+        if not np.asarray(info.is_active)[rows].any():
+            return
+        names = ("is_active", "num_emitted", "num_accepted", "num_drafted", "tokens", "logprobs")
+        fields = {name: np.array(getattr(info, name)) for name in names}
+        for name, values in fields.items():
+            values[rows] = -1 if name == "tokens" else 0
+        self.last = self.last._replace(info=info._replace(**fields))
 
     def _cut(self, row: int, num: int) -> None:
         """Removes the tokens after a stop string from the info of the last step."""
@@ -286,6 +318,7 @@ class Loop:
             row = self.scheduler.release(handle)
             if row is not None:
                 self._call(self.executor.stop, row)
+        self._discard()
 
     def _schedule(self) -> None:
         """Admits requests, reads prompts, resizes the batch, and dispatches a step."""
@@ -313,5 +346,4 @@ class Loop:
             num_regroups=counts.num_regroups + num_regroups,
         )
         if scheduler.num_running:
-            self._call(executor.dispatch)
-            self._is_in_flight = True
+            self._dispatch()

@@ -62,6 +62,11 @@ class Scheduler:
         """Whether no request waits, is read or runs."""
         return not (self._row_of or self.reading or self.num_waiting)
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether the next step has the same rows as the last one: no request can be admitted, read or moved."""
+        return not (self.reading or self._can_admit or self._is_oversized)
+
     def start(self, handles: Sequence[RequestHandle]) -> None:
         """Starts with a batch whose first rows run `handles`, before anything is submitted."""
         self.rows = [*handles, *[None] * (self.config.sizes[-1] - len(handles))]
@@ -96,24 +101,25 @@ class Scheduler:
 
     def admit(self) -> list[RequestHandle]:
         """Admits waiting requests while there are free slots and tokens; returns them."""
-        config, admitted = self.config, []
-        if config.batching == "static" and (self._row_of or self.reading):
+        admitted = []
+        if self.config.batching == "static" and (self._row_of or self.reading):
             return admitted
-        while self._queue:
-            handle = self._queue[0][2]
-            if handle.finish_reason is not None:  # It was cancelled.
-                heapq.heappop(self._queue)
-                continue
-            reservation = config.reservation(handle.request.limit)
-            has_slot = self.num_running + len(self.reading) < config.num_slots
-            if not has_slot or self.num_reserved + reservation > config.budget:
-                break
-            heapq.heappop(self._queue)
+        while self._can_admit:
+            handle = heapq.heappop(self._queue)[2]
             self.num_waiting -= 1
-            self.num_reserved += reservation
+            self.num_reserved += self.config.reservation(handle.request.limit)
             self.reading.append(handle)
             admitted.append(handle)
         return admitted
+
+    @property
+    def _can_admit(self) -> bool:
+        """Whether there are a slot and tokens for the first request of the queue."""
+        while self._queue and self._queue[0][2].finish_reason is not None:  # It was cancelled.
+            heapq.heappop(self._queue)
+        if not self._queue or self.num_running + len(self.reading) >= self.config.num_slots:
+            return False
+        return self.num_reserved + self.config.reservation(self._queue[0][2].request.limit) <= self.config.budget
 
     def chunks(self) -> Iterator[PrefillChunk]:
         """Yields the prompt chunks to read before the next step; the caller places a prompt after its last chunk.
@@ -158,16 +164,25 @@ class Scheduler:
 
         Without running requests the batch shrinks immediately.
         """
-        sizes = self.config.sizes
-        smaller = sizes[max(sizes.index(len(self.rows)) - 1, 0)]
-        is_oversized = smaller < len(self.rows) and self.num_running + len(self.reading) <= smaller
-        if self.config.batching == "static" and self._row_of:
-            is_oversized = False
+        is_oversized = self._is_oversized
         self._num_small_steps = self._num_small_steps + 1 if is_oversized else 0
         if not is_oversized or (self._row_of and self._num_small_steps <= SHRINK_AFTER):
             return None
         self._num_small_steps = 0
-        return self._move(sorted(self._row_of.values()), smaller)
+        return self._move(sorted(self._row_of.values()), self._smaller)
+
+    @property
+    def _smaller(self) -> int:
+        """The next smaller size of the batch, or the smallest one."""
+        sizes = self.config.sizes
+        return sizes[max(sizes.index(len(self.rows)) - 1, 0)]
+
+    @property
+    def _is_oversized(self) -> bool:
+        """Whether all requests fit into the next smaller batch."""
+        if self.config.batching == "static" and self._row_of:
+            return False
+        return self._smaller < len(self.rows) and self.num_running + len(self.reading) <= self._smaller
 
     def _move(self, kept: list[int], size: int) -> list[int]:
         sources = kept + [-1] * (size - len(kept))

@@ -41,9 +41,16 @@ class Leader:
         self._channel.share(("dispatch",))
         self._executor.dispatch()
 
+    def can_run_ahead(self) -> bool:
+        """Returns False: the other processes wait for a step before they take another call."""
+        return False
+
     def collect(self) -> StepResult:
         """Waits for the step. The other processes wait for it without being told."""
         return self._executor.collect()
+
+    def discard(self) -> None:
+        """Is not called, because no step runs ahead."""
 
     def close(self) -> None:
         """Ends `follow` in the other processes."""

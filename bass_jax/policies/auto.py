@@ -191,7 +191,7 @@ def auto(
     if not (profile is None and cost is None and rates is None):
         cost, rates = cost_and_rates("auto", profile, cost, rates)
     rates = list(rates or [PRIOR_ACCEPTANCE])
-    rates = [*rates, *[rates[-1]] * lengths[-1]][: lengths[-1]]
+    rates = [*rates, *[rates[-1]] * lengths[-1]][: max(lengths[-1], 1)]
     return Auto(cost, jax.device_put(np.asarray(rates, np.float32)), lengths=tuple(lengths), **settings)
 
 

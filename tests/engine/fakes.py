@@ -13,18 +13,22 @@ def expected_tokens(request: Request) -> np.ndarray:
 
 
 class FakeExecutor:
-    """Emits one to three tokens per row and step. `log` contains the calls."""
+    """Emits one to three tokens per row and step. `log` contains the calls.
 
-    def __init__(self, num_rows: int = 1, chunk: int = 8, seed: int = 0):
+    With `runs_ahead`, it takes two steps before it returns the first one.
+    """
+
+    def __init__(self, num_rows: int = 1, chunk: int = 8, seed: int = 0, *, runs_ahead: bool = False):
         self.rows: list[RequestHandle | None] = [None] * num_rows
         self.given: dict[RequestHandle, int] = {}
         self.log: list[tuple] = []
         self._chunk, self._random = chunk, np.random.default_rng(seed)
         self._reading: tuple[RequestHandle, int] | None = None
-        self._in_flight: list[int] | None = None
+        self._in_flight: list[dict[int, RequestHandle]] = []
+        self._runs_ahead = runs_ahead
 
     def read(self, handle, start, num):
-        assert self._in_flight is None
+        assert not self._in_flight
         assert 0 <= num <= self._chunk
         if start == 0:
             self._reading = (handle, 0)
@@ -33,12 +37,14 @@ class FakeExecutor:
         self.log.append(("read", handle, num))
 
     def insert(self, handle, row):
+        assert not self._in_flight
         assert self._reading == (handle, len(handle.request.prompt) - 1), "the whole prompt was read"
         assert self.rows[row] is None, "the row is free"
         self._reading, self.rows[row], self.given[handle] = None, handle, 0
         self.log.append(("insert", handle, row))
 
     def regroup(self, sources):
+        assert not self._in_flight
         kept = [source for source in sources if source >= 0]
         running = [row for row, handle in enumerate(self.rows) if handle is not None]
         assert set(running) <= set(kept) and len(set(kept)) == len(kept), "every running row is kept once"
@@ -50,17 +56,30 @@ class FakeExecutor:
         self.rows[row] = None
 
     def dispatch(self):
-        assert self._in_flight is None and any(self.rows)
-        self._in_flight = [row for row, handle in enumerate(self.rows) if handle is not None]
-        self.log.append(("step", len(self._in_flight), len(self.rows)))
+        assert len(self._in_flight) <= self._runs_ahead and any(self.rows)
+        running = {row: handle for row, handle in enumerate(self.rows) if handle is not None}
+        self._in_flight.append(running)
+        self.log.append(("step", len(running), len(self.rows)))
+
+    @property
+    def num_in_flight(self):
+        return len(self._in_flight)
+
+    def can_run_ahead(self):
+        return self._runs_ahead
+
+    def discard(self):
+        assert self._in_flight and not any(self.rows)
+        self._in_flight.clear()
+        self.log.append(("discard",))
 
     def collect(self):
-        assert self._in_flight is not None
         num_rows = len(self.rows)
         counts = {name: np.zeros(num_rows, np.int32) for name in ("num_emitted", "finish", "num_drafted")}
         is_active, tokens = np.zeros(num_rows, bool), np.full((num_rows, 3), -1, np.int32)
-        for row in self._in_flight:
-            handle = self.rows[row]
+        for row, handle in self._in_flight.pop(0).items():
+            if self.given[handle] == len(expected_tokens(handle.request)):  # It has ended in the step before.
+                continue
             expected, start = expected_tokens(handle.request), self.given[handle]
             num = min(int(self._random.integers(1, 4)), len(expected) - start)
             is_active[row], counts["num_emitted"][row] = True, num
@@ -68,7 +87,6 @@ class FakeExecutor:
             self.given[handle] += num
             if start + num == len(expected):
                 counts["finish"][row], self.rows[row] = FinishReason.LENGTH, None
-        self._in_flight = None
         info = StepInfo(
             is_active,
             tokens,

@@ -275,6 +275,9 @@ def test_requests_without_speculation(token_engine, regular):
     outputs = [handle.result().tokens.tolist() for handle in handles]
     assert all((handle.num_drafted > 0) == (i % 2 == 0) for i, handle in enumerate(handles))
     assert outputs == [tokens[:12] for tokens in regular[:4]]
+    for is_speculative in (False, True):  # One alone in the batch does not stop the drafting for the next one.
+        handle = token_engine.submit(PROMPTS[0], max_new_tokens=12, is_speculative=is_speculative)
+        assert handle.result().tokens.tolist() == regular[0][:12] and (handle.num_drafted > 0) == is_speculative
 
 
 @pytest.mark.slow

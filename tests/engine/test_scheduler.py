@@ -19,8 +19,8 @@ def request(num_prompt: int = 3, num_new: int = 4, **settings) -> Request:
     return Request(np.arange(num_prompt, dtype=np.int32), num_new, **settings)
 
 
-def make(config: EngineConfig = CONFIG, **options):
-    executor = FakeExecutor(config.sizes[0], config.chunk)
+def make(config: EngineConfig = CONFIG, *, runs_ahead: bool = False, **options):
+    executor = FakeExecutor(config.sizes[0], config.chunk, runs_ahead=runs_ahead)
     return Loop(Scheduler(config), executor, **options), executor
 
 
@@ -47,11 +47,15 @@ def check_empty(loop: Loop):
     buckets=st.sampled_from([None, (4, 16), (16,)]),
     budget=st.sampled_from([None, 64, 200]),
     chunks=st.integers(1, 3),
+    runs_ahead=st.booleans(),
+    is_pipelined=st.booleans(),
 )
-def test_every_request_gets_all_of_its_tokens_once(seed, batching, num_slots, buckets, budget, chunks):
+def test_every_request_gets_all_of_its_tokens_once(
+    seed, batching, num_slots, buckets, budget, chunks, runs_ahead, is_pipelined
+):
     random = np.random.default_rng(seed)
     config = EngineConfig(num_slots, 64, budget, chunk=8, chunks_per_step=chunks, batching=batching, buckets=buckets)
-    loop, executor = make(config)
+    loop, executor = make(config, runs_ahead=runs_ahead, is_pipelined=is_pipelined)
     handles: list[RequestHandle] = []
     cancelled: set[RequestHandle] = set()
     for _ in range(40):
@@ -82,6 +86,32 @@ def test_every_request_gets_all_of_its_tokens_once(seed, batching, num_slots, bu
             assert len(answer.tokens) == handle.num_tokens == len(expected)
     assert loop.counts.num_finished == len(handles)
     assert loop.counts.num_emitted == sum(handle.num_tokens for handle in handles)
+
+
+def test_steps_run_ahead_while_the_rows_stay_the_same():
+    """The device always has a step to run, except where a request can be admitted."""
+    loop, executor = make(EngineConfig(num_slots=2, capacity=64), runs_ahead=True, is_pipelined=False)
+    first, second = submit(loop, request(num_new=40), request(num_new=40))
+    loop.advance()
+    assert executor.num_in_flight == 1
+    loop.advance()
+    (waiting,) = submit(loop, request())
+    loop.advance()  # There is no free slot.
+    assert executor.num_in_flight == 1 and waiting not in executor.rows
+    first.cancel()
+    loop.advance()  # The step ahead ends before the row is given to another request.
+    assert first.finish_reason == "cancelled" and waiting in executor.rows
+    loop.run()
+    assert second.finish_reason == waiting.finish_reason == "length"
+    np.testing.assert_array_equal(second.output().tokens, expected_tokens(second.request))
+
+
+def test_the_step_ahead_of_a_batch_that_has_ended_is_not_waited_for():
+    loop, executor = make(EngineConfig(num_slots=1, capacity=64), runs_ahead=True, is_pipelined=False)
+    submit(loop, request(num_new=9))
+    loop.run()
+    num_steps = [entry[0] for entry in executor.log].count("step")
+    assert executor.log[-1] == ("discard",) and loop.counts.num_steps == num_steps - 1
 
 
 def test_requests_leave_the_queue_by_priority_and_then_by_arrival():

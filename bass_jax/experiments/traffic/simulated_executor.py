@@ -126,6 +126,13 @@ class SimulatedExecutor:
     def dispatch(self) -> None:
         """Does nothing: `collect` runs the step."""
 
+    def can_run_ahead(self) -> bool:
+        """Returns False: the costs contain the time of the host between two steps."""
+        return False
+
+    def discard(self) -> None:
+        """Is not called, because no step runs ahead."""
+
     def collect(self) -> StepResult:
         """Counts a step, and advances the clock by its time."""
         size, rows = len(self._handles), self._rows
