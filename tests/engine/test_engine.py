@@ -27,7 +27,7 @@ from tests.marks import mostly_slow
 
 CONFIG = bass.EngineConfig(num_slots=6, capacity=64, chunk=16, buckets=(1, 8))
 ONE_SIZE = dataclasses.replace(CONFIG, buckets=(8,))
-"""For tests in which the batch size does not change: fewer steps are compiled."""
+"""For tests that are not about changes of the batch size: fewer steps are compiled."""
 POISON = tiny.VOCAB - 1
 """A token whose embedding is NaN in some tests."""
 
