@@ -173,7 +173,6 @@ def test_a_row_does_not_depend_on_the_other_rows(target):
 
 
 @pytest.mark.slow
-@pytest.mark.optimized
 def test_speculation_keeps_the_distribution_of_a_hybrid_target():
     target = tiny.model(1, 8.0, vocab_size=5, **SHAPE)
     draft = dataclasses.replace(attention_draft(target, 0.2), vocab_size=5)
