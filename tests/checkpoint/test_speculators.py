@@ -29,7 +29,7 @@ from bass_jax.sampling import LogitsProcessors
 from tests import tiny
 from tests.checkpoint.small import random_model, small_config
 from tests.marks import mostly_slow
-from tests.models.conftest import load_arrays, run_reference
+from tests.models.conftest import load_arrays, run_reference, slow_tests_read
 
 VOCAB, WIDTH, NUM_TOKENS = 50, 32, 11
 TOLERANCE = 1e-5
@@ -112,6 +112,9 @@ MTP = {
     "qwen3_5_moe_text": QWEN3 | HYBRID | {"model_type": "qwen3_5_moe_text", "num_experts_per_tok": 1},
 }
 QUICK = ("reduced vocabulary", "four hidden states", "windows")
+QUICK_HEADS = {*(f"eagle3 {name}" for name in QUICK), "peagle plain", "mtp head_dim"}
+QUICK_HEADS |= {"dflash plain", "dflash windows", "dflash whole vocabulary"}
+"""Heads that quick tests read."""
 
 
 def case(name, kind, layer_config, config):
@@ -134,12 +137,17 @@ def case(name, kind, layer_config, config):
 
 
 @pytest.fixture(scope="session")
-def reference(tmp_path_factory):
-    """Returns the directory in which `speculators` wrote random heads and their logits."""
+def reference(request, tmp_path_factory):
+    """Returns the directory in which `speculators` wrote random heads and their logits.
+
+    If no slow test of the session reads it, it has the heads in `QUICK_HEADS`.
+    """
     todo = [case(name, "eagle3", *one) for name, one in EAGLE3.items()]
     todo += [case(name, "peagle", *one) for name, one in PEAGLE.items()]
     todo += [case(name, "dflash", *one) for name, one in DFLASH.items()]
     todo += [case(name, "mtp", one, {}) for name, one in MTP.items()]
+    if not slow_tests_read("reference", request):
+        todo = [one for one in todo if one["name"] in QUICK_HEADS]
     return run_reference(tmp_path_factory.mktemp("speculators"), todo, "speculators_reference.py")
 
 

@@ -70,6 +70,7 @@ def test_any_sampling_parameters(seed, data):
     assert_same(run(arguments), expect(arguments))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_invalid_logits_invalidate_their_row_only(temperature):
     """Greedy rows do not read the draft distribution."""

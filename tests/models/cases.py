@@ -339,13 +339,26 @@ QUICK = {
     "granite",
     "mixtral",
     "gpt_oss",
-    "deepseek_v3",
     "llama4_text",
-    "qwen3_next",
 }
-"""Families that contain every kind of layer. The other configurations are tested by the slow tests."""
+"""Families that contain, with those of `tests.checkpoint.test_native_mtp`, every kind of layer.
 
-QUICK_FILES = {*QUICK, "codegen", "glm", "mistral", "neox", "olmo2", "phi3", "qwen2_moe", "smollm3", "starcoder2"}
+The other configurations are tested by the slow tests."""
+
+QUICK_FILES = {
+    *QUICK,
+    "deepseek_v3",
+    "qwen3_next",
+    "codegen",
+    "glm",
+    "mistral",
+    "neox",
+    "olmo2",
+    "phi3",
+    "qwen2_moe",
+    "smollm3",
+    "starcoder2",
+}
 QUICK_FILES |= {"llama-tied-mqa", "opt-350m"}
 """Configurations of every module of `bass_jax.models.families`, for quick tests that compute no logits."""
 

@@ -55,6 +55,12 @@ def smollm2_tokenizer(smollm2_gguf) -> Tokenizer:
     return load_tokenizer(smollm2_gguf)
 
 
+def slow_tests_read(fixture: str, request: pytest.FixtureRequest) -> bool:
+    """Returns whether slow tests of this session, in any file, use a fixture of that name."""
+    readers = (item for item in request.session.items if fixture in item.fixturenames)
+    return any(item.get_closest_marker("slow") for item in readers)
+
+
 @pytest.fixture(scope="session")
 def reference(request, tmp_path_factory) -> Path:
     """Returns the directory in which `transformers_reference` wrote the random models of `cases`.
@@ -65,8 +71,7 @@ def reference(request, tmp_path_factory) -> Path:
     base = tmp_path_factory.getbasetemp()
     directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "reference"
     directory.mkdir(exist_ok=True)
-    readers = (item for item in request.session.items if "reference" in item.fixturenames)
-    is_slow = any(item.get_closest_marker("slow") for item in readers)
+    is_slow = slow_tests_read("reference", request)
     nothing = {"prompts": [], "num_new": []}
     todo = [case for case in cases() if is_slow or case["name"] in QUICK_FILES]
     todo = [case if is_slow or case["name"] in QUICK else case | nothing for case in todo]

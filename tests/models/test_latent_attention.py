@@ -73,6 +73,7 @@ def test_the_weights_of_an_attention_are_counted(name):
     assert config.layers[0].attention.num_weights(config.width) == found
 
 
+@pytest.mark.slow
 def test_whole_sequences_have_the_hidden_states_of_cached_passes(model):
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (2, 40)))
     positions = jnp.tile(jnp.arange(40), (2, 1))

@@ -132,6 +132,7 @@ def test_random_weights_are_independent_with_the_given_deviation():
     jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
 
 
+@pytest.mark.slow
 def test_no_norm_of_a_random_hybrid_is_zero():
     """The norms of the recurrent results have no offset, unlike those of the layers."""
     config = preset("qwen3.5-35b-a3b")

@@ -166,6 +166,7 @@ def test_an_eagle3_head_reads_whole_sequences_as_it_drafts(make_config, target):
     assert not np.allclose(first[is_real], last[is_real], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_p_eagle_head_is_trained_on_what_it_drafts_from(make_config, target):
     """The logits at a run of masks are those of the drafter's masks after the same tokens."""
     shape = make_config(draft={"kind": "peagle", "width": 16, "hidden_layers": [0, 1], "output_vocab_size": None}).draft
