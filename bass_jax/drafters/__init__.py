@@ -19,15 +19,17 @@ from bass_jax.drafters.protocols import (
     ChunkedDrafter,
     DraftContext,
     Drafter,
+    FinishedTextDrafter,
     HiddenStateDrafter,
     MultiDraftDrafter,
     Proposal,
     hidden_layers_of,
+    keeps_finished_text,
     reads_hidden_states,
 )
 from bass_jax.drafters.registry import find_drafter, register_drafter, registered_drafters
 from bass_jax.drafters.retrieval import RetrievalDrafter
-from bass_jax.drafters.suffix import SuffixDrafter
+from bass_jax.drafters.suffix import SuffixDrafter, suffix_drafter
 
 __all__ = [
     "ChunkedDrafter",
@@ -37,6 +39,7 @@ __all__ = [
     "Eagle3Drafter",
     "EagleDrafter",
     "EnsembleDrafter",
+    "FinishedTextDrafter",
     "ForcedTokensDrafter",
     "HiddenStateDrafter",
     "ModelDrafter",
@@ -51,9 +54,11 @@ __all__ = [
     "early_exit_drafter",
     "find_drafter",
     "hidden_layers_of",
+    "keeps_finished_text",
     "network_drafter",
     "other_vocabulary_drafter",
     "reads_hidden_states",
     "register_drafter",
     "registered_drafters",
+    "suffix_drafter",
 ]

@@ -12,6 +12,7 @@ from bass_jax.drafters.protocols import (
     Drafter,
     Proposal,
     hidden_layers_of,
+    keeps_finished_text,
     reads_chunks,
     reads_hidden_states,
 )
@@ -93,6 +94,21 @@ class EnsembleDrafter:
     def reads_chunks(self) -> bool:
         """Whether prompts can be read in chunks: every part reads chunks, or has no state."""
         return all(reads_chunks(part) or not _has_state(part) for part in self.parts)
+
+    @property
+    def finished_text(self) -> tuple[Any, ...]:
+        """Those of the parts; None for a part that keeps none."""
+        return tuple(part.finished_text if keeps_finished_text(part) else None for part in self.parts)
+
+    def remember(self, tokens: Array, length: Array) -> tuple[Any, ...]:
+        """Adds a text in every part that keeps finished text."""
+        return tuple(part.remember(tokens, length) if keeps_finished_text(part) else None for part in self.parts)
+
+    def with_finished_text(self, finished_text: tuple[Any, ...]) -> "EnsembleDrafter":
+        """Returns the ensemble of parts with these texts."""
+        parts = zip(self.parts, finished_text, strict=True)
+        parts = tuple(part.with_finished_text(own) if keeps_finished_text(part) else part for part, own in parts)
+        return dataclasses.replace(self, parts=parts)
 
     def init(self, tokens: Array, lengths: Array, hidden: Array | None = None) -> tuple[Any, ...]:
         """Returns the states of the parts."""

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import bass_jax as bass
-from bass_jax.drafters import ForcedTokensDrafter, NgramDrafter, SuffixDrafter
+from bass_jax.drafters import EnsembleDrafter, ForcedTokensDrafter, NgramDrafter, SuffixDrafter
 from bass_jax.models import place_model, tensor_parallel_mesh
 from tests import tiny
 from tests.marks import mostly_slow
@@ -22,16 +22,18 @@ DRAFTERS = {
     "dflash": tiny.dflash_drafter,
     "ngram": lambda target: NgramDrafter(),
     "suffix": lambda target: SuffixDrafter(),
+    "shared suffix": lambda target: tiny.shared_suffix(),
     "forced tokens": lambda target: ForcedTokensDrafter(),
     "retrieval": lambda target: tiny.retrieval_drafter(),
     "table": lambda target: tiny.table_drafter(),
     "ensemble": lambda target: tiny.ensemble_drafter(tiny.model_drafter(tiny.perturbed(target, 0.07))),
     "ensemble_eagle": lambda target: tiny.ensemble_drafter(tiny.eagle_drafter(target)),
+    "ensemble with finished text": lambda target: EnsembleDrafter((NgramDrafter(), tiny.shared_suffix())),
     "ensemble_eagle3": lambda target: tiny.ensemble_drafter(tiny.eagle3_drafter(target)),
 }
 CACHES = ("dense", "pages", "INT8 pages")
 CASES = [(drafter, cache, num) for drafter in DRAFTERS for cache in CACHES for num in (1, 2)]
-QUICK = [("ngram", "INT8 pages", 2)]
+QUICK = [("ngram", "INT8 pages", 2), ("shared suffix", "pages", 2)]
 RULES = (bass.SpecConfig(3, "greedy"), bass.SpecConfig(3, "shared_noise"))
 
 
