@@ -9,7 +9,7 @@ from bass_jax.drafters.eagle.dflash import DFlashDrafter
 from bass_jax.drafters.eagle.drafter import EagleDrafter
 from bass_jax.drafters.eagle.eagle3 import Eagle3Drafter
 from bass_jax.drafters.eagle.p_eagle import PEagleDrafter
-from bass_jax.drafters.early_exit import early_exit_drafter
+from bass_jax.drafters.early_exit import EarlyExitDrafter, EarlyExitModel, early_exit_drafter, early_exit_model
 from bass_jax.drafters.ensemble import EnsembleDrafter
 from bass_jax.drafters.forced_tokens import ForcedTokensDrafter
 from bass_jax.drafters.network_drafter import network_drafter
@@ -23,6 +23,8 @@ from bass_jax.drafters.protocols import (
     HiddenStateDrafter,
     MultiDraftDrafter,
     Proposal,
+    TargetCacheDrafter,
+    borrows_cache,
     hidden_layers_of,
     keeps_finished_text,
     reads_hidden_states,
@@ -38,6 +40,8 @@ __all__ = [
     "Drafter",
     "Eagle3Drafter",
     "EagleDrafter",
+    "EarlyExitDrafter",
+    "EarlyExitModel",
     "EnsembleDrafter",
     "FinishedTextDrafter",
     "ForcedTokensDrafter",
@@ -50,8 +54,11 @@ __all__ = [
     "Proposal",
     "RetrievalDrafter",
     "SuffixDrafter",
+    "TargetCacheDrafter",
     "VocabularyMatch",
+    "borrows_cache",
     "early_exit_drafter",
+    "early_exit_model",
     "find_drafter",
     "hidden_layers_of",
     "keeps_finished_text",

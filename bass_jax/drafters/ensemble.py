@@ -11,6 +11,7 @@ from bass_jax.drafters.protocols import (
     DraftContext,
     Drafter,
     Proposal,
+    borrows_cache,
     hidden_layers_of,
     keeps_finished_text,
     reads_chunks,
@@ -76,6 +77,8 @@ class EnsembleDrafter:
         asked = {hidden_layers_of(part) for part in self.parts if reads_hidden_states(part)}
         if len(asked) > 1:
             raise ValueError(f"parts: hidden_layers={sorted(asked)}: expected the same in all parts that read them")
+        if sum(map(borrows_cache, self.parts)) > 1:
+            raise ValueError("parts: expected at most one that uses the target's cache")
         scale = self.confidence_scale
         if isinstance(scale, tuple) and len(scale) != len(self.parts):
             raise ValueError(f"confidence_scale={scale}: expected {len(self.parts)} numbers, one for each part")
@@ -94,6 +97,26 @@ class EnsembleDrafter:
     def reads_chunks(self) -> bool:
         """Whether prompts can be read in chunks: every part reads chunks, or has no state."""
         return all(reads_chunks(part) or not _has_state(part) for part in self.parts)
+
+    @property
+    def borrows_cache(self) -> bool:
+        """Whether a part uses the target's cache."""
+        return any(map(borrows_cache, self.parts))
+
+    def borrow(self, state: tuple[Any, ...], cache: Any, lengths: Array) -> tuple[Any, ...]:
+        """Passes the target's cache to the part that uses it."""
+        return tuple(
+            part.borrow(own, cache, lengths) if borrows_cache(part) else own
+            for part, own in zip(self.parts, state, strict=True)
+        )
+
+    def give_back(self, state: tuple[Any, ...], cache: Any) -> tuple[tuple[Any, ...], Any]:
+        """Takes the target's cache from the part that uses it."""
+        states = list(state)
+        for index, part in enumerate(self.parts):
+            if borrows_cache(part):
+                states[index], cache = part.give_back(states[index], cache)
+        return tuple(states), cache
 
     @property
     def finished_text(self) -> tuple[Any, ...]:

@@ -159,6 +159,35 @@ class ChunkedDrafter(Drafter, Protocol):
 
 
 @runtime_checkable
+class TargetCacheDrafter(Drafter, Protocol):
+    """A drafter that reads and extends the target's cache instead of keeping one of its own.
+
+    The cache holds all committed tokens but the last of each row. The drafter may write at later positions only: the
+    target's pass of the same step writes those again. Paged and INT8 caches and caches on a mesh are passed on as they
+    are.
+    """
+
+    def borrow(self, state: Any, cache: Any, lengths: Array) -> Any:
+        """Returns the state for `propose`, with what it needs of the target's cache.
+
+        Args:
+            state: from `init` or the last `commit`.
+            cache: the target's.
+            lengths: ``[B]`` int32, committed tokens.
+        """
+        ...
+
+    def give_back(self, state: Any, cache: Any) -> tuple[Any, Any]:
+        """Returns the state without the borrowed arrays, and the target's cache.
+
+        Args:
+            state: from `propose`.
+            cache: the one that was given to `borrow`.
+        """
+        ...
+
+
+@runtime_checkable
 class FinishedTextDrafter(Drafter, Protocol):
     """A drafter that can search the text of finished requests.
 
@@ -274,6 +303,14 @@ def reads_chunks(drafter: Drafter) -> TypeGuard[ChunkedDrafter]:
 def hidden_layers_of(drafter: Drafter) -> tuple[int, ...]:
     """Returns which hidden states of the target `drafter` reads; () also for one that reads none."""
     return getattr(drafter, "hidden_layers", ()) if reads_hidden_states(drafter) else ()
+
+
+def borrows_cache(drafter: Drafter) -> TypeGuard[TargetCacheDrafter]:
+    """Returns whether `drafter` has to be given the target's cache; of an `EnsembleDrafter` this depends on its parts.
+
+    `propose` of such a drafter takes the state that `borrow` returns.
+    """
+    return isinstance(drafter, TargetCacheDrafter) and getattr(drafter, "borrows_cache", True)
 
 
 def keeps_finished_text(drafter: Drafter) -> TypeGuard[FinishedTextDrafter]:

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bass_jax.drafters import EarlyExitModel, early_exit_model
 from bass_jax.drafters.eagle.eagle3 import Eagle3Config, Eagle3Model, init_eagle3_params
 from bass_jax.models import Model, init_params
 from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig, RopeConfig
 from bass_jax.training.distill_config import DraftConfig
 from bass_jax.typing import Array, Float, Int, Key, Params
 
-type Draft = Model | Eagle3Model
+type Draft = Model | EarlyExitModel | Eagle3Model
 """What a distillation trains."""
 
 _MASK_TOKEN = 0
@@ -137,6 +138,18 @@ def init_eagle3(
         params["final_norm"] = norm
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
     return Eagle3Model(params, own, head, None if own.output_vocab_size is None else jnp.asarray(output_ids))
+
+
+def init_early_exit(shape: DraftConfig, target: Model, key: Key[Array, ""]) -> EarlyExitModel:
+    """Returns the target's first layers with an adapter that adds nothing yet.
+
+    Raises:
+        ValueError: naming ``num_layers``, if the target has fewer layers or recurrent ones.
+    """
+    width = target.config.width
+    up = jax.random.normal(key, (2, shape.mlp_width, width)) / np.sqrt(width)
+    adapter = {"gate_up": up, "down": jnp.zeros((width, shape.mlp_width))}
+    return early_exit_model(target, shape.num_layers, {"adapter": adapter, "adapter_norm": jnp.ones(width)})
 
 
 def _hidden_params(target: Model, directions: Float[np.ndarray, "E D"], projected: Float[np.ndarray, "O D"]) -> Params:
