@@ -49,10 +49,10 @@ def speculate_on(drafter: Drafter, rollouts: Sequence[Rollout], draft_len: int, 
         ValueError: if there is no rollout, one was sampled, the drafter uses the target's cache, or the hidden states
             that it reads are missing.
     """
-    if any(rollout.temperature > 0 for rollout in rollouts) or not rollouts:
-        raise ValueError("rollouts: expected greedy ones, at least one")
     if borrows_cache(drafter):
         raise ValueError(f"drafter={type(drafter).__name__}: expected one without the target's cache, which is not run")
+    if any(rollout.temperature > 0 for rollout in rollouts) or not rollouts:
+        raise ValueError("rollouts: expected greedy ones, at least one")
     if reads_hidden_states(drafter) and any(rollout.hidden is None for rollout in rollouts):
         raise ValueError(
             "rollouts: the drafter reads the target's hidden states; write them with rollout.keep_hidden_states"
