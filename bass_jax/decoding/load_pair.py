@@ -194,12 +194,14 @@ def _load_drafter(path: str, target: Model, tokenizer: Any, options: ModelOption
 
     if path.endswith(".safetensors"):
         return load_datastore(path, target, tokenizer)
-    if checkpoint.is_early_exit(path):
+    is_adapter, is_head = checkpoint.is_early_exit(path), checkpoint.is_speculator(path)
+    if (is_adapter or is_head) and options.quantize_draft is not None:
+        kind = "adapter" if is_adapter else "draft head"
+        raise ValueError(f"quantize_draft={options.quantize_draft!r}: expected None for the {kind} {path}")
+    if is_adapter:
         adapter = checkpoint.load_early_exit(path, target, tokenizer, mesh=options.mesh)
         return network_drafter(adapter, target.vocab_size)
-    if checkpoint.is_speculator(path):
-        if options.quantize_draft is not None:
-            raise ValueError(f"quantize_draft={options.quantize_draft!r}: expected None for the draft head {path}")
+    if is_head:
         head = checkpoint.load_speculator(path, target, vocab_size=tokenizer.vocab_size, mesh=options.mesh)
         return network_drafter(head, target.vocab_size)
     if tokenizer is None:

@@ -133,8 +133,9 @@ def suffix_drafter(max_factor: int = 2, min_probability: float = 0.1, shared_tok
         max_factor: see `SuffixDrafter`.
         min_probability: see `SuffixDrafter`.
         shared_tokens: S, the room for prompts and outputs of finished requests in tokens, up to `MAX_SHARED_TOKENS`.
-            All requests of an engine then share them: a draft can show that another request contained a text, if times
-            or the number of drafts are visible. 0 keeps requests apart.
+            All requests of an engine then share them: the time of a request can show that another one contained the
+            same text, and the sampled tokens of a seed depend on what finished before, unless the rule is
+            ``"shared_noise"``. 0 keeps requests apart.
 
     Raises:
         ValueError: naming the argument that is out of range.
