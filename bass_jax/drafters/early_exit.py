@@ -125,7 +125,7 @@ class EarlyExitDrafter(ModelDrafter):
             ValueError: if the cache is of another model than the one whose layers these are.
         """
         del state
-        num = self.model.config.num_layers
+        num = self._num_layers
         if not isinstance(cache, KVCache | PagedCache) or len(cache.keys) < num:
             raise ValueError(f"drafter: it runs the first {num} layers of another target than the pair's")
         own = cache._replace(keys=cache.keys[:num], values=cache.values[:num])
@@ -133,9 +133,14 @@ class EarlyExitDrafter(ModelDrafter):
 
     def give_back(self, state: ModelDrafterState, cache: KVCache | PagedCache) -> tuple[None, KVCache | PagedCache]:
         """Returns None and the target's cache with the borrowed layers."""
-        num = self.model.config.num_layers
+        num = self._num_layers
         keys, values = state.cache.keys + cache.keys[num:], state.cache.values + cache.values[num:]
         return None, cache._replace(keys=keys, values=values)
+
+    @property
+    def _num_layers(self) -> int:
+        model: Any = self.model
+        return model.config.num_layers
 
     def commit(self, state: Any, lengths: Array) -> Any:
         """Returns the state; only a borrowed cache, in a test or a measurement, has a length to lower."""

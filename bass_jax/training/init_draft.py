@@ -1,6 +1,7 @@
 """The initial parameters of a draft, and changes to a trained draft that do not change its predictions."""
 
 import dataclasses
+from typing import TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ _RESIDUAL_OUTPUTS = ("out", "out_bias", "down", "down_bias")
 """Parameters of a layer whose products are added to the residual stream."""
 
 
-def reads_target(draft: Draft) -> bool:
+def reads_target(draft: Draft) -> TypeGuard[Model | Eagle3Model]:
     """Returns whether the draft reads hidden states of its target."""
     return isinstance(draft, Eagle3Model) or draft.config.hidden_width is not None
 
