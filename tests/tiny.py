@@ -20,9 +20,11 @@ from bass_jax.drafters import (
     OtherVocabularyDrafter,
     Proposal,
     RetrievalDrafter,
+    SuffixDrafter,
     VocabularyMatch,
     network_drafter,
     other_vocabulary_drafter,
+    suffix_drafter,
 )
 from bass_jax.drafters.eagle.dflash import DFlashConfig, DFlashModel
 from bass_jax.drafters.eagle.eagle3 import Eagle3Config, Eagle3Model
@@ -221,6 +223,13 @@ def retrieval_drafter(vocab_size: int = VOCAB, min_confidence: float = 0.0) -> R
     tokens, confidence = (random.integers(0, high, len(keys)) for high in (vocab_size, 256))
     arrays = (keys, tokens.astype(np.uint16), confidence.astype(np.uint8))
     return RetrievalDrafter(*map(jnp.asarray, arrays), max_ngram=2, min_ngram=1, min_confidence=min_confidence)
+
+
+def shared_suffix(vocab_size: int = VOCAB) -> SuffixDrafter:
+    """Returns a suffix drafter that knows a finished request of random tokens and has room for a few others."""
+    drafter = suffix_drafter(shared_tokens=200)
+    text = np.random.default_rng(11).integers(0, vocab_size, 100).astype(np.int32)
+    return drafter.with_finished_text(drafter.remember(jnp.asarray(text), jnp.int32(100)))
 
 
 def ensemble_drafter(network: ModelDrafter | EagleDrafter, vocab_size: int = VOCAB) -> EnsembleDrafter:

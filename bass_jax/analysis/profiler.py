@@ -18,7 +18,7 @@ from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.prefill import prefill
 from bass_jax.decoding.state import SpecState
 from bass_jax.decoding.step import decode_step, speculate_step
-from bass_jax.drafters import DraftContext, Proposal
+from bass_jax.drafters import DraftContext, Proposal, borrows_cache
 from bass_jax.drafters.autoregressive import CATCH_UP_CHUNK
 from bass_jax.engine.generate import Prompts, generate
 from bass_jax.models import require_model
@@ -179,9 +179,11 @@ def _draft_seconds(pair: Pair, spec: SpecConfig, state: SpecState) -> tuple[floa
     """Returns the times of proposing one draft, of a further draft, and of a pass that catches up."""
     many, num_reads = spec.num_drafts, 3
     keys = jax.jit(step_draft_keys, static_argnums=2)(state.keys, state.num_steps, many)
-    rows = state._replace(target_cache=None, drafter_state=None)
-    execute = JIT_CACHE.get(_propose, pair, state.drafter_state, rows, state.lengths, keys, spec, donate_argnums=(1,))
-    drafter_state = state.drafter_state
+    rows, drafter_state = state._replace(target_cache=None, drafter_state=None), state.drafter_state
+    if borrows_cache(pair.drafter):  # a copy, because it is donated
+        cache = jax.tree.map(jnp.copy, state.target_cache)
+        drafter_state = pair.drafter.borrow(drafter_state, cache, state.lengths)
+    execute = JIT_CACHE.get(_propose, pair, drafter_state, rows, state.lengths, keys, spec, donate_argnums=(1,))
 
     def run(cell: tuple[int, int]) -> float:
         nonlocal drafter_state

@@ -7,6 +7,7 @@ which turns stored tensors into our parameters.
 from bass_jax.checkpoint.convert import convert
 from bass_jax.checkpoint.datastore_file import read_datastore, write_datastore
 from bass_jax.checkpoint.detokenizer import IncrementalDecoder
+from bass_jax.checkpoint.early_exit_adapter import is_early_exit, load_early_exit, save_early_exit
 from bass_jax.checkpoint.inspect import Inspection, inspect_checkpoint, inspect_preset, why_not_a_pair
 from bass_jax.checkpoint.load import load_model, load_tokenizer
 from bass_jax.checkpoint.native_mtp import load_native_mtp
@@ -33,9 +34,11 @@ __all__ = [
     "datastore_of",
     "inspect_checkpoint",
     "inspect_preset",
+    "is_early_exit",
     "is_pair",
     "is_speculator",
     "load_draft",
+    "load_early_exit",
     "load_model",
     "load_native_mtp",
     "load_other_vocabulary",
@@ -44,6 +47,7 @@ __all__ = [
     "load_tokenizer",
     "match_vocabularies",
     "read_datastore",
+    "save_early_exit",
     "save_hugging_face",
     "save_model",
     "save_speculator",

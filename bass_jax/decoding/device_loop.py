@@ -13,6 +13,7 @@ from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.policy_runner import advance_policy, no_step
 from bass_jax.decoding.state import SpecState, StepInfo
 from bass_jax.decoding.step import decode_step, speculate_step
+from bass_jax.drafters.protocols import keeps_finished_text, remember_rows
 from bass_jax.policies import Policy
 from bass_jax.policies.protocol import policy_buckets
 from bass_jax.runtime.jit_cache import COMPILER_OPTIONS
@@ -55,17 +56,23 @@ def generate_on_device(
         return (index < max_steps) & ~state.done.all()
 
     def advance(carry):
-        index, state, policy_state, num_wanted, infos = carry
+        index, state, text, policy_state, num_wanted, infos = carry
         chosen = jnp.searchsorted(jnp.asarray(buckets), num_wanted)
-        state, info = jax.lax.switch(chosen, steps, pair, state)
+        own = pair
+        if keeps_finished_text(pair.drafter):
+            own = pair.with_drafter(pair.drafter.with_finished_text(text))
+        state, info = jax.lax.switch(chosen, steps, own, state)
+        if keeps_finished_text(own.drafter):
+            text = remember_rows(own.drafter, state.tokens, state.lengths, info.is_active & state.done)
         if policy is not None:
             policy_state, state, num_wanted = advance_policy(policy, policy_state, state, info)
         write = functools.partial(jax.lax.dynamic_update_index_in_dim, index=index, axis=0)
-        return index + 1, state, policy_state, num_wanted, jax.tree.map(lambda all_, one: write(all_, one), infos, info)
+        infos = jax.tree.map(lambda all_, one: write(all_, one), infos, info)
+        return index + 1, state, text, policy_state, num_wanted, infos
 
-    _, state, _, _, infos = jax.lax.while_loop(
-        is_running, advance, (jnp.int32(0), state, policy_state, num_wanted, infos)
-    )
+    text = pair.drafter.finished_text if keeps_finished_text(pair.drafter) else None
+    carry = jnp.int32(0), state, text, policy_state, num_wanted, infos
+    _, state, _, _, _, infos = jax.lax.while_loop(is_running, advance, carry)
     return state, infos
 
 

@@ -89,8 +89,8 @@ def load_pair(
             decoding), ``"forced_tokens"`` (of a grammar), ``"early_exit(num_layers=4)"`` (the target's first layers),
             ``"retrieval"`` (the pair's datastore), ``"ensemble"`` (prompt lookup, datastore and draft model) and
             ``"ensemble_eagle"`` (the same with the EAGLE draft). Paths: a draft model, also one with another tokenizer
-            (see `bass_jax.drafters.OtherVocabularyDrafter`), a draft head of the `speculators` format, or a
-            ``.safetensors`` datastore. Default: the pair's draft model; ``"ngram"`` if there is none.
+            (see `bass_jax.drafters.OtherVocabularyDrafter`), a draft head of the `speculators` format, an adapter for
+            an early exit, or a ``.safetensors`` datastore. Default: the pair's draft model, or ``"ngram"``.
         options: default ``ModelOptions()``.
         changes: fields of `ModelOptions`, such as ``dtype="float32"``, that replace those of `options`.
 
@@ -194,9 +194,14 @@ def _load_drafter(path: str, target: Model, tokenizer: Any, options: ModelOption
 
     if path.endswith(".safetensors"):
         return load_datastore(path, target, tokenizer)
-    if checkpoint.is_speculator(path):
-        if options.quantize_draft is not None:
-            raise ValueError(f"quantize_draft={options.quantize_draft!r}: expected None for the draft head {path}")
+    is_adapter, is_head = checkpoint.is_early_exit(path), checkpoint.is_speculator(path)
+    if (is_adapter or is_head) and options.quantize_draft is not None:
+        kind = "adapter" if is_adapter else "draft head"
+        raise ValueError(f"quantize_draft={options.quantize_draft!r}: expected None for the {kind} {path}")
+    if is_adapter:
+        adapter = checkpoint.load_early_exit(path, target, tokenizer, mesh=options.mesh)
+        return network_drafter(adapter, target.vocab_size)
+    if is_head:
         head = checkpoint.load_speculator(path, target, vocab_size=tokenizer.vocab_size, mesh=options.mesh)
         return network_drafter(head, target.vocab_size)
     if tokenizer is None:

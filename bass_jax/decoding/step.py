@@ -14,7 +14,7 @@ from bass_jax.decoding.draft_records import record_drafts
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.positions import input_positions, last_tokens, with_drafts
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
-from bass_jax.drafters import DraftContext, Proposal, reads_hidden_states
+from bass_jax.drafters import DraftContext, Proposal, borrows_cache, reads_hidden_states
 from bass_jax.drafters.protocols import check_proposal, check_proposal_values, hidden_layers_of
 from bass_jax.models.mesh import replicate_on_mesh
 from bass_jax.models.protocol import commit_pass, forward, require_hidden
@@ -62,7 +62,8 @@ def draft_and_verify(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Sp
     processors = _processors(state, spec)
 
     with jax.named_scope("draft"):
-        proposal, drafter_state = _propose(pair, state, spec, rule, num_wanted, processors)
+        proposal, drafter_state, target_cache = _propose(pair, state, spec, rule, num_wanted, processors)
+        state = state._replace(target_cache=target_cache)
     accept_keys, residual_keys = (draw_keys(state.keys, state.num_steps, role) for role in (Role.ACCEPT, Role.RESIDUAL))
     keys = RuleKeys(accept_keys, residual_keys, position_keys(state.keys, state.lengths, spec.bucket + 1))
     record = None
@@ -138,10 +139,17 @@ def _propose(
     rule: AcceptanceRule,
     num_wanted: Int[Array, "B"],
     processors: LogitsProcessors,
-) -> tuple[Proposal, Any]:
-    """Runs the drafter. With several candidates every field of the proposal has an axis of size M after B."""
+) -> tuple[Proposal, Any, Any]:
+    """Runs the drafter. With several candidates every field of the proposal has an axis of size M after B.
+
+    Returns:
+        The proposal, the drafter's state, and the target's cache, in which a drafter that borrows it has written.
+    """
+    drafter_state, cache = state.drafter_state, state.target_cache
     if spec.bucket == 0:
-        return _no_drafts(state), state.drafter_state
+        return _no_drafts(state), drafter_state, cache
+    if borrows_cache(pair.drafter):
+        drafter_state = pair.drafter.borrow(drafter_state, cache, state.lengths)
     keys = _draft_keys(state, rule, spec.bucket)
     min_confidence = state.min_confidence
     if min_confidence is None and spec.record_drafts:  # A threshold of 0 reports the confidence and stops no row.
@@ -151,14 +159,16 @@ def _propose(
     )
     is_sampled = not rule.is_deterministic
     if spec.num_candidates == 1:
-        proposal, drafter_state = pair.drafter.propose(state.drafter_state, context, spec.bucket, is_sampled=is_sampled)
+        proposal, drafter_state = pair.drafter.propose(drafter_state, context, spec.bucket, is_sampled=is_sampled)
     else:
         check_candidates(pair, spec, rule)
         multi_drafter: Any = pair.drafter
         proposal, drafter_state = multi_drafter.propose_many(
-            state.drafter_state, context, spec.bucket, spec.num_candidates, is_sampled=is_sampled
+            drafter_state, context, spec.bucket, spec.num_candidates, is_sampled=is_sampled
         )
         num_wanted = num_wanted[:, None]
+    if borrows_cache(pair.drafter):
+        drafter_state, cache = pair.drafter.give_back(drafter_state, cache)
     shape = keys.shape if spec.num_candidates == 1 else (keys.shape[0], spec.num_candidates, keys.shape[1])
     check_proposal(pair.drafter, proposal, shape, pair.target.vocab_size)
     check_proposal_values(pair.drafter, proposal, num_wanted, pair.target.vocab_size)
@@ -168,7 +178,8 @@ def _propose(
     if proposal.probs is not None:
         is_draft &= jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=-1)[..., 0] > 0
     num_drafted = leading_run(is_draft, jnp.minimum(proposal.num_drafted, num_wanted))
-    return proposal._replace(tokens=proposal.tokens.astype(jnp.int32), num_drafted=num_drafted), drafter_state
+    proposal = proposal._replace(tokens=proposal.tokens.astype(jnp.int32), num_drafted=num_drafted)
+    return proposal, drafter_state, cache
 
 
 def _verify(pair: Pair, state: SpecState, drafter_state: Any, inputs: Int[Array, "B T"], num_inputs: Int[Array, "B"]):

@@ -11,7 +11,9 @@ from bass_jax.drafters.protocols import (
     DraftContext,
     Drafter,
     Proposal,
+    borrows_cache,
     hidden_layers_of,
+    keeps_finished_text,
     reads_chunks,
     reads_hidden_states,
 )
@@ -75,6 +77,8 @@ class EnsembleDrafter:
         asked = {hidden_layers_of(part) for part in self.parts if reads_hidden_states(part)}
         if len(asked) > 1:
             raise ValueError(f"parts: hidden_layers={sorted(asked)}: expected the same in all parts that read them")
+        if sum(map(borrows_cache, self.parts)) > 1:
+            raise ValueError("parts: expected at most one that uses the target's cache")
         scale = self.confidence_scale
         if isinstance(scale, tuple) and len(scale) != len(self.parts):
             raise ValueError(f"confidence_scale={scale}: expected {len(self.parts)} numbers, one for each part")
@@ -93,6 +97,41 @@ class EnsembleDrafter:
     def reads_chunks(self) -> bool:
         """Whether prompts can be read in chunks: every part reads chunks, or has no state."""
         return all(reads_chunks(part) or not _has_state(part) for part in self.parts)
+
+    @property
+    def borrows_cache(self) -> bool:
+        """Whether a part uses the target's cache."""
+        return any(map(borrows_cache, self.parts))
+
+    def borrow(self, state: tuple[Any, ...], cache: Any, lengths: Array) -> tuple[Any, ...]:
+        """Passes the target's cache to the part that uses it."""
+        return tuple(
+            part.borrow(own, cache, lengths) if borrows_cache(part) else own
+            for part, own in zip(self.parts, state, strict=True)
+        )
+
+    def give_back(self, state: tuple[Any, ...], cache: Any) -> tuple[tuple[Any, ...], Any]:
+        """Takes the target's cache from the part that uses it."""
+        states = list(state)
+        for index, part in enumerate(self.parts):
+            if borrows_cache(part):
+                states[index], cache = part.give_back(states[index], cache)
+        return tuple(states), cache
+
+    @property
+    def finished_text(self) -> tuple[Any, ...]:
+        """Those of the parts; None for a part that keeps none."""
+        return tuple(part.finished_text if keeps_finished_text(part) else None for part in self.parts)
+
+    def remember(self, tokens: Array, length: Array) -> tuple[Any, ...]:
+        """Adds a text in every part that keeps finished text."""
+        return tuple(part.remember(tokens, length) if keeps_finished_text(part) else None for part in self.parts)
+
+    def with_finished_text(self, finished_text: tuple[Any, ...]) -> "EnsembleDrafter":
+        """Returns the ensemble of parts with these texts."""
+        parts = zip(self.parts, finished_text, strict=True)
+        parts = tuple(part.with_finished_text(own) if keeps_finished_text(part) else part for part, own in parts)
+        return dataclasses.replace(self, parts=parts)
 
     def init(self, tokens: Array, lengths: Array, hidden: Array | None = None) -> tuple[Any, ...]:
         """Returns the states of the parts."""

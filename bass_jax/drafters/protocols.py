@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 
 from bass_jax.config import DRAFT_LEN_BUCKETS
@@ -157,6 +158,57 @@ class ChunkedDrafter(Drafter, Protocol):
         ...
 
 
+@runtime_checkable
+class TargetCacheDrafter(Drafter, Protocol):
+    """A drafter that reads and extends the target's cache instead of keeping one of its own.
+
+    The cache holds all committed tokens but the last of each row. The drafter may write at later positions only: the
+    target's pass of the same step writes those again. Paged and INT8 caches and caches on a mesh are passed on as they
+    are.
+    """
+
+    def borrow(self, state: Any, cache: Any, lengths: Array) -> Any:
+        """Returns the state for `propose`, with what it needs of the target's cache.
+
+        Args:
+            state: from `init` or the last `commit`.
+            cache: the target's.
+            lengths: ``[B]`` int32, committed tokens.
+        """
+        ...
+
+    def give_back(self, state: Any, cache: Any) -> tuple[Any, Any]:
+        """Returns the state without the borrowed arrays, and the target's cache.
+
+        Args:
+            state: from `propose`.
+            cache: the one that was given to `borrow`.
+        """
+        ...
+
+
+@runtime_checkable
+class FinishedTextDrafter(Drafter, Protocol):
+    """A drafter that can search the text of finished requests.
+
+    The text is a part of the drafter and not of its state, because it belongs to no row. The loops add a row's text
+    when its request ends, and run the next step with the new drafter.
+    """
+
+    @property
+    def finished_text(self) -> Any:
+        """A pytree of arrays without an axis of rows; one without arrays if nothing is to be kept."""
+        ...
+
+    def remember(self, tokens: Array, length: Array) -> Any:
+        """Returns `finished_text` with the text ``tokens[:length]``; `tokens` is ``[C]`` int32."""
+        ...
+
+    def with_finished_text(self, finished_text: Any) -> Drafter:
+        """Returns the drafter with another `finished_text` of the same shapes."""
+        ...
+
+
 def check_drafter_object(name: str, drafter: Any) -> None:
     """Checks that a user's object is a drafter and a pytree.
 
@@ -251,6 +303,37 @@ def reads_chunks(drafter: Drafter) -> TypeGuard[ChunkedDrafter]:
 def hidden_layers_of(drafter: Drafter) -> tuple[int, ...]:
     """Returns which hidden states of the target `drafter` reads; () also for one that reads none."""
     return getattr(drafter, "hidden_layers", ()) if reads_hidden_states(drafter) else ()
+
+
+def borrows_cache(drafter: Drafter) -> TypeGuard[TargetCacheDrafter]:
+    """Returns whether `drafter` has to be given the target's cache; of an `EnsembleDrafter` this depends on its parts.
+
+    `propose` of such a drafter takes the state that `borrow` returns.
+    """
+    return isinstance(drafter, TargetCacheDrafter) and getattr(drafter, "borrows_cache", True)
+
+
+def keeps_finished_text(drafter: Drafter) -> TypeGuard[FinishedTextDrafter]:
+    """Returns whether the text of finished requests has to be given to `drafter`."""
+    return isinstance(drafter, FinishedTextDrafter) and bool(jax.tree.leaves(drafter.finished_text))
+
+
+def remember_rows(drafter: FinishedTextDrafter, tokens: Array, lengths: Array, is_finished: Array) -> Any:
+    """Returns the `finished_text` of `drafter` with the texts of the rows that have just finished.
+
+    Args:
+        drafter: one that keeps finished text.
+        tokens: ``[B, C]`` int32.
+        lengths: ``[B]`` int32.
+        is_finished: ``[B]`` bool, the rows to add.
+    """
+    rows = jnp.flatnonzero(is_finished, size=tokens.shape[0], fill_value=0)
+
+    def add(index, text):
+        own: Any = drafter.with_finished_text(text)
+        return own.remember(tokens[rows[index]], lengths[rows[index]])
+
+    return jax.lax.fori_loop(0, is_finished.sum(), add, drafter.finished_text)
 
 
 def max_draft_len_of(drafter: Drafter) -> int:

@@ -8,7 +8,7 @@ from bass_jax.drafters.early_exit import early_exit_drafter
 from bass_jax.drafters.forced_tokens import ForcedTokensDrafter
 from bass_jax.drafters.ngram import NgramDrafter
 from bass_jax.drafters.protocols import Drafter, check_drafter_object
-from bass_jax.drafters.suffix import SuffixDrafter
+from bass_jax.drafters.suffix import suffix_drafter
 from bass_jax.models.protocol import TargetModel
 from bass_jax.runtime.imports import call_part, import_part, parse_part
 
@@ -16,7 +16,7 @@ _REGISTRY: dict[str, Callable[..., Drafter]] = {
     "early_exit": early_exit_drafter,
     "forced_tokens": ForcedTokensDrafter,
     "ngram": NgramDrafter,
-    "suffix": SuffixDrafter,
+    "suffix": suffix_drafter,
 }
 
 

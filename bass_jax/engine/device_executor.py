@@ -17,7 +17,11 @@ from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.policy_runner import StepTimes, counts_of, no_step, no_times, rows_of, with_plan
 from bass_jax.decoding.prefill import PromptState, reads_in_chunks
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
-from bass_jax.drafters.protocols import hidden_layers_of, reads_hidden_states
+from bass_jax.drafters.protocols import (
+    hidden_layers_of,
+    keeps_finished_text,
+    reads_hidden_states,
+)
 from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.executor import StepResult
 from bass_jax.engine.page_pool import PagePool
@@ -32,6 +36,7 @@ from bass_jax.engine.slots import (
     plan_rows,
     read_prompt_chunk,
     regroup_rows,
+    remember_finished,
 )
 from bass_jax.engine.step_clock import StepClock, calibrate, is_measured
 from bass_jax.models.kv_cache import KVCache, pages_of, with_pages
@@ -93,6 +98,8 @@ class DeviceExecutor:
         """
         self._pair, self.steps, self._config, self._lay_out = pair, steps, config, lay_out
         self._policy, self._mesh = steps.policy, mesh_of(pair)
+        if keeps_finished_text(pair.drafter):
+            self._take_text(place_whole(pair.drafter.finished_text, self._mesh))
         self.channel = None if self._mesh is None or not self._mesh.is_multi_process else Channel()
         self._compiled: dict[Any, Callable] = {}
         self.pool: PagePool | None = None
@@ -243,7 +250,7 @@ class DeviceExecutor:
     def stop(self, row: int) -> None:
         """Ends the request in `row`. The state on the device is updated before the next step."""
         self._finish[row] = FinishReason.INACTIVE
-        self._free_row(row)
+        self._free_rows([row])
         self._stopped.append(row)
 
     def dispatch(self) -> None:
@@ -301,8 +308,7 @@ class DeviceExecutor:
             self._wanted = wanted
         self._finish = np.array(info.finish)
         self._finish[self._stopped] = FinishReason.INACTIVE
-        for row in np.flatnonzero(self._finish != FinishReason.RUNNING).tolist():
-            self._free_row(row)
+        self._free_rows(np.flatnonzero(self._finish != FinishReason.RUNNING).tolist())
         return StepResult(info, bucket, seconds)
 
     def discard(self) -> None:
@@ -326,10 +332,21 @@ class DeviceExecutor:
         self.state = with_plan(self.state, plan)
         self._wanted = jax.device_get(wanted)
 
-    def _free_row(self, row: int) -> None:
-        handle, self._handles[row] = self._handles[row], None
-        if handle is not None:
-            self._release(handle)
+    def _free_rows(self, rows: Sequence[int]) -> None:
+        """Frees the rows of requests that have ended; a drafter that keeps finished text gets theirs."""
+        is_new = np.zeros(len(self._handles), bool)
+        for row in rows:
+            handle, self._handles[row] = self._handles[row], None
+            if handle is not None:
+                is_new[row] = True
+                self._release(handle)
+        if is_new.any() and keeps_finished_text(self._pair.drafter):
+            arguments = self._pair.drafter, self.state.tokens, self.state.lengths, is_new
+            self._take_text(self._run(("remember", len(is_new)), remember_finished, *arguments))
+
+    def _take_text(self, finished_text: Any) -> None:
+        drafter: Any = self._pair.drafter
+        self._pair = self._pair.with_drafter(drafter.with_finished_text(finished_text))
 
     def _release(self, handle: RequestHandle) -> None:
         if self.pool is not None:
@@ -420,7 +437,7 @@ class DeviceExecutor:
 
         For a policy that measures times, the steps are those without drafts and with the length that it starts from.
         """
-        handle = RequestHandle(Request(np.zeros(2, np.int32), 1))
+        handle, pair = RequestHandle(Request(np.zeros(2, np.int32), 1)), self._pair
         sizes = self._config.sizes
         for index, size in enumerate(sizes):
             if index:
@@ -438,7 +455,7 @@ class DeviceExecutor:
             self._send_finish()
         for size in reversed(sizes[:-1]):
             self.regroup([-1] * size)
-        self._room_of_new, self._prompt = 0, None
+        self._room_of_new, self._prompt, self._pair = 0, None, pair  # without the text of the request above
         jax.block_until_ready(self.state)
 
 

@@ -207,7 +207,8 @@ class Engine:
             stop_strings: the output ends with the token that completes one of these; needs a tokenizer.
             priority: requests with a higher priority are admitted first.
             prefix_group: with pages, requests whose prompts begin equally share the pages of this beginning. Requests
-                of different groups do not, so that the time of one says nothing about the prompts of another.
+                of different groups do not, so that the time of one says nothing about the prompts of another. A drafter
+                that keeps the text of finished requests shares it between groups.
             is_speculative: False drafts nothing for this request: every step emits one token of it.
             on_event: called with every event, in the thread that runs the step. If it raises an exception, only this
                 request ends, with the reason ``"error"``.

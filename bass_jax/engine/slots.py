@@ -13,6 +13,7 @@ from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.policy_runner import StepTimes, advance_rows
 from bass_jax.decoding.prefill import PromptState, finish_prompts, read_chunk, start_prompts
 from bass_jax.decoding.state import FinishReason, SpecState
+from bass_jax.drafters.protocols import FinishedTextDrafter, remember_rows
 from bass_jax.engine.request import Request
 from bass_jax.models.kv_cache import as_paged, gather_rows, is_paged, pages_of, with_pages
 from bass_jax.models.mesh import replicate_on_mesh
@@ -21,7 +22,7 @@ from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import SamplingParams
 from bass_jax.sampling.keys import seed_keys
 from bass_jax.sampling.params import Penalties, ProcessorArrays
-from bass_jax.typing import Array, Int
+from bass_jax.typing import Array, Bool, Int
 
 
 def make_row(request: Request, capacity: int, vocab_size: int, num_stop_tokens: int, is_processed: bool) -> SpecState:
@@ -177,6 +178,13 @@ def regroup_rows(
         return state, None
     policy_state = jax.tree.map(lambda is_row, leaf: leaf[sources] if is_row else leaf, has_rows(policy), policy_state)
     return state, policy_state
+
+
+def remember_finished(
+    drafter: FinishedTextDrafter, tokens: Int[Array, "B C"], lengths: Int[Array, "B"], is_finished: Bool[Array, "B"]
+) -> Any:
+    """Gives the texts of requests that have ended to a drafter; see `remember_rows`."""
+    return replicate_on_mesh(remember_rows(drafter, tokens, lengths, is_finished))
 
 
 def plan_rows(policy: Policy, policy_state: Any, rows, counts, times: StepTimes) -> tuple[Any, Plan, Int[Array, "2"]]:

@@ -14,8 +14,9 @@ from bass_jax.acceptance import AcceptanceResult, AcceptanceRule, RuleKeys
 from bass_jax.acceptance.base import check_acceptance
 from bass_jax.config import DRAFT_LEN_BUCKETS
 from bass_jax.drafters import DraftContext, Drafter, MultiDraftDrafter, Proposal, reads_hidden_states
-from bass_jax.drafters.protocols import check_proposal, reads_chunks
+from bass_jax.drafters.protocols import borrows_cache, check_proposal, reads_chunks
 from bass_jax.models.prefill_cache import read_in_chunks
+from bass_jax.models.protocol import TargetModel, read_tokens
 from bass_jax.policies import Policy, PolicyStats
 from bass_jax.policies.protocol import checked_plan
 from bass_jax.sampling import LogitsProcessors, SamplingParams, TokenDistribution, sample_tokens
@@ -29,13 +30,16 @@ SIGNIFICANCE = 1e-5
 """A correct part fails a chi-square test with this probability."""
 
 
-def check_drafter(drafter: Drafter, vocab_size: int, *, hidden_width: int | None = None) -> None:
+def check_drafter(
+    drafter: Drafter, vocab_size: int, *, hidden_width: int | None = None, target: TargetModel | None = None
+) -> None:
     """Checks the protocol of a drafter: shapes, rollback, independence of rows, and the distribution of its drafts.
 
     Args:
         drafter: the drafter.
         vocab_size: V of the target.
         hidden_width: E, the width of the hidden states that the drafter reads, if it reads any.
+        target: the model whose cache the drafter borrows, if it borrows one.
 
     Raises:
         AssertionError: naming the method and what was expected.
@@ -49,8 +53,17 @@ def check_drafter(drafter: Drafter, vocab_size: int, *, hidden_width: int | None
         _require(hidden_width is not None, f"{name} reads hidden states: expected hidden_width")
         hidden = np.random.default_rng(3).normal(size=(vocab_size, hidden_width or 1)).astype(np.float32)
 
+    if borrows_cache(drafter):
+        _require(target is not None, f"{name} uses the target's cache: expected target")
+
     @jax.jit
     def init(tokens, lengths):
+        if borrows_cache(drafter):
+            assert target is not None
+            slots = jnp.arange(tokens.shape[1])
+            positions = jnp.where(slots < lengths[:, None] - 1, slots, tokens.shape[1])
+            cache = read_tokens(target, tokens, positions, target.init_cache(*tokens.shape))[1]
+            return drafter.borrow(drafter.init(tokens, lengths), cache, lengths)
         if hidden is None:
             return drafter.init(tokens, lengths)
         return drafter.init(tokens, lengths, jnp.asarray(hidden)[tokens % vocab_size])  # type: ignore
@@ -91,7 +104,7 @@ def check_drafter(drafter: Drafter, vocab_size: int, *, hidden_width: int | None
     )
     if hidden is None:  # The hidden states of the next tokens would come from the target.
         _check_rollback(name, drafter, propose, context, state, vocab_size)
-    if reads_chunks(drafter):
+    if reads_chunks(drafter) and not borrows_cache(drafter):
 
         def read_chunk(state, tokens, positions):
             of_target = () if hidden is None else (jnp.asarray(hidden)[tokens % vocab_size],)

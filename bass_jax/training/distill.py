@@ -10,8 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.checkpoint import Tokenizer, load_model, load_speculator, save_model, save_speculator
+from bass_jax.checkpoint import (
+    Tokenizer,
+    load_early_exit,
+    load_model,
+    load_speculator,
+    save_early_exit,
+    save_model,
+    save_speculator,
+)
 from bass_jax.checkpoint.load import resolve
+from bass_jax.drafters import EarlyExitModel
 from bass_jax.drafters.eagle.eagle3 import Eagle3Model
 from bass_jax.models import Model
 from bass_jax.models.model_config import ModelConfig
@@ -31,6 +40,7 @@ from bass_jax.training.init_draft import (
     draft_config,
     init_draft,
     init_eagle3,
+    init_early_exit,
 )
 from bass_jax.training.prompts import PromptSource, prompt_source
 from bass_jax.training.train_log import TrainProgress
@@ -83,6 +93,8 @@ def distill(config: DistillConfig, *, stages: Sequence[str] = STAGES, show_progr
     directory = Path(config.output_dir) / "draft"
     if isinstance(draft, Eagle3Model):
         save_speculator(directory, draft, target, target_name=config.target, draft_len=config.draft_len)
+    elif isinstance(draft, EarlyExitModel):
+        save_early_exit(directory, draft, tokenizer=tokenizer, source="bass-jax distill", license="Apache-2.0")
     else:
         export(draft, directory, tokenizer, is_packed=config.is_packed)
     agreements, acceptances = {}, {}
@@ -92,6 +104,8 @@ def distill(config: DistillConfig, *, stages: Sequence[str] = STAGES, show_progr
         if isinstance(draft, Eagle3Model):
             stored = load_speculator(directory, target)
             assert isinstance(stored, Eagle3Model)
+        elif isinstance(draft, EarlyExitModel):
+            stored = load_early_exit(directory, target, tokenizer)
         else:
             stored = load_model(directory, dtype="float32", embedding=draft.params["embedding"])
         agreements, acceptances = evaluate(stored, target, held_out, config.draft_len, config.held_out_temperatures)
@@ -148,6 +162,8 @@ def new_draft(
         ValueError: if the corpus is empty, or `draft.start` has another size.
     """
     shape, target_config = config.draft, target.config
+    if shape.kind == "early_exit":
+        return init_early_exit(shape, target, jax.random.key(config.seed))
     special = set(tokenizer.special_ids) | set(tokenizer.stop_ids) | set(tokenizer.byte_ids)
 
     def choose(always: set[int]) -> Int[np.ndarray, "O"]:

@@ -85,7 +85,8 @@ class DraftConfig:
 
     Attributes:
         kind: ``"decoder"``, a small model; or a head on hidden states of the target, which are computed during the
-            training: ``"eagle3"``, or ``"peagle"``, which drafts all tokens in one pass.
+            training: ``"eagle3"``, or ``"peagle"``, which drafts all tokens in one pass. Or ``"early_exit"``, an
+            adapter of `mlp_width` between the target's first `num_layers` layers and its head.
         hidden_layers: the hidden states that a head reads, as in `bass_jax.models.Model.forward`; default
             ``(2, L // 2, L - 3)``.
         width: D; for a head the target's.
@@ -104,7 +105,7 @@ class DraftConfig:
             set. What is added does not change the draft's predictions at first.
     """
 
-    kind: Literal["decoder", "eagle3", "peagle"] = "decoder"
+    kind: Literal["decoder", "eagle3", "peagle", "early_exit"] = "decoder"
     hidden_layers: tuple[int, ...] = ()
     width: int = 256
     num_layers: int = 4
@@ -120,7 +121,11 @@ class DraftConfig:
     def __post_init__(self):
         if self.start is not None and self.target_layers:
             raise ValueError(f"start={self.start!r}, target_layers={self.target_layers}: expected one of them")
-        if self.is_head and (self.reads_hidden or self.target_layers):
+        if self.kind == "early_exit":
+            for name in ("output_vocab_size", "start"):
+                if (value := getattr(self, name)) is not None:
+                    raise ValueError(f"{name}={value!r}: expected null with kind='early_exit'")
+        if self.kind != "decoder" and (self.reads_hidden or self.target_layers):
             name = "reads_hidden" if self.reads_hidden else "target_layers"
             raise ValueError(f"{name}={getattr(self, name)}: expected none with kind={self.kind!r}")
         if not self.is_head and self.hidden_layers:
@@ -129,7 +134,7 @@ class DraftConfig:
     @property
     def is_head(self) -> bool:
         """Whether the draft is a head on hidden states of chosen layers of the target."""
-        return self.kind != "decoder"
+        return self.kind in ("eagle3", "peagle")
 
 
 type Schedule = float | int | tuple[tuple[float | int, float | int], ...]
@@ -307,11 +312,11 @@ class DistillConfig:
     def __post_init__(self):
         if any(not temperature > 0 for temperature in self.held_out_temperatures):
             raise ValueError(f"held_out_temperatures={self.held_out_temperatures}: expected numbers above 0")
-        if self.is_packed and self.draft.is_head:
+        if self.is_packed and self.draft.kind != "decoder":
             raise ValueError(f"is_packed=True: expected False with kind={self.draft.kind!r}, stored in bfloat16")
-        if (self.draft.reads_hidden or self.draft.is_head) and self.training.on_policy_share:
+        if (self.draft.reads_hidden or self.draft.kind != "decoder") and self.training.on_policy_share:
             share = self.training.on_policy_share
-            raise ValueError(f"on_policy_share={share}: expected 0 for a draft that reads hidden states")
+            raise ValueError(f"on_policy_share={share}: expected 0 for a draft that reads hidden states or layers")
 
     @property
     def corpus_root(self) -> Path:

@@ -1,18 +1,20 @@
 """The initial parameters of a draft, and changes to a trained draft that do not change its predictions."""
 
 import dataclasses
+from typing import TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bass_jax.drafters import EarlyExitModel, early_exit_model
 from bass_jax.drafters.eagle.eagle3 import Eagle3Config, Eagle3Model, init_eagle3_params
 from bass_jax.models import Model, init_params
 from bass_jax.models.model_config import AttentionConfig, DenseMLP, LayerConfig, ModelConfig, NormConfig, RopeConfig
 from bass_jax.training.distill_config import DraftConfig
 from bass_jax.typing import Array, Float, Int, Key, Params
 
-type Draft = Model | Eagle3Model
+type Draft = Model | EarlyExitModel | Eagle3Model
 """What a distillation trains."""
 
 _MASK_TOKEN = 0
@@ -27,7 +29,7 @@ _RESIDUAL_OUTPUTS = ("out", "out_bias", "down", "down_bias")
 """Parameters of a layer whose products are added to the residual stream."""
 
 
-def reads_target(draft: Draft) -> bool:
+def reads_target(draft: Draft) -> TypeGuard[Model | Eagle3Model]:
     """Returns whether the draft reads hidden states of its target."""
     return isinstance(draft, Eagle3Model) or draft.config.hidden_width is not None
 
@@ -137,6 +139,18 @@ def init_eagle3(
         params["final_norm"] = norm
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
     return Eagle3Model(params, own, head, None if own.output_vocab_size is None else jnp.asarray(output_ids))
+
+
+def init_early_exit(shape: DraftConfig, target: Model, key: Key[Array, ""]) -> EarlyExitModel:
+    """Returns the target's first layers with an adapter that adds nothing yet.
+
+    Raises:
+        ValueError: naming ``num_layers``, if the target has fewer layers or recurrent ones.
+    """
+    width = target.config.width
+    up = jax.random.normal(key, (2, shape.mlp_width, width)) / np.sqrt(width)
+    adapter = {"gate_up": up, "down": jnp.zeros((width, shape.mlp_width))}
+    return early_exit_model(target, shape.num_layers, {"adapter": adapter, "adapter_norm": jnp.ones(width)})
 
 
 def _hidden_params(target: Model, directions: Float[np.ndarray, "E D"], projected: Float[np.ndarray, "O D"]) -> Params:

@@ -136,7 +136,7 @@ def _loss_parts(
     has_label = batch.labels >= 0  # The label is the first column of the distribution.
     reverse, total_variation = _distances(batch, logprobs)
     hidden_error = jnp.zeros(())
-    if target_hidden is not None:
+    if target_hidden is not None and reads_target(draft):
         predicted = draft.next_hidden(hidden[None])[0]
         error, size = (
             jnp.square(x.astype(jnp.float32)).mean(axis=-1) for x in (predicted - target_hidden, target_hidden)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bass_jax.drafters.eagle.eagle3 import Eagle3Model
+from bass_jax.models import Model
 from bass_jax.models.sharding import param_shardings
 from bass_jax.training.distill_config import TrainingConfig
 from bass_jax.training.init_draft import Draft
@@ -27,14 +27,14 @@ def training_mesh(options: TrainingConfig) -> Mesh | None:
 
 
 def place_params(params: Params, draft: Draft, mesh: Mesh | None) -> Params:
-    """Splits attention heads, MLP and vocabulary; a head is copied to every device.
+    """Splits attention heads, MLP and vocabulary; a head or an adapter is copied to every device.
 
     Raises:
         ValueError: if a parameter cannot be split evenly.
     """
     if mesh is None:
         return params
-    if isinstance(draft, Eagle3Model):
+    if not isinstance(draft, Model):
         return place(params, mesh)
     shardings = param_shardings(draft.config, mesh)
     return {name: jax.device_put(leaf, shardings[name]) for name, leaf in params.items()}

@@ -10,7 +10,7 @@ import numpy as np
 
 from bass_jax.acceptance.base import leading_run
 from bass_jax.decoding.positions import input_positions
-from bass_jax.drafters import DraftContext, Drafter, reads_hidden_states
+from bass_jax.drafters import DraftContext, Drafter, borrows_cache, reads_hidden_states
 from bass_jax.sampling import LogitsProcessors, SamplingParams
 from bass_jax.training.batches import pad_sequences
 from bass_jax.training.rollout import Rollout
@@ -46,8 +46,11 @@ def speculate_on(drafter: Drafter, rollouts: Sequence[Rollout], draft_len: int, 
         batch: rows at a time.
 
     Raises:
-        ValueError: if there is no rollout, one was sampled, or the hidden states that the drafter reads are missing.
+        ValueError: if there is no rollout, one was sampled, the drafter uses the target's cache, or the hidden states
+            that it reads are missing.
     """
+    if borrows_cache(drafter):
+        raise ValueError(f"drafter={type(drafter).__name__}: expected one without the target's cache, which is not run")
     if any(rollout.temperature > 0 for rollout in rollouts) or not rollouts:
         raise ValueError("rollouts: expected greedy ones, at least one")
     if reads_hidden_states(drafter) and any(rollout.hidden is None for rollout in rollouts):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from bass_jax.drafters import EarlyExitModel
 from bass_jax.drafters.eagle.eagle3 import Eagle3Model
 from bass_jax.models import Model
 from bass_jax.models.model_config import ModelConfig
@@ -79,6 +80,8 @@ def train(
     initial = TrainState(params, jax.jit(optimizer.init)(params))
     columns = output_columns(proposed_ids(draft), draft.config.vocab_size)
     step_draft = dataclasses.replace(draft, params={}, config=differentiated_config(options, draft.config))
+    if isinstance(draft, EarlyExitModel):  # The target's layers are not trained.
+        step_draft = place(jax.tree.map(lambda leaf: leaf.astype(options.dtype), step_draft), mesh)
     step_embedding = embedding.astype(options.dtype)
 
     def current(state: TrainState) -> Draft:

@@ -6,7 +6,7 @@ import pytest
 import bass_jax as bass
 from bass_jax.analysis import profiler
 from bass_jax.cost_model import read_profile
-from bass_jax.drafters import NgramDrafter
+from bass_jax.drafters import NgramDrafter, early_exit_drafter
 from tests import tiny
 
 
@@ -79,3 +79,14 @@ def test_wrong_grids_are_refused(measured):
         profiler.measure_costs(pair, bass.SpecConfig(2), num_sweeps=0)
     with pytest.raises(ValueError, match="prompts"):
         profiler.measure_acceptance(pair, [], bass.SpecConfig(2))
+
+
+@pytest.mark.slow
+def test_a_drafter_in_the_targets_cache_is_measured(monkeypatch):
+    """Drafting alone is timed with a copy of the cache, because its arrays are donated."""
+    monkeypatch.setattr(profiler, "SECONDS_PER_CELL", 0.0)
+    target = tiny.model(2, num_layers=2)
+    pair = bass.Pair(target, early_exit_drafter(target, 1))
+    options = {"batches": (1,), "draft_lens": (0, 2), "contexts": (20,), "num_sweeps": 1}
+    table = profiler.measure_costs(pair, bass.SpecConfig(2), **options)
+    assert (np.asarray(table.first_draft) > 0).all() and (np.asarray(table.target) > 0).all()

@@ -52,6 +52,7 @@ DRAFTERS = {
     "other vocabulary": tiny.other_vocabulary(VOCAB),
     "ngram": NgramDrafter(),
     "suffix": SuffixDrafter(),
+    "suffix with finished text": tiny.shared_suffix(VOCAB),
     "retrieval": tiny.retrieval_drafter(VOCAB),
     "table": tiny.table_drafter(VOCAB),
 }
@@ -106,6 +107,7 @@ def test_every_rule_keeps_the_targets_distribution_with_more_samples(rule, num_c
         ("token", 1, "ensemble with eagle", 3),
         ("token", 1, "retrieval", 3),
         ("token", 1, "suffix", 3),
+        ("token", 1, "suffix with finished text", 3),
         ("block", 1, "ensemble", 2),
         ("token", 1, "model", 0),
         ("token", 1, "model", 1),

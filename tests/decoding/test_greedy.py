@@ -29,6 +29,7 @@ OTHER_DRAFTERS = (
     "dflash",
     "ngram",
     "suffix",
+    "suffix with finished text",
     "retrieval",
     "ensemble",
     "ensemble with eagle",
@@ -62,6 +63,7 @@ def drafters(target):
         "dflash": tiny.dflash_drafter(target),
         "ngram": NgramDrafter(),
         "suffix": SuffixDrafter(),
+        "suffix with finished text": tiny.shared_suffix(),
         "retrieval": tiny.retrieval_drafter(),
         "ensemble": tiny.ensemble_drafter(tiny.model_drafter(tiny.perturbed(target, 0.1))),
         "ensemble with eagle": tiny.ensemble_drafter(tiny.eagle_drafter(target)),
@@ -119,7 +121,7 @@ QUICK = {
 }
 """Every drafter but the variants; with the quick draft lengths of the test above, every bucket."""
 
-VARIANTS = {"reduced vocabulary", "shared embedding", "ensemble with eagle"}
+VARIANTS = {"reduced vocabulary", "shared embedding", "suffix with finished text", "ensemble with eagle"}
 """Drafters of the same classes as others."""
 
 

@@ -41,12 +41,14 @@ NAMES = (
     "dflash from the anchor",
     "ngram",
     "suffix",
+    "suffix with finished text",
     "forced tokens",
     "retrieval",
     "ensemble",
     "table",
     "repeat",
 )
+EARLY_EXIT_TARGET = tiny.model(1, num_layers=2)
 LENGTHS = np.array([1, 5, 9, 8, 3], np.int32)
 WANTED = np.array([4, 0, 3, 4, 1], np.int32)
 G, CAPACITY = 4, 64
@@ -61,7 +63,7 @@ def drafters():
         "reduced vocabulary": tiny.model_drafter(tiny.reduced_vocabulary((1, 3, 4, 5, 9))),
         "shared embedding": tiny.model_drafter(tiny.shared_embedding(target)),
         "other vocabulary": tiny.other_vocabulary(),
-        "early exit": early_exit_drafter(tiny.model(1, num_layers=2)),
+        "early exit": early_exit_drafter(EARLY_EXIT_TARGET),
         "eagle": tiny.eagle_drafter(target),
         "eagle3": tiny.eagle3_drafter(target),
         "p-eagle": tiny.eagle3_drafter(target, mask=4),
@@ -70,6 +72,7 @@ def drafters():
         "dflash from the anchor": tiny.dflash_drafter(target, block_size=4, sample_from_anchor=True),
         "ngram": NgramDrafter(),
         "suffix": SuffixDrafter(),
+        "suffix with finished text": tiny.shared_suffix(),
         "forced tokens": ForcedTokensDrafter(),
         "retrieval": tiny.retrieval_drafter(),
         "ensemble": tiny.ensemble_drafter(tiny.model_drafter(target)),
@@ -114,7 +117,7 @@ def propose(drafter, context, is_sampled=True):
 @pytest.mark.parametrize("name", mostly_slow(NAMES, lambda name: name in ("ngram", "retrieval")))
 def test_a_drafter_passes_the_conformance_test(drafters, name):
     width = tiny.config().width * max(1, len(hidden_layers_of(drafters[name])))
-    check_drafter(drafters[name], VOCAB, hidden_width=width)
+    check_drafter(drafters[name], VOCAB, hidden_width=width, target=EARLY_EXIT_TARGET)
 
 
 def test_a_reduced_vocabulary_proposes_only_its_tokens(drafters):

@@ -8,13 +8,14 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import bass_jax as bass
-from bass_jax.drafters import ForcedTokensDrafter, NgramDrafter, SuffixDrafter
+from bass_jax.drafters import EnsembleDrafter, ForcedTokensDrafter, NgramDrafter, SuffixDrafter, early_exit_drafter
 from bass_jax.models import place_model, tensor_parallel_mesh
 from tests import tiny
 from tests.marks import mostly_slow
 
 DRAFTERS = {
     "model": lambda target: tiny.model_drafter(tiny.perturbed(target, 0.07)),
+    "early exit": lambda target: early_exit_drafter(target, 1),
     "eagle": tiny.eagle_drafter,
     "eagle3": tiny.eagle3_drafter,
     "p-eagle": lambda target: tiny.eagle3_drafter(target, mask=4),
@@ -22,16 +23,18 @@ DRAFTERS = {
     "dflash": tiny.dflash_drafter,
     "ngram": lambda target: NgramDrafter(),
     "suffix": lambda target: SuffixDrafter(),
+    "shared suffix": lambda target: tiny.shared_suffix(),
     "forced tokens": lambda target: ForcedTokensDrafter(),
     "retrieval": lambda target: tiny.retrieval_drafter(),
     "table": lambda target: tiny.table_drafter(),
     "ensemble": lambda target: tiny.ensemble_drafter(tiny.model_drafter(tiny.perturbed(target, 0.07))),
     "ensemble_eagle": lambda target: tiny.ensemble_drafter(tiny.eagle_drafter(target)),
+    "ensemble with finished text": lambda target: EnsembleDrafter((NgramDrafter(), tiny.shared_suffix())),
     "ensemble_eagle3": lambda target: tiny.ensemble_drafter(tiny.eagle3_drafter(target)),
 }
 CACHES = ("dense", "pages", "INT8 pages")
 CASES = [(drafter, cache, num) for drafter in DRAFTERS for cache in CACHES for num in (1, 2)]
-QUICK = [("ngram", "INT8 pages", 2)]
+QUICK = [("ngram", "INT8 pages", 2), ("shared suffix", "pages", 2), ("early exit", "INT8 pages", 2)]
 RULES = (bass.SpecConfig(3, "greedy"), bass.SpecConfig(3, "shared_noise"))
 
 
@@ -39,7 +42,8 @@ RULES = (bass.SpecConfig(3, "greedy"), bass.SpecConfig(3, "shared_noise"))
 def test_requests_get_the_tokens_that_they_get_alone(drafter, cache, num_devices):
     """Requests come, are cancelled and leave between steps; then the rule with shared noise, with sampled rows."""
     cache_dtype = "int8" if cache == "INT8 pages" else None
-    target = tiny.model(1, num_kv_heads=2, cache_dtype=cache_dtype)
+    num_layers = 2 if drafter == "early exit" else 1
+    target = tiny.model(1, num_kv_heads=2, num_layers=num_layers, cache_dtype=cache_dtype)
     plain = dataclasses.replace(target, config=dataclasses.replace(target.config, cache_dtype=None))
     pair = bass.Pair(target, DRAFTERS[drafter](plain))
     alone = pair

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
-from bass_jax.drafters import ModelDrafter, NgramDrafter
+from bass_jax.drafters import ModelDrafter, NgramDrafter, suffix_drafter
 from bass_jax.engine import EngineClosed, QueueFull, device_executor
 from bass_jax.policies import Plan
 from bass_jax.runtime.jit_cache import JIT_CACHE
@@ -659,3 +659,43 @@ def test_event_loops_share_an_engine(pair):
         found = [threads.submit(serve, prompt) for prompt in ([1, 2], [3])]
         for outputs, row in zip(found, expected, strict=True):
             assert outputs.result(timeout=120) == [row.tolist()] * 4
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_the_text_of_a_finished_request_is_kept_once_and_speeds_up_the_next(page_size):
+    pair = bass.Pair(tiny.model(1), suffix_drafter(shared_tokens=256))
+    config = bass.EngineConfig(num_slots=2, capacity=64, chunk=16, buckets=(2,), page_size=page_size)
+    engine = bass.Engine(pair, bass.SpecConfig(4, "greedy"), config=config)
+    text = []
+
+    def finish(*handles):
+        while not engine.loop.is_idle:
+            engine.advance()
+        return [handle.output().tokens.tolist() for handle in handles]
+
+    def kept():
+        drafter = engine.loop.executor._pair.drafter
+        tokens = np.asarray(drafter.finished_text.tokens)
+        assert (tokens[int(drafter.finished_text.end) :] == -1).all()
+        return tokens[: int(drafter.finished_text.end)].tolist()
+
+    assert kept() == [], "the request that warms up is not kept"
+    prompts = [[3, 1, 4], [2, 7, 1, 8]]
+    handles = [engine.submit(prompt, max_new_tokens=num) for prompt, num in zip(prompts, (12, 20), strict=True)]
+    outputs = finish(*handles)
+    for prompt, output in zip(prompts, outputs, strict=True):  # The shorter one ends first.
+        text += [*prompt, *output, -1]
+    assert kept() == text
+    again = engine.submit(prompts[1], max_new_tokens=20)
+    assert finish(again) == outputs[1:]
+    assert handles[1].num_steps > again.num_steps == 4, "all drafts are those of the first request"
+    text += [*prompts[1], *outputs[1], -1]
+    assert kept() == text
+    ended = engine.submit([5, 6], max_new_tokens=40)
+    engine.advance()
+    engine.advance()
+    ended.cancel()
+    (output,) = finish(ended)
+    cancelled = kept()[len(text) :]  # A step may have run between the last event and the cancellation.
+    assert 0 < len(output) < 40 and cancelled[: 2 + len(output)] == [5, 6, *output] and cancelled.index(-1) < 42
+    assert (pair.drafter.finished_text.tokens == -1).all(), "the pair itself is not changed"

@@ -9,7 +9,7 @@ import pytest
 
 import bass_jax as bass
 from bass_jax.config import DRAFT_LEN_BUCKETS
-from bass_jax.drafters import NgramDrafter
+from bass_jax.drafters import NgramDrafter, suffix_drafter
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from tests import tiny
 from tests.letters import Letters
@@ -40,6 +40,29 @@ def test_the_device_loop_equals_the_host_loop(pair, drafter):
     for row in range(3):
         np.testing.assert_array_equal(bass.output_tokens(state, row), host.tokens[row])
     assert repr(bass.summarize(infos)) == repr(host.metrics)  # By repr, because NaN is not equal to itself.
+
+
+def test_the_device_loop_keeps_the_text_of_finished_rows(pair):
+    """Its steps are those of a loop on the host that adds the text of each row when it ends."""
+    pair = pair.with_drafter(suffix_drafter(shared_tokens=100))
+    options = {"sampling": SAMPLED, "max_new_tokens": [20, 5, 17]}
+    state = bass.prefill(pair, tiny.PROMPTS, SPEC, **options)
+    _, infos = bass.decoding.generate_on_device(pair, state, SPEC, max_steps=20)
+    state, step, own, num_kept = (
+        bass.prefill(pair, tiny.PROMPTS, SPEC, **options),
+        jax.jit(bass.speculate_step),
+        pair,
+        0,
+    )
+    expected = []
+    while not state.done.all():
+        state, info = step(own, state, SPEC)
+        expected.append(info)
+        for row in np.flatnonzero(info.is_active & state.done):
+            text = own.drafter.remember(state.tokens[row], state.lengths[row])
+            own, num_kept = pair.with_drafter(own.drafter.with_finished_text(text)), num_kept + 1
+    assert num_kept == 3
+    assert repr(bass.summarize(infos)) == repr(bass.summarize(expected))
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
-from bass_jax.drafters import ModelDrafter
+from bass_jax.drafters import ModelDrafter, suffix_drafter
 from bass_jax.models import place_model
 from tests import tiny
 from tests.two_processes import run_in_two_processes
@@ -20,7 +20,8 @@ def make_engine(mesh=None, **changes) -> bass.Engine:
     if mesh is not None:
         target, draft = place_model(target, mesh), place_model(draft, mesh, {})
     config = bass.EngineConfig(**CONFIG, page_size=changes.pop("page_size", None))
-    return bass.Engine(bass.Pair(target, ModelDrafter(draft, VOCAB)), config=config, warm_up=False, **changes)
+    pair = bass.Pair(target, changes.pop("drafter", None) or ModelDrafter(draft, VOCAB))
+    return bass.Engine(pair, config=config, warm_up=False, **changes)
 
 
 def serve(engine: bass.Engine) -> list[list]:
@@ -79,6 +80,31 @@ def test_two_processes_serve_as_one():
     with make_engine(spec=bass.SpecConfig(3, "greedy")) as engine:
         expected = serve(engine)
     assert {reason for reason, _ in found} == {"length", "cancelled"}
+    for (reason, tokens), (_, alone) in zip(found, expected, strict=True):
+        num = min(len(tokens), len(alone)) if reason == "cancelled" else len(alone)
+        assert tokens[:num] == alone[:num]
+
+
+SHARED_TEXT = """
+from bass_jax.drafters import suffix_drafter
+from tests.engine import test_several_processes as shared
+
+found, drafter = None, suffix_drafter(shared_tokens=100)
+with shared.make_engine(mesh, spec=bass.SpecConfig(3, "greedy"), drafter=drafter) as engine:
+    if jax.process_index() == 0:
+        found = shared.serve(engine)
+    else:
+        engine.follow()
+print(json.dumps([found, np.asarray(engine.executor._pair.drafter.finished_text.tokens).tolist()]))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_keep_the_same_text_of_finished_requests():
+    (found, kept), (_, second_kept) = run_in_two_processes(SHARED_TEXT)
+    assert kept == second_kept and kept.count(-1) < 50
+    with make_engine(spec=bass.SpecConfig(3, "greedy"), drafter=suffix_drafter(shared_tokens=100)) as engine:
+        expected = serve(engine)
     for (reason, tokens), (_, alone) in zip(found, expected, strict=True):
         num = min(len(tokens), len(alone)) if reason == "cancelled" else len(alone)
         assert tokens[:num] == alone[:num]

@@ -11,10 +11,18 @@ import pytest
 import yaml
 
 import bass_jax as bass
-from bass_jax.checkpoint import Tokenizer, load_model, load_speculator, load_tokenizer, read_datastore, save_model
+from bass_jax.checkpoint import (
+    Tokenizer,
+    load_early_exit,
+    load_model,
+    load_speculator,
+    load_tokenizer,
+    read_datastore,
+    save_model,
+)
 from bass_jax.checkpoint.tokenizer import import_transformers
 from bass_jax.cli.main import main
-from bass_jax.drafters import Eagle3Drafter
+from bass_jax.drafters import Eagle3Drafter, EarlyExitDrafter
 from bass_jax.training import distill, distill_datastore, generate_corpus, load_distill_config
 from bass_jax.training.agreement import measure_agreement
 from bass_jax.training.corpus import Corpus
@@ -321,3 +329,28 @@ def test_an_eagle3_head_continues_from_another(eagle3, run, tmp_path):
 def test_mistakes_of_an_eagle3_head_are_named(eagle3_changes, run, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         run(eagle3_changes | {"output_dir": str(tmp_path / "run")} | changes, stages=("train",))
+
+
+def test_an_adapter_is_trained_and_drafts_in_the_targets_cache(run, root, finished):
+    """The target's layers stay as they are, and the stored adapter drafts for the pair."""
+    draft = {"kind": "early_exit", "num_layers": 1, "mlp_width": 16, "output_vocab_size": None}
+    changes = {"output_dir": str(root / "adapter"), "corpus_dir": str(root / "run"), "draft": draft}
+    found = run(changes, stages=("train", "evaluate"))
+    assert set(found.agreements) == {"test"}
+    trained = found.draft.params["adapter"]["down"]
+    assert np.abs(trained).max() > 0, "it starts with zeros"
+    target = load_model(root / "target")
+    for name, leaf in found.draft.target_params["layer_0"]["attention"].items():
+        np.testing.assert_array_equal(leaf, np.asarray(target.params["layer_0"]["attention"][name], np.float32))
+    pair = bass.load_pair(root / "target", drafter=found.directory, dtype="float32")
+    assert isinstance(pair.drafter, EarlyExitDrafter)
+    np.testing.assert_allclose(pair.drafter.model.params["adapter"]["down"], trained, rtol=1e-2, atol=1e-6)
+    prompts = [[1, 2, 3], [4]]
+    expected = bass.generate(pair, prompts, step="decode", max_new_tokens=12)
+    output = bass.generate(pair, prompts, bass.SpecConfig(3, "greedy"), max_new_tokens=12)
+    assert [row.tolist() for row in output.tokens] == [row.tolist() for row in expected.tokens]
+    other = random_model(flat_config(vocab_size=target.vocab_size, context=256, **SHAPE | {"width": 24}))
+    with pytest.raises(ValueError, match="an adapter of width 16 after layer 1: the target has the width 24"):
+        load_early_exit(found.directory, other)
+    with pytest.raises(ValueError, match="output_vocab_size=8192: expected null with kind='early_exit'"):
+        run({"draft": {"kind": "early_exit"}})
