@@ -29,6 +29,7 @@ def files(pair, tmp_path_factory):  # noqa: F811
     return folder, prompts, trace
 
 
+@pytest.mark.slow
 def test_profile_writes_and_draws(files):
     folder, *_ = files
     record = json.loads((folder / "profile.json").read_text())
@@ -36,6 +37,7 @@ def test_profile_writes_and_draws(files):
     assert (folder / "fit.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_an_interrupted_trace_is_resumed(files, capsys):
     folder, _, trace = files
     path = folder / "trace.jsonl"
@@ -53,6 +55,7 @@ def test_an_interrupted_trace_is_resumed(files, capsys):
     assert "holds all batches already" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_simulate_prints_every_policy(files, capsys):
     folder, *_ = files
     arguments = ["simulate", str(folder / "trace.jsonl"), "--profile", str(folder / "profile.json"), "--batch", "2"]
@@ -62,6 +65,7 @@ def test_simulate_prints_every_policy(files, capsys):
         assert name in printed
 
 
+@pytest.mark.slow
 def test_generate_with_a_policy_and_forced_acceptance(pair, files, capsys):  # noqa: F811
     folder, *_ = files
     common = ["generate", "one", "--pair", pair, "--max-new-tokens", "12", "--draft-len", "2", "--no-text"]

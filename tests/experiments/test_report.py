@@ -117,6 +117,7 @@ def check_page(page: str) -> None:
     assert "<script" not in page and "@import" not in page
 
 
+@pytest.mark.slow
 def test_the_command_line_from_run_to_comparison(content, tmp_path, capsys, monkeypatch):
     """The greedy samples of all methods and of both runs are equal."""
     monkeypatch.setenv("COLUMNS", "200")  # Long numbers would wrap the table.

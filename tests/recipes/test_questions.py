@@ -98,6 +98,7 @@ def test_messages_are_complete_and_distinct(config, model, tokenizer, path):
     assert {prompt.text for prompt in source.prompts()} == {f"Q: {text}" for text in texts}
 
 
+@pytest.mark.slow
 def test_an_interrupted_call_is_continued(config, model, tokenizer, path):
     source = prompt_source(config)
     source.write_prompts(model, tokenizer)

@@ -218,6 +218,7 @@ def test_invalid_configurations_are_refused(tmp_path, change, message, capsys):
     assert "wrong.yaml: " in error and len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch, capsys):
     """Tables, comparisons and a plot, from a configuration with a recorded and a varying pattern."""
     arrivals = tmp_path / "arrivals.jsonl"
