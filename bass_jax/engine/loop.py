@@ -52,7 +52,8 @@ class Loop:
         last: the result of the last step; None before the first one.
         events: delivered by the last `advance`.
         requests: ``[B]`` int32, the arrival number of the request in each row of the last step; -1 for a free row.
-        host_seconds: wall time between the end of a step and the dispatch of the next, without the executor's time.
+        host_seconds: wall time in which the host takes results and schedules, without the executor's time. The device
+            waits for it unless a step is ahead.
         intake: called after a step and before the next one is scheduled. A program with one thread submits the
             requests here that arrived during the step.
     """
@@ -192,7 +193,7 @@ class Loop:
         self._take_arrivals(events)
         if not self._num_in_flight:
             self._schedule()
-            self.host_seconds += time.perf_counter() - start - (self._executor_seconds - in_executor)
+        self.host_seconds += time.perf_counter() - start - (self._executor_seconds - in_executor)
         if self._num_in_flight and not self._is_pipelined and not has_stepped:
             self._collect()
             self._take_results(events)
