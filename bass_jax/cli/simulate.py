@@ -41,12 +41,17 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
     from bass_jax.analysis.replay import make_replay
     from bass_jax.analysis.simulator import compose, regret
+    from bass_jax.cost_model import DEVICES
     from bass_jax.decoding.traces import read_trace
     from bass_jax.experiments.traffic.backends import make_policy
     from bass_jax.policies import Policy, fixed
 
     if options.batch[0] < 1:
         raise ValueError("--batch: expected at least 1")
+    if options.device is None and options.profile is None:
+        raise ValueError("expected --profile FILE (bass-jax profile writes one) or --device NAME")
+    if options.device is not None and options.device not in DEVICES:
+        raise ValueError(f"--device {options.device}: {expected_one_of(options.device, sorted(DEVICES))}")
     replay = make_replay(read_trace(options.trace), options.seed)
     cost, rates = _cost_and_rates(options, replay)
     policies: dict[str, Policy] = {f"fixed {length}": fixed(length) for length in options.fixed}
@@ -91,12 +96,8 @@ def _cost_and_rates(options: argparse.Namespace, replay):
     from bass_jax.models import require_model
 
     if options.device is None:
-        if options.profile is None:
-            raise ValueError("expected --profile FILE (bass-jax profile writes one) or --device NAME")
         profile = read_profile(options.profile)
         return profile.table, profile.rates
-    if options.device not in DEVICES:
-        raise ValueError(f"--device {options.device}: {expected_one_of(options.device, sorted(DEVICES))}")
     pair = load_pair(options.pair)
     draft = draft_pass_shape(pair.drafter) or PassShape()
     cost = roofline(pass_shape(require_model(pair.target, "a cost model").config), draft, DEVICES[options.device])

@@ -99,5 +99,5 @@ def test_a_mistake_is_one_line(capsys, arguments, message):
 
 
 @pytest.mark.parametrize("options, message", [([], "expected --profile"), (["--device", "tpu"], "--device tpu")])
-def test_simulate_needs_costs(files, capsys, options, message):
-    assert message in fails(capsys, "simulate", str(files[0] / "trace.jsonl"), *options)
+def test_simulate_needs_costs(capsys, options, message):
+    assert message in fails(capsys, "simulate", "trace.jsonl", *options)

@@ -82,6 +82,7 @@ def test_the_drafts_are_those_of_a_cache_of_its_own(target, rule, num_candidates
         assert [row.tolist() for row in run.tokens] == [row.tolist() for row in regular.tokens]
 
 
+@pytest.mark.slow
 def test_an_adapter_changes_drafts_and_no_tokens(target, adapted):
     pair, spec = bass.Pair(target, adapted), bass.SpecConfig(3, "greedy")
     run, plain = (

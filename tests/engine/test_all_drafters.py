@@ -34,7 +34,7 @@ DRAFTERS = {
 }
 CACHES = ("dense", "pages", "INT8 pages")
 CASES = [(drafter, cache, num) for drafter in DRAFTERS for cache in CACHES for num in (1, 2)]
-QUICK = [("ngram", "INT8 pages", 2), ("shared suffix", "pages", 2), ("early exit", "INT8 pages", 2)]
+QUICK = [("ngram", "INT8 pages", 2)]
 RULES = (bass.SpecConfig(3, "greedy"), bass.SpecConfig(3, "shared_noise"))
 
 
