@@ -17,11 +17,7 @@ from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.policy_runner import StepTimes, counts_of, no_step, no_times, rows_of, with_plan
 from bass_jax.decoding.prefill import PromptState, reads_in_chunks
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
-from bass_jax.drafters.protocols import (
-    hidden_layers_of,
-    keeps_finished_text,
-    reads_hidden_states,
-)
+from bass_jax.drafters.protocols import hidden_layers_of, keeps_finished_text, reads_hidden_states
 from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.executor import StepResult
 from bass_jax.engine.page_pool import PagePool
@@ -265,21 +261,22 @@ class DeviceExecutor:
         bucket = self._bucket(num_wanted)
         if bucket < num_wanted:  # The policy counts a draft that it wanted and did not get as rejected.
             self.state = self.state._replace(draft_lens=jnp.minimum(self.state.draft_lens, bucket))
-        plans = self._policy is not None and not isinstance(self._policy, Fixed)
-        step, plan_next = self._step(bucket), self._plan() if plans else None
+        if self.steps.find(bucket, len(drafts)) is None:
+            self._is_timed = False
+        step, plan_next = self._step(bucket), None if isinstance(self._policy, Fixed | None) else self._plan()
         start, plan, wanted = time.perf_counter(), None, None
         self.state, info = step(self._pair, self.state, bucket_spec(self.steps.spec, bucket))
         if plan_next is not None:
             arguments = rows_of(self.state), counts_of(info), self._times()
             self._policy_state, plan, wanted = plan_next(self._policy, self._policy_state, *arguments)
-        elif isinstance(self._policy, Fixed) and not drafts.all():
+        elif isinstance(self._policy, Fixed) and not drafts.all():  # The next requests of these rows may draft.
             plan = Plan(place_whole(np.full(len(drafts), self._policy.draft_len, np.int32), self._mesh))
         self._in_flight.append(_InFlight(info, plan, wanted, bucket, start))
 
     def can_run_ahead(self) -> bool:
         """Returns whether the next step can be dispatched before the last one is collected.
 
-        The step must be compiled, and some row must have room for another step, whatever it emits in the last one.
+        The step must be compiled, and some row must have room for another step after the most that the last one emits.
         """
         if not self._runs_ahead or self._stopped or len(self._in_flight) != 1:
             return False
@@ -389,7 +386,6 @@ class DeviceExecutor:
         if unmeasured or bucket in found:
             return min(unmeasured, default=bucket)
         if self._may_compile and len(found) < MAX_MEASURED:
-            self._is_timed = False
             return bucket
         return min((one for one in found if one >= bucket), default=max(found))
 
