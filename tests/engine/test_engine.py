@@ -267,6 +267,29 @@ def test_a_drafter_that_reads_whole_prompts(pair):
     check_outputs(pair, engine.spec, requests, handles, set())
 
 
+def test_a_request_that_stops_while_a_step_is_ahead_emits_nothing_more(token_engine, quick_pair, monkeypatch):
+    """The device does not see a stop string: the step ahead decodes the row, and the next request there is another."""
+    endless = {"max_new_tokens": 40, "stop_tokens": (), "seed": 0}
+    text = alone(quick_pair, token_engine.spec, {"prompt": [1, 2, 3]} | endless).texts[0]
+    requests = [
+        {"prompt": [1, 2, 3], "stop_strings": (text[9:12],)} | endless,
+        {"prompt": [4, 2, 1]} | endless,
+        {"prompt": [5, 6]} | endless | {"max_new_tokens": 9},
+    ]
+    executor, num_ahead = token_engine.executor, []
+    stop = executor.stop
+    monkeypatch.setattr(executor, "stop", lambda row: (num_ahead.append(len(executor._in_flight)), stop(row)))
+    before = token_engine.counts
+    handles = [token_engine.submit(**request) for request in requests[:2]]
+    while handles[0].finish_reason is None:
+        token_engine.advance()
+    handles.append(token_engine.submit(**requests[2]))
+    token_engine.run()
+    assert num_ahead == [1]
+    check_outputs(quick_pair, token_engine.spec, requests, handles, set())
+    assert token_engine.counts.num_emitted - before.num_emitted == sum(len(one.output().tokens) for one in handles)
+
+
 def test_requests_without_speculation(token_engine, regular):
     """They draft nothing beside requests that do, and all get what regular decoding gives."""
     handles = [
