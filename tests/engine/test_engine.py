@@ -283,6 +283,8 @@ def test_a_request_that_stops_while_a_step_is_ahead_emits_nothing_more(token_eng
     handles = [token_engine.submit(**request) for request in requests[:2]]
     while handles[0].finish_reason is None:
         token_engine.advance()
+    token_engine.advance()
+    assert int(executor.state.done.sum()) == len(executor.state.done) - 1, "only the other request still runs"
     handles.append(token_engine.submit(**requests[2]))
     token_engine.run()
     assert num_ahead == [1]
