@@ -41,6 +41,8 @@ def timed_state(pair: bass.Pair, batch: int, context: int, draft_len: int) -> Sp
     def build():
         state, lengths = jax.tree.map(fill, shapes), jnp.full(batch, context, jnp.int32)
         return state._replace(
+            # Different tokens, because equal ones choose the same experts.
+            tokens=jax.random.randint(jax.random.key(2), state.tokens.shape, 0, pair.target.config.vocab_size),
             sampling_arrays=jax.tree.map(jnp.zeros_like, shapes.sampling_arrays),
             lengths=lengths,
             prompt_lengths=lengths,
@@ -57,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
     """Compiles, times, prints and writes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_steps", description=__doc__)
     parser.add_argument("--target", default="bass-7.8b", help="preset of the target")
-    parser.add_argument("--draft", default="bass-draft-a-310m", help="preset of the draft model")
+    parser.add_argument("--draft", default="bass-draft-a-310m", help="preset of the draft model, or a drafter's name")
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--draft-lens", default="0,4")
     parser.add_argument("--context", default=512, type=int, help="committed tokens per row")
@@ -65,6 +67,8 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     batches, draft_lens = ([int(n) for n in text.split(",")] for text in (arguments.batches, arguments.draft_lens))
 
+    device = measure_device("bfloat16")  # First, because a large model leaves no memory for it.
+    print(f"{device.name}: {device.bandwidth / 1e12:.2f} TB/s, {device.peak_flops / 1e12:.0f} TFLOP/s", flush=True)
     pair = random_pair(arguments.target, arguments.draft)
     specs = step_specs(bass.SpecConfig(max(draft_lens)), None, draft_lens)
     cells = [*itertools.product(batches, draft_lens)]
@@ -78,8 +82,6 @@ def main(argv: list[str] | None = None) -> None:
 
     with ThreadPoolExecutor(len(cells)) as threads:
         steps = dict(zip(cells, threads.map(compile_cell, cells), strict=True))
-    device = measure_device("bfloat16")
-    print(f"{device.name}: {device.bandwidth / 1e12:.2f} TB/s, {device.peak_flops / 1e12:.0f} TFLOP/s", flush=True)
     records = []
     for (batch, draft_len), step in steps.items():
         spec, make_state = specs[draft_len], functools.partial(timed_state, pair, batch, arguments.context, draft_len)

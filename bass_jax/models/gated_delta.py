@@ -23,6 +23,11 @@ from bass_jax.typing import Array, Float
 BLOCK = 64
 """Tokens of a whole sequence that are computed together."""
 
+MAX_SUBSTITUTED = 16
+"""Tokens of a pass up to which its triangular systems are solved by substitution, written out token by token.
+
+The library of a GPU that solves them cannot be in a CUDA graph, and that of a CPU is three times as slow for 8 rows."""
+
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -145,11 +150,21 @@ def gated_delta_rule(
 
     updates = betas[..., None] * (values - read_state(keys))
     if T > 1:
-        # The diagonal is taken as 1, and the part above it is not read.
-        system = betas[..., None] * scores(keys)
-        updates = jax.lax.linalg.triangular_solve(system, updates, left_side=True, lower=True, unit_diagonal=True)
+        updates = _solve(betas[..., None] * scores(keys), updates)
     own = jnp.einsum("bkrts,bkrsv->bkrtv", scores(queries), updates, precision=_HIGHEST)
     return read_state(queries) + own, updates, sums
+
+
+def _solve(system: Float[Array, "... T T"], values: Float[Array, "... T V"]) -> Float[Array, "... T V"]:
+    """Solves triangular systems. The diagonals are taken as 1, and the parts above them are not read."""
+    T = values.shape[-2]
+    if T > MAX_SUBSTITUTED:
+        return jax.lax.linalg.triangular_solve(system, values, left_side=True, lower=True, unit_diagonal=True)
+    solved = [values[..., 0, :]]
+    for t in range(1, T):
+        known = sum(system[..., t, s, None] * solved[s] for s in range(t))
+        solved.append(values[..., t, :] - known)
+    return jnp.stack(solved, axis=-2)
 
 
 def _whole_sequences(queries, keys, values, log_decays, betas, state) -> Float[Array, "B K R T V"]:

@@ -39,6 +39,14 @@ _GEMMA2 = {"model_type": "gemma2", "vocab_size": 256000, "head_dim": 256, "max_p
 _GEMMA3 = {"model_type": "gemma3_text", "vocab_size": 262144, "head_dim": 256, "max_position_embeddings": 32768}
 _QWEN3_MOE = _QWEN3 | {"model_type": "qwen3_moe", "num_key_value_heads": 4, "norm_topk_prob": True}
 _HYBRID = {"vocab_size": 248320, "rope_theta": 1e7, "max_position_embeddings": 262144}
+_DEEPSEEK_V2 = {
+    "model_type": "deepseek_v2",
+    "vocab_size": 102400,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 32768,
+}
 _BASS = {
     "model_type": "gpt_neox",
     "vocab_size": 51200,
@@ -93,6 +101,7 @@ _SOURCES = {
     "qwen3-30b-a3b": _sized(_QWEN3_MOE, 48, 2048, 32, 6144, num_experts=128, num_experts_per_tok=8),
     "qwen3-next-80b-a3b": _sized(_HYBRID | {"model_type": "qwen3_next", "vocab_size": 151936}, 48, 2048, 16, 5120),
     "qwen3.5-35b-a3b": _sized(_HYBRID | {"model_type": "qwen3_5_moe_text"}, 40, 2048, 16, 512),
+    "deepseek-v2-lite": _sized(_DEEPSEEK_V2, 27, 2048, 16, 10944, moe_intermediate_size=1408, num_experts_per_tok=6),
     "mixtral-8x7b": _sized(_MISTRAL | {"model_type": "mixtral", "rope_theta": 1e6}, 32, 4096, 32, 14336),
     "gemma-2-2b": _sized(_GEMMA2, 26, 2304, 8, 9216, num_key_value_heads=4),
     "gemma-2-9b": _sized(_GEMMA2, 42, 3584, 16, 14336, num_key_value_heads=8),
