@@ -199,15 +199,15 @@ class GroupedSpec:
         return {
             "rows": jax.ShapeDtypeStruct((self.num_rows, self.depth), dtype),
             "weights": jax.ShapeDtypeStruct(weights, jnp.dtype(jnp.int8) if self.is_quantized else dtype),
-            "sizes": jax.ShapeDtypeStruct((self.num_groups,), jnp.int32),
+            "groups": jax.ShapeDtypeStruct((self.num_rows,), jnp.int32),
         }
 
-    def touched_bytes(self, sizes: np.ndarray) -> int:
+    def touched_bytes(self, groups: np.ndarray) -> int:
         """Returns the bytes of the matrices of groups with rows, and of the rows and the result once."""
         shapes = self.shapes()
         matrix = self.num_columns * self.depth * shapes["weights"].dtype.itemsize
         row = self.depth * shapes["rows"].dtype.itemsize + self.num_columns * 4
-        return int((np.asarray(sizes) > 0).sum()) * matrix + self.num_rows * row
+        return len(np.unique(groups)) * matrix + self.num_rows * row
 
 
 GROUPED_SPECS = (
@@ -219,6 +219,7 @@ GROUPED_SPECS = (
     GroupedSpec("qwen3_30b_gate_up_prefill", 16384, 128, 1536, 2048),
     GroupedSpec("qwen3_30b_gate_up_int8", 640, 128, 1536, 2048, is_quantized=True),
     GroupedSpec("qwen3_30b_down_f32", 40, 128, 2048, 768, "float32"),
+    GroupedSpec("qwen3_next_80b_gate_up", 50, 512, 1024, 2048),
     GroupedSpec("gpt_oss_20b_gate_up", 160, 32, 5760, 2880),
     GroupedSpec("mixtral_8x7b_down_f16", 10, 8, 4096, 14336, "float16"),
 )
@@ -230,7 +231,6 @@ def grouped_arguments(spec: GroupedSpec, *, seed: int = 0) -> dict[str, jax.Arra
     """Returns arrays of `spec.shapes()` by name; every row is of a random group."""
     keys = jax.random.split(jax.random.key(seed), 3)
     shapes = spec.shapes()
-    group = jax.random.randint(keys[0], (spec.num_rows, 1), 0, spec.num_groups)
     weights = shapes["weights"]
     if spec.is_quantized:
         values = jax.random.randint(keys[2], weights.shape, -3, 4, jnp.int8)
@@ -239,7 +239,7 @@ def grouped_arguments(spec: GroupedSpec, *, seed: int = 0) -> dict[str, jax.Arra
     return {
         "rows": jax.random.normal(keys[1], shapes["rows"].shape, shapes["rows"].dtype),
         "weights": values,
-        "sizes": (group == jnp.arange(spec.num_groups)).sum(axis=0, dtype=jnp.int32),
+        "groups": jax.random.randint(keys[0], (spec.num_rows,), 0, spec.num_groups),
     }
 
 

@@ -200,7 +200,7 @@ def sweep_grouped(bandwidth: float, is_smoke: bool) -> Iterator[dict]:
     specs = (GroupedSpec("smoke", 20, 4, 32, 64),) if is_smoke else GROUPED_SPECS
     for spec in specs:
         arguments = grouped_arguments(spec)
-        num_bytes = spec.touched_bytes(np.asarray(arguments["sizes"]))
+        num_bytes = spec.touched_bytes(np.asarray(arguments["groups"]))
         expected, xla_us = None, 0.0
         choices = {name: {"implementation": name} for name in ("xla", "triton")}
         for name, calls in compile_choices(grouped_product, choices, arguments, is_smoke).items():

@@ -204,25 +204,26 @@ def masked_acceptance(
 def grouped_product(
     rows: jax.Array,
     weights: jax.Array,
-    sizes: jax.Array,
+    groups: jax.Array,
     *,
     implementation: Literal["triton", "xla"] | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """Multiplies every row by the matrix of its group, summing in float32.
+    """Multiplies every row by the matrices of one or several groups, summing in float32.
 
-    The bits of a row's result do not depend on the values of other rows. On a GPU only the matrices of groups with rows
-    are read.
+    The bits of a result do not depend on the values of other rows. On a GPU only the matrices of groups with rows are
+    read.
 
     Args:
-        rows: `[M, D]` float32, bfloat16 or float16, sorted by group.
+        rows: `[M, D]` float32, bfloat16 or float16.
         weights: `[G, C, D]`, a matrix per group, of any dtype. Elements are converted to rows' dtype.
-        sizes: `[G]` integer number of rows of each group. Rows after those of all groups give zero.
+        groups: `[N]` integer group of each result, where N is a multiple of M: result n is row `n // (N / M)` times
+            the matrix of group `groups[n]`. It is zero if that is not in 0 ... G - 1.
         implementation: `"triton"` or `"xla"`; by default the best one that supports the arguments.
         interpret: Run the kernel in jax's interpreter, on any device; for tests.
 
     Returns:
-        `[M, C]` float32.
+        `[N, C]` float32.
 
     Raises:
         ValueError: An argument has another shape or dtype than described.
@@ -232,19 +233,21 @@ def grouped_product(
         raise ValueError(f"rows has shape {rows.shape}, {rows.dtype}; expected floats of 16 or 32 bits [M, D]")
     if weights.ndim != 3 or weights.shape[2] != rows.shape[1]:
         raise ValueError(f"weights has shape {weights.shape}; expected [G, C, {rows.shape[1]}]")
-    if sizes.shape != weights.shape[:1] or not jnp.issubdtype(sizes.dtype, jnp.integer):
-        raise ValueError(f"sizes has shape {sizes.shape}, {sizes.dtype}; expected integers {weights.shape[:1]}")
+    if groups.ndim != 1 or groups.shape[0] % rows.shape[0] or not jnp.issubdtype(groups.dtype, jnp.integer):
+        expected = f"integers, a multiple of {rows.shape[0]}"
+        raise ValueError(f"groups has shape {groups.shape}, {groups.dtype}; expected {expected}")
     if implementation not in (None, "triton", "xla"):
         raise ValueError(f"implementation is {implementation!r}; expected 'triton', 'xla' or None")
-    sizes = sizes.astype(jnp.int32)
+    num_groups = weights.shape[0]
+    groups = jnp.where((groups >= 0) & (groups < num_groups), groups, num_groups).astype(jnp.int32)
 
     def run(name: str) -> jax.Array:
         if name == "xla":
-            return grouped_product_xla(rows, weights, sizes)
+            return grouped_product_xla(rows, weights, groups)
         from kernels_pallas.grouped.triton import grouped_product_triton
 
-        tiles = grouped_tiles(rows.shape, weights.shape, rows.dtype.name)  # type: ignore[arg-type]
-        return grouped_product_triton(rows, weights, sizes, tiles, interpret)
+        tiles = grouped_tiles(groups.shape[0], weights.shape, rows.dtype.name)  # type: ignore[arg-type]
+        return grouped_product_triton(rows, weights, groups, tiles, interpret)
 
     return _run_first_supported(implementation, _fallback_order(current_target(), False), run)
 

@@ -81,17 +81,16 @@ def ragged_attention(
     return jnp.einsum("bnts,bnsh->btnh", jnp.where(visible, weights, 0.0), values, precision=precision)
 
 
-def grouped_product(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Multiplies every row by the matrix of its group; rows after those of all groups give zero.
+def grouped_product(rows: jax.Array, weights: jax.Array, groups: jax.Array) -> jax.Array:
+    """Multiplies every row by the matrix of its group.
 
     The arguments are those of `kernels_pallas.ops.grouped_product`.
     """
-    ends = jnp.cumsum(sizes)
-    row = jnp.arange(rows.shape[0])[:, None]
-    is_member = (row >= ends - sizes) & (row < ends)
+    is_member = groups[:, None] == jnp.arange(weights.shape[0])
     products = jnp.einsum(
         "md,gcd->mgc", *(x.astype(jnp.float32) for x in (rows, weights)), precision=jax.lax.Precision.HIGHEST
     )
+    products = jnp.repeat(products, groups.shape[0] // rows.shape[0], axis=0)
     return jnp.where(is_member[..., None], products, 0.0).sum(axis=1)
 
 

@@ -58,15 +58,15 @@ class GroupedTiles(NamedTuple):
     """Steps whose operands are copied ahead."""
 
 
-def grouped_tiles(rows: tuple[int, int], weights: tuple[int, int, int], dtype: str) -> GroupedTiles:
+def grouped_tiles(num_rows: int, weights: tuple[int, int, int], dtype: str) -> GroupedTiles:
     """Returns the tiles of a grouped product.
 
     Args:
-        rows: M and D.
+        num_rows: Number of results.
         weights: G, C and D.
         dtype: Name of the rows' dtype.
     """
-    (num_rows, depth), (num_groups, num_columns, _) = rows, weights
+    num_groups, num_columns, depth = weights
     is_wide = dtype == "float32"
     # With blocks of 1.5 times the mean size of a group, most matrices are read once.
     block_m = min(16 if is_wide else 64, max(16, next_power_of_two(-(-3 * num_rows // (2 * num_groups)))))

@@ -52,5 +52,5 @@ def num_bytes(tree) -> int:
 
 
 def of_depth(config: bass.models.ModelConfig, num_layers: int) -> bass.models.ModelConfig:
-    """Returns the configuration with another number of layers, all equal to the first."""
-    return dataclasses.replace(config, layers=config.layers[:1] * num_layers)
+    """Returns the configuration with its first layers only."""
+    return dataclasses.replace(config, layers=config.layers[:num_layers])

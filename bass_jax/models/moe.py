@@ -147,26 +147,20 @@ def run_experts(
     """
     M, A = routing.experts.shape
     num_given, _, F, D = gate_up.values.shape
-    expert = routing.experts.reshape(-1) - first
-    # Rows of experts that are elsewhere are sorted to the end, where they belong to no group.
-    is_given = (expert >= 0) & (expert < num_given)
-    expert = jnp.where(is_given, expert, num_given)
-    order = jnp.argsort(expert, stable=True)
-    sizes = (expert[:, None] == jnp.arange(num_given)).sum(axis=0, dtype=jnp.int32)
-    sorted_expert = expert[order]
-    rows = tokens[order // A]
+    expert = routing.experts.reshape(-1) - first  # those outside of the given ones have the product 0
     if moe.scales_input:
-        rows = (rows * routing.factors.reshape(-1, 1)[order]).astype(rows.dtype)
+        tokens = jnp.repeat(tokens, A, axis=0)
+        tokens = (tokens * routing.factors.reshape(-1, 1)).astype(tokens.dtype)
 
     def multiply(rows, weight):
-        y = ops.grouped_product(rows, weight.values.reshape(num_given, -1, rows.shape[-1]), sizes)
+        y = ops.grouped_product(rows, weight.values.reshape(num_given, -1, rows.shape[-1]), expert)
         if weight.scale is None:
             return y
-        return y * weight.scale.reshape(num_given, -1).at[sorted_expert].get(mode="clip")
+        return y * weight.scale.reshape(num_given, -1).at[expert].get(mode="clip")
 
-    projected = multiply(rows, gate_up).reshape(-1, 2, F)
+    projected = multiply(tokens, gate_up).reshape(-1, 2, F)
     if gate_up_bias is not None:
-        projected += gate_up_bias.at[sorted_expert].get(mode="clip")
+        projected += gate_up_bias.at[expert].get(mode="clip")
     gate, up = projected[:, 0].astype(tokens.dtype), projected[:, 1].astype(tokens.dtype)
     if moe.gate_limit is None:
         hidden = ACTIVATIONS[moe.activation](gate) * up
@@ -174,9 +168,6 @@ def run_experts(
         gate, up = jnp.minimum(gate, moe.gate_limit), jnp.clip(up, -moe.gate_limit, moe.gate_limit)
         hidden = gate * jax.nn.sigmoid(moe.gate_slope * gate) * (up + 1)
     y = multiply(hidden, down)
-    # A gather back to the tokens' order, because the order of a scattered sum is not fixed on a GPU.
-    back = jnp.zeros_like(order).at[order].set(jnp.arange(M * A))
-    y = jnp.where(is_given[:, None], y[back], 0.0)
     if not moe.scales_input:
         y *= routing.factors.reshape(-1, 1)
     return y.reshape(M, A, D).sum(axis=1)

@@ -28,6 +28,8 @@ SHAPES = {
         dataclasses.replace(preset("smollm2-135m"), vocab_size=preset("llama-3.2-1b").vocab_size),
     ),
     "30b-a3b": (preset("qwen3-30b-a3b"), preset("qwen3-0.6b")),
+    "v2-lite": (preset("deepseek-v2-lite"), preset("qwen3-0.6b")),
+    "35b-a3b": (preset("qwen3.5-35b-a3b"), preset("qwen3-0.6b")),
 }
 DENSE = ("7.8b", "1b")
 TYPES = {"bf16": "bfloat16", "f32": "float32", "s8": "int8"}
@@ -161,10 +163,23 @@ def test_experts_are_not_copied(device, batch):
     pair, state, executable, thunks = compiled("30b-a3b", batch, 4, device, layers=(2, 0))
     assert is_one_graph(thunks)
     assert sum("grouped_product" in thunk.name for thunk in thunks) == 4
+    assert sum("blocks_of_groups" in thunk.name for thunk in thunks) == 2
     memory = executable.memory_analysis()
     assert memory.alias_size_in_bytes >= num_bytes(state.target_cache)
     experts = pair.target.params["layer_0"]["mlp"]["experts_down"]
     assert memory.temp_size_in_bytes < num_bytes(experts) / 4 + 12 * batch * 5 * pair.target.config.vocab_size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["H200", "A100"])
+@pytest.mark.parametrize(("shape", "num_layers"), [("v2-lite", 2), ("35b-a3b", 4)])
+def test_latent_attention_and_recurrent_layers_are_in_one_graph(shape, num_layers, device):
+    """Caches and states are updated in place. DeepSeek-V2-Lite's first layer is dense; the others have experts."""
+    pair, state, executable, thunks = compiled(shape, 8, 4, device, layers=(num_layers, 0))
+    assert is_one_graph(thunks)
+    memory = executable.memory_analysis()
+    assert memory.alias_size_in_bytes >= num_bytes(state.target_cache)
+    assert memory.temp_size_in_bytes < 0.03 * num_bytes(pair.target.params)
 
 
 def whole_steps() -> list[tuple[str, str, int, int]]:
