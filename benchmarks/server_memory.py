@@ -2,11 +2,12 @@
 
     python benchmarks/server_memory.py --minutes 10
 
-The clients ask without a pause: completions with prompts of up to 200 words, limits of 1 to 100 tokens and up to three
-samples, as streams and whole, with different sampling parameters. A fifth of the streams are left after their first
-event, which cancels the request. With llguidance, some have to match a regular expression. The resident memory of the
-server's process is read every second. The exit status is 1 if it has grown by more than 2 % over the second half of the
-time, if an answer is an error, or if the server still has requests at the end. The last line is JSON.
+The clients ask without a pause, or with `--pause` on average so many seconds after an answer: completions with prompts
+of up to 200 words, limits of 1 to 100 tokens and up to three samples, as streams and whole, with different sampling
+parameters. A fifth of the streams are left after their first event, which cancels the request. With llguidance, some
+have to match a regular expression. The resident memory of the server's process is read every second. The exit status is
+1 if it has grown by more than 2 % over the second half of the time, if an answer is an error, or if the server still
+has requests at the end. The last line is JSON.
 """
 
 import argparse
@@ -33,6 +34,7 @@ def main() -> int:
     parser.add_argument("pair", nargs="?", default="checkpoints/quickstart")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--clients", type=int, default=6)
+    parser.add_argument("--pause", type=float, default=0, help="seconds between the requests of a client, in the mean")
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--words", type=int, default=200, help="in the longest prompt")
     parser.add_argument("--warm-up", type=int, default=60, help="answers before the time begins, which compile")
@@ -47,7 +49,7 @@ def main() -> int:
             url = server.stdout.readline().split()[3].removesuffix("/v1;")
             is_over = threading.Event()
             clients = [
-                threading.Thread(target=ask, args=(url, seed, options.words, is_over, counts), daemon=True)
+                threading.Thread(target=ask, args=(url, seed, options, is_over, counts), daemon=True)
                 for seed in range(options.clients)
             ]
             for client in clients:
@@ -67,25 +69,25 @@ def main() -> int:
     size = len(memory) // 10
     tenths = [statistics.median(memory[i * size : (i + 1) * size]) for i in range(10)]
     growth = tenths[-1] / tenths[5] - 1
+    last = memory[len(memory) // 3 :]
+    slope = 3600 * statistics.linear_regression(range(len(last)), last).slope  # bytes per hour
     print(f"{options.minutes:g} minutes: {counts}, {left:g} requests left at the end")
     print("resident MiB, medians of tenths of the time: " + " ".join(f"{x / 2**20:.0f}" for x in tenths))
     is_flat = growth <= MAX_GROWTH
+    print(f"slope of the last two thirds: {slope / 2**20:+.1f} MiB per hour")
     print(f"{growth:+.2%} over the second half: {'within' if is_flat else 'NOT within'} {MAX_GROWTH:.0%}")
-    print(
-        json.dumps(
-            {"date": str(datetime.date.today()), "counts": counts, "left": left, "growth": growth, "bytes": tenths}
-        )
-    )
+    found = {"counts": counts, "left": left, "growth": growth, "slope": slope, "bytes": tenths}
+    print(json.dumps({"date": str(datetime.date.today()), **found}))
     return 0 if is_flat and not counts["errors"] and left == 0 else 1
 
 
-def ask(url: str, seed: int, num_words: int, is_over: threading.Event, counts: dict[str, int]) -> None:
+def ask(url: str, seed: int, options: argparse.Namespace, is_over: threading.Event, counts: dict[str, int]) -> None:
     """Asks until the time is over."""
     choose = random.Random(seed)
-    while not is_over.is_set():
+    while not is_over.wait(options.pause * choose.expovariate(1)):
         body = {
             "model": "served",
-            "prompt": " ".join(choose.choices(WORDS, k=choose.randint(1, num_words))),
+            "prompt": " ".join(choose.choices(WORDS, k=choose.randint(1, options.words))),
             "max_tokens": choose.randint(1, 100),
             "temperature": choose.choice((0.0, 0.7, 1.0)),
             "frequency_penalty": choose.choice((0.0, 0.5)),

@@ -81,7 +81,8 @@ def load_early_exit(
     """
     path = Path(path)
     manifest, sizes = read_manifest(path), read_json(path / NAME)
-    manifest.verify(path)
+    with manifest.verifying(path):
+        pass
     if sorted(sizes) != sorted(KEYS) or not all(isinstance(size, int) and size > 0 for size in sizes.values()):
         raise ValueError(f"{path / NAME}: expected positive integers {', '.join(KEYS)}")
     expected = None if tokenizer is None else tokenizer.fingerprint

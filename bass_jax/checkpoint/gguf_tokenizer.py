@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from bass_jax.checkpoint.tokenizer import Tokenizer, import_transformers
+from bass_jax.checkpoint.saved_tokenizer import import_transformers
+from bass_jax.checkpoint.tokenizer import Tokenizer
 from bass_jax.runtime.files import one_line
 
 _CONTROL = 3

@@ -165,7 +165,11 @@ def _load_ours(path, dtype, quantize, cache_dtype, mesh, rules, embedding, progr
     if "target" in read_json(path / manifest_file.NAME):
         raise ValueError(f"{path}: a pair of models, not one; load it with load_pair")
     manifest = read_manifest(path)
-    manifest.verify(path)
+    with manifest.verifying(path):
+        return _load_listed(path, manifest, dtype, quantize, cache_dtype, mesh, rules, embedding, progress)
+
+
+def _load_listed(path, manifest, dtype, quantize, cache_dtype, mesh, rules, embedding, progress) -> Model:
     stored = read_config_json(path)
     config = dataclasses.replace(
         stored, dtype=dtype or stored.dtype, quantize=quantize or stored.quantize, cache_dtype=cache_dtype

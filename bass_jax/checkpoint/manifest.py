@@ -1,8 +1,9 @@
 """The manifest of a checkpoint: where its weights came from, and the hash of every file."""
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -44,16 +45,23 @@ class Manifest:
         content = {"format": FORMAT, "version": VERSION} | dataclasses.asdict(dataclasses.replace(self, files=hashes))
         (directory / NAME).write_text(json.dumps(content, indent=2) + "\n")
 
-    def verify(self, directory: Path) -> None:
-        """Compares the hashes of all files.
+    @contextlib.contextmanager
+    def verifying(self, directory: Path) -> Iterator[None]:
+        """Compares the hashes of all files in threads, while the ``with`` block reads the files.
 
         Raises:
-            ValueError: naming a file that is missing or has another hash, or the weights if they are not listed.
+            ValueError: naming a file that is missing or has another hash, or the weights if they are not listed. It
+                replaces an error of the block.
         """
         if WEIGHTS not in self.files:
             raise ValueError(f"{directory / WEIGHTS}: not in {NAME}")
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda item: _verify_file(directory / item[0], item[1]), self.files.items()))
+            checks = [pool.submit(_verify_file, directory / name, digest) for name, digest in self.files.items()]
+            try:
+                yield
+            finally:
+                for check in checks:
+                    check.result()
 
 
 def has_manifest(path: Path) -> bool:

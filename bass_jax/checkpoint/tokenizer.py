@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from bass_jax.checkpoint.detokenizer import IncrementalDecoder, check_ids
 from bass_jax.checkpoint.manifest import Manifest
+from bass_jax.checkpoint.saved_tokenizer import SavedTokenizer, import_transformers
 from bass_jax.runtime.files import one_line, sha256
 
 Message = Mapping[str, Any]
@@ -44,7 +44,10 @@ class Tokenizer:
     """
 
     def __init__(self, fast: Any, fingerprint: str | None = None):
-        """Wraps a ``transformers.PreTrainedTokenizerFast``; `fingerprint` is computed if it is not given."""
+        """Wraps a ``transformers.PreTrainedTokenizerFast`` or a `SavedTokenizer`.
+
+        `fingerprint` is computed if it is not given.
+        """
         self._fast = fast
         if fingerprint is not None:
             self.__dict__["fingerprint"] = fingerprint
@@ -290,16 +293,18 @@ def read_tokenizer(directory: Path, manifest: Manifest | None = None) -> Tokeniz
     Raises:
         ValueError: if there is no tokenizer file, or it cannot be read.
     """
-    transformers = import_transformers()
     path = directory / "tokenizer.json"
     if not has_tokenizer_files(directory):
         raise ValueError(f"{directory}: no tokenizer: expected one of {', '.join(TOKENIZER_FILES)}")
     try:
+        is_ours = manifest is not None and path.is_file() and manifest.files.get(path.name) == sha256(path)
+        fingerprint = manifest.tokenizer_fingerprint if manifest is not None and is_ours else None
+        if is_ours:
+            return Tokenizer(SavedTokenizer(directory), fingerprint)
+        transformers = import_transformers()
         if path.is_file():
             fast = transformers.PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
-            if manifest is not None and manifest.files.get(path.name) == sha256(path):
-                return Tokenizer(fast, manifest.tokenizer_fingerprint)
-            return Tokenizer(fast)
+            return Tokenizer(fast, fingerprint)
         return Tokenizer(transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True))
     except Exception as error:  # The libraries raise exceptions of many types, also plain Exception.
         raise ValueError(f"{path}: not a readable tokenizer: {one_line(error)}") from None
@@ -319,15 +324,3 @@ def fingerprint_mismatch(what: str, fingerprint: str | None, expected: str | Non
         f"the {what}'s tokenizer ({fingerprint[:8]}) is not the target's ({expected[:8]}): "
         "their token ids mean different text"
     )
-
-
-def import_transformers() -> Any:
-    """Imports `transformers` without its notice that torch is not installed, because torch is not needed here."""
-    logging.getLogger("transformers").addFilter(_is_not_about_torch)
-    import transformers
-
-    return transformers
-
-
-def _is_not_about_torch(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("PyTorch was not found")

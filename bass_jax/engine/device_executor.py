@@ -147,11 +147,16 @@ class DeviceExecutor:
             self._step(bucket)
 
     def compile_shortest_step(self) -> None:
-        """Compiles the step with the fewest drafts, which takes the least time.
+        """Compiles the step with the fewest drafts, which takes the least time, and a pass over a short prompt.
 
         A policy that measures times then starts with it. Which step it would start with otherwise depends on times that
-        it measures, so that the compilation cache of an earlier process may hold another one.
+        it measures, so that the compilation cache of an earlier process may hold another one. XLA compiles the pass in
+        a thread while the step is traced and compiled.
         """
+        handle = RequestHandle(Request(np.zeros(2, np.int32), 1))
+        reading = self._empty_prompt(handle, self._lay_out(handle))
+        arguments = self._chunk(reading, handle.request.prompt, 0, 1)
+        JIT_CACHE.get(read_prompt_chunk, *arguments, donate_argnums=(1, 2), in_background=True)
         self._step(self.steps.buckets[0])
 
     def fill(self, state: SpecState) -> None:
@@ -184,19 +189,27 @@ class DeviceExecutor:
             if prompt is self._prompt:  # Another sample of the last prompt.
                 return
             self._prompt = None
-            tables = () if self.pool is None else (self.pool.table(handle),)
-            self._reading = self._run("empty_prompt", empty_prompt, self._pair, self._new[1].tokens, *tables)
+            self._reading = self._empty_prompt(handle, self._new[1])
         if num == 0 or prompt is self._prompt:
             return
+        arguments = self._chunk(self._reading, prompt, start, num)
+        name = "read_prompt_chunk", arguments[3].shape[1]
+        pages, self._reading = self._run(name, read_prompt_chunk, *arguments, donate=(1, 2))
+        if pages:
+            self.state = with_pages(self.state, pages)
+
+    def _empty_prompt(self, handle: RequestHandle, row: SpecState) -> PromptState:
+        tables = () if self.pool is None else (self.pool.table(handle),)
+        return self._run("empty_prompt", empty_prompt, self._pair, row.tokens, *tables)
+
+    def _chunk(self, reading: PromptState | None, prompt: np.ndarray, start: int, num: int) -> tuple:
+        """Returns the arguments of `read_prompt_chunk`."""
         size = SHORT_CHUNK if num <= SHORT_CHUNK < self._config.chunk else self._config.chunk
         tokens = np.zeros((1, size), np.int32)
         chunk = prompt[start : start + num]
         tokens[0, : len(chunk)] = chunk
         numbers = np.int32(start), np.int32(num), np.int32(self._config.capacity)
-        arguments = self._pair, pages_of(self.state), self._reading, tokens, *numbers
-        pages, self._reading = self._run(("read_prompt_chunk", size), read_prompt_chunk, *arguments, donate=(1, 2))
-        if pages:
-            self.state = with_pages(self.state, pages)
+        return self._pair, pages_of(self.state), reading, tokens, *numbers
 
     def _process_logits(self) -> None:
         """Gives the batch the arrays of `ProcessorArrays` if it has none. All functions are then compiled anew."""

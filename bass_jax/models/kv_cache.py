@@ -169,7 +169,9 @@ def _write(layer: Array, new: Array, positions: Int[Array, "B T"]) -> Array:
     # Dropped writes need distinct slots past the end, because unique indices are promised for them too.
     past_end = layer.shape[2] + jnp.arange(positions.shape[1])
     slots = jnp.where(positions < layer.shape[2], positions, past_end)[:, None, :]
-    return layer.at[rows, heads, slots].set(new.swapaxes(1, 2), mode="drop", unique_indices=True)
+    return layer.at[rows, heads, slots].set(
+        new.swapaxes(1, 2), mode="drop", unique_indices=True, wrap_negative_indices=False
+    )
 
 
 def _write_pages(layer: Array, new: Array, positions: Int[Array, "B T"], *, tables: Int[Array, "B M"]) -> Array:

@@ -99,14 +99,17 @@ class _Source:
     """What equal grammars share."""
 
     def __init__(self, text: str, tokenizer: Any):
-        self._text, self._tokens = text, _tokens_of(tokenizer)
-        self.num_words = -(-self._tokens.vocab_size // 32)
+        tokens = _tokens_of(tokenizer)
+        self.num_words = -(-tokens.vocab_size // 32)
+        self._first = _llguidance().LLMatcher(tokens, text, log_level=0)
         with _LOCK:
             self.index = next(_NUMBERS)
             _SOURCES[self.index] = self
 
     def new_matcher(self) -> Any:
-        return _llguidance().LLMatcher(self._tokens, self._text, log_level=0)
+        # Copies share the compiled grammar: one takes 0.1 ms and a few KiB instead of several ms and 60 KiB.
+        with _LOCK:
+            return self._first.deep_copy()
 
 
 _LOCK = threading.RLock()

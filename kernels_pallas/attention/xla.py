@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kernels_pallas.attention.arguments import AttentionInputs, ScoreOptions
 from kernels_pallas.attention.packing import gather_pages, pack_rows, pack_sinks, unpack_rows
@@ -41,7 +42,7 @@ def ragged_attention_xla(
     num_kv_heads, capacity = k_cache.shape[1:3]
     group = num_heads // num_kv_heads
 
-    token = jnp.arange(num_tokens * group, dtype=jnp.int32) // group
+    token = np.arange(num_tokens * group, dtype=np.int32) // group  # a constant, which XLA does not compute per layer
     query_position = lengths[:, None] + token
     position = jnp.arange(capacity, dtype=jnp.int32)
     visible = position <= query_position[..., None]

@@ -9,7 +9,8 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from bass_jax.checkpoint.tokenizer import Tokenizer, import_transformers
+from bass_jax.checkpoint.saved_tokenizer import import_transformers
+from bass_jax.checkpoint.tokenizer import Tokenizer
 from bass_jax.models import Model, param_shapes
 from bass_jax.models.model_config import ModelConfig
 from tests.checkpoint.slow_bpe import byte_names

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from bass_jax.checkpoint import Tokenizer, load_tokenizer
 from bass_jax.checkpoint.manifest import Manifest
+from bass_jax.checkpoint.saved_tokenizer import SavedTokenizer, import_transformers
 from bass_jax.checkpoint.tokenizer import read_tokenizer
 from bass_jax.runtime.files import sha256
 from tests.checkpoint.slow_bpe import SlowBpe
@@ -131,12 +133,57 @@ def test_invalid_input_is_refused(tokenizer):
 
 
 def test_the_error_of_a_chat_template_is_reported(tokenizer):
-    from bass_jax.checkpoint.tokenizer import import_transformers
-
     fast = import_transformers().PreTrainedTokenizerFast(tokenizer_object=tokenizer._backend, eos_token="<end>")
     fast.chat_template = "{{ raise_exception('only one turn') }}"
     with pytest.raises(ValueError, match="refuses the conversation: only one turn"):
         Tokenizer(fast).encode_chat("hello")
+
+
+TEMPLATES = [
+    "{% for m in messages %}{{ m['content'] + eos_token }}{% endfor %}{% if add_generation_prompt %}a:{% endif %}",
+    """
+    {%- set found = namespace(system='') %}
+    {%- for m in messages if m['role'] == 'system' %}
+        {%- set found.system = m['content'] | trim %}
+    {%- endfor %}
+    {{- (bos_token or '') + found.system + strftime_now('%Y') }}
+    {% for m in messages %}
+        {% if m['role'] == 'system' %}{% continue %}{% endif %}
+        {{ m | tojson }} {{ loop.index }}
+    {% endfor %}
+    {% if tools %}{{ tools | tojson(indent=2) }}{% endif %}""",
+    "{% if messages|length > 1 %}{{ raise_exception('only one') }}{% endif %}{% generation %}<é>{% endgeneration %}",
+]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_saved_tokenizer_is_that_of_transformers(tokenizer, tmp_path, template):
+    """Chats of texts are rendered here, others by `transformers`; both give what `transformers` gives."""
+    tokenizer.save(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    saved, whole = Tokenizer(SavedTokenizer(tmp_path)), load_tokenizer(tmp_path)
+    assert saved == whole and saved.stop_ids == whole.stop_ids and saved.special_ids == whole.special_ids
+    system, user = {"role": "system", "content": " Be <brief>. "}, {"role": "user", "content": "naïve"}
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    for messages, listed in (([user], None), ([system, user], None), ([user | {"name": None}], None), ([user], tools)):
+        texts = []
+        for one in (saved, whole):
+            try:
+                texts.append(one.render_chat(messages, listed))
+            except ValueError as error:
+                texts.append(str(error))
+        assert texts[0] == texts[1], messages
+
+
+def test_a_saved_tokenizer_renders_chats_without_transformers(tokenizer, tmp_path, monkeypatch):
+    tokenizer.save(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATES[0])
+    listed = {"tokenizer.json": sha256(tmp_path / "tokenizer.json")}
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    saved = read_tokenizer(tmp_path, Manifest(files=listed, tokenizer_fingerprint="known"))
+    assert saved.render_chat([{"role": "user", "content": "hi"}]) == "hi<end>a:"
+    with pytest.raises(ImportError):
+        saved.save(tmp_path)
 
 
 def chunks(ids: list[int], cuts: list[int]) -> list[list[int]]:
@@ -203,8 +250,6 @@ def sentencepiece_like() -> Tokenizer:
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, normalizers
     from tokenizers.models import BPE
-
-    from bass_jax.checkpoint.tokenizer import import_transformers
 
     names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghijklmnopqrstuvwxyz"]
     backend = Backend(BPE({name: i for i, name in enumerate(names)}, [], unk_token="<unk>", byte_fallback=True))
