@@ -1,6 +1,7 @@
 """Tiny models and drafters for tests: random weights, large enough that the distributions are uneven."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -67,8 +68,11 @@ def model(seed: int, scale: float = 16.0, vocab_size: int = VOCAB, **changes) ->
 def perturbed(original: bass.models.Model, amount: float, seed: int = 3) -> bass.models.Model:
     """Returns the model with noise added to every weight: a draft model whose drafts are often accepted."""
     random = np.random.default_rng(seed)
-    noise = jax.tree.map(lambda leaf: amount * random.normal(size=leaf.shape).astype(np.float32), original.params)
-    return dataclasses.replace(original, params=jax.tree.map(jnp.add, original.params, noise))
+
+    def change(leaf):  # on the host, because jax compiles every operation outside of a jitted function
+        return jnp.asarray(np.asarray(leaf) + (amount * random.normal(size=leaf.shape).astype(np.float32)))
+
+    return dataclasses.replace(original, params=jax.tree.map(change, original.params))
 
 
 def shared_embedding(target: bass.models.Model) -> bass.models.Model:
@@ -84,7 +88,7 @@ def padded_vocabulary(original: bass.models.Model, vocab_size: int) -> bass.mode
 
     def resize(matrix):
         added = 3 * random.normal(size=(max(0, vocab_size - size), matrix.shape[1])).astype(np.float32)
-        return jnp.concatenate([matrix[:vocab_size], added])
+        return jnp.asarray(np.concatenate([np.asarray(matrix)[:vocab_size], added]))
 
     names = ("embedding",) if config.is_tied else ("embedding", "head")
     changes = {name: resize(original.params[name]) for name in names}
@@ -138,9 +142,14 @@ class TableDrafter:
 
 def table_drafter(vocab_size: int = VOCAB) -> TableDrafter:
     """Returns a drafter with distributions unlike any target's; one probability is 0."""
+    return TableDrafter(_random_table(vocab_size))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _random_table(vocab_size: int):
     table = jax.nn.softmax(1.5 * jax.random.normal(jax.random.key(8), (vocab_size, vocab_size)))
     table = table.at[0, 0].set(0.0)
-    return TableDrafter(table / table.sum(axis=1, keepdims=True))
+    return table / table.sum(axis=1, keepdims=True)
 
 
 def model_drafter(draft: bass.models.Model, vocab_size: int = VOCAB) -> ModelDrafter:

@@ -73,6 +73,7 @@ def shallow(config: bass.models.ModelConfig, num_layers: int) -> bass.models.Mod
     return dataclasses.replace(config, layers=config.layers[:num_layers])
 
 
+@pytest.mark.slow
 def test_every_preset_has_the_parameters_of_its_model():
     """Counts one layer of each kind, because tracing forty layers takes seconds."""
     found = {}
@@ -143,6 +144,7 @@ def test_no_norm_of_a_random_hybrid_is_zero():
     assert float(params["layer_0/gated_delta/norm"].min()) == 1.0
 
 
+@pytest.mark.slow
 def test_random_weights_on_a_mesh_are_sharded_and_unchanged():
     mesh = Mesh(np.array(jax.devices()[:2]), ("tp",))
     config = tiny.config(num_kv_heads=2, vocab_size=12)
