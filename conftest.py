@@ -10,6 +10,8 @@ from pathlib import Path
 import jaxtyping
 import pytest
 
+from tests.annotations import checked
+
 MAX_MAPS = 36_000
 """Memory maps at which compiled code is dropped. A step takes about 600 of the 65,530 that Linux allows a process.
 
@@ -31,7 +33,8 @@ if "--gpu" not in sys.argv:
 
 # Annotations are checked where arrays are annotated. A check costs more than most functions of the host's code do.
 ANNOTATED = "acceptance analysis decoding drafters engine.slots models policies sampling training"
-jaxtyping.install_import_hook([f"bass_jax.{name}" for name in ANNOTATED.split()], "beartype.beartype")
+CHECKER = f"{checked.__module__}.{checked.__name__}"
+jaxtyping.install_import_hook([f"bass_jax.{name}" for name in ANNOTATED.split()], CHECKER)
 # Tracing creates millions of objects and hardly any garbage.
 gc.set_threshold(100_000, 20, 20)
 
