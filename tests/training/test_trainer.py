@@ -204,9 +204,7 @@ def test_batches_are_full():
 
 
 def test_a_loss_that_is_not_finite_stops_the_training(full_config, make_rows, train, monkeypatch):
-    # The configuration of the quick case above, so that its step is compiled once.
-    config = full_config(optimizer={"kind": "muon", "schedule": "wsd"}, training={"dtype": "bfloat16"})
-    rows = make_rows(synthetic_rollouts(100))
+    config, rows = full_config(), make_rows(synthetic_rollouts(100))
     real_step, steps = trainer.train_step, []
 
     def poisoned(*args):
