@@ -10,6 +10,8 @@ from pathlib import Path
 import jaxtyping
 import pytest
 
+from tests.annotations import checked
+
 MAX_MAPS = 36_000
 """Memory maps at which compiled code is dropped. A step takes about 600 of the 65,530 that Linux allows a process.
 
@@ -31,7 +33,8 @@ if "--gpu" not in sys.argv:
 
 # Annotations are checked where arrays are annotated. A check costs more than most functions of the host's code do.
 ANNOTATED = "acceptance analysis decoding drafters engine.slots models policies sampling training"
-jaxtyping.install_import_hook([f"bass_jax.{name}" for name in ANNOTATED.split()], "beartype.beartype")
+CHECKER = f"{checked.__module__}.{checked.__name__}"
+jaxtyping.install_import_hook([f"bass_jax.{name}" for name in ANNOTATED.split()], CHECKER)
 # Tracing creates millions of objects and hardly any garbage.
 gc.set_threshold(100_000, 20, 20)
 
@@ -90,14 +93,14 @@ def compiler_threads_first():
 
 @pytest.fixture(autouse=True)
 def bound_memory_maps():
-    """Drops compiled functions if the process holds many memory maps, at most once per second: counting takes 20 ms.
+    """Drops compiled functions if the process holds many memory maps, counted every 5 s: counting takes 20 to 50 ms.
 
     XLA's compiler crashes in a process that reaches Linux's limit.
     """
     global maps_counted
     yield
     now = time.monotonic()
-    if now < maps_counted + 1:
+    if now < maps_counted + 5:
         return
     from bass_jax.runtime.jit_cache import JIT_CACHE, num_memory_maps
 

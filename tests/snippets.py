@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 USER_FILES = ("HumanEval.jsonl.gz", "gsm8k_test.jsonl", "my_draft.yaml", "prompts.txt", "spec_bench_question.jsonl")
 """Files that commands name and that the pages tell the reader to write or to get."""
 FILE_NAME = re.compile(r"[\w./-]+\.(txt|jsonl|jsonl\.gz|yaml|json|safetensors|gguf)")
-SLOW_PAGES = ("docs/concepts/", "docs/how_to/", "docs/tutorials/your_own_drafter.md")
+SLOW_PAGES = ("docs/concepts/", "docs/how_to/", "docs/tutorials/")
 """Pages whose blocks of Python are left out by ``make test``."""
 INPUT_DIRECTORIES = ("benchmarks", "bass_jax", "configs", "docs", "kernels_pallas", "notebooks", "recipes", "tests")
 

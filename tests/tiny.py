@@ -1,6 +1,7 @@
 """Tiny models and drafters for tests: random weights, large enough that the distributions are uneven."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -58,7 +59,7 @@ def model(seed: int, scale: float = 16.0, vocab_size: int = VOCAB, **changes) ->
 
     def fill(leaf):
         size = np.ones(leaf.shape) if leaf.ndim == 1 else 0.02 * scale * random.normal(size=leaf.shape)
-        return jnp.asarray(size, leaf.dtype)
+        return jax.device_put(size.astype(leaf.dtype))  # `jnp.asarray` compiles a function per shape
 
     output_ids = None if made.output_vocab_size is None else jnp.arange(made.output_vocab_size, dtype=jnp.int32)
     return bass.models.Model(jax.tree.map(fill, nn.meta.unbox(abstract_params(made))), made, output_ids)
@@ -67,8 +68,12 @@ def model(seed: int, scale: float = 16.0, vocab_size: int = VOCAB, **changes) ->
 def perturbed(original: bass.models.Model, amount: float, seed: int = 3) -> bass.models.Model:
     """Returns the model with noise added to every weight: a draft model whose drafts are often accepted."""
     random = np.random.default_rng(seed)
-    noise = jax.tree.map(lambda leaf: amount * random.normal(size=leaf.shape).astype(np.float32), original.params)
-    return dataclasses.replace(original, params=jax.tree.map(jnp.add, original.params, noise))
+
+    def change(leaf):  # on the host, because jax compiles every operation outside of a jitted function
+        noise = amount * random.normal(size=leaf.shape).astype(np.float32)
+        return jax.device_put(np.asarray(leaf) + noise)
+
+    return dataclasses.replace(original, params=jax.tree.map(change, original.params))
 
 
 def shared_embedding(target: bass.models.Model) -> bass.models.Model:
@@ -84,7 +89,7 @@ def padded_vocabulary(original: bass.models.Model, vocab_size: int) -> bass.mode
 
     def resize(matrix):
         added = 3 * random.normal(size=(max(0, vocab_size - size), matrix.shape[1])).astype(np.float32)
-        return jnp.concatenate([matrix[:vocab_size], added])
+        return jax.device_put(np.concatenate([np.asarray(matrix)[:vocab_size], added]))
 
     names = ("embedding",) if config.is_tied else ("embedding", "head")
     changes = {name: resize(original.params[name]) for name in names}
@@ -138,9 +143,14 @@ class TableDrafter:
 
 def table_drafter(vocab_size: int = VOCAB) -> TableDrafter:
     """Returns a drafter with distributions unlike any target's; one probability is 0."""
+    return TableDrafter(_random_table(vocab_size))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _random_table(vocab_size: int):
     table = jax.nn.softmax(1.5 * jax.random.normal(jax.random.key(8), (vocab_size, vocab_size)))
     table = table.at[0, 0].set(0.0)
-    return TableDrafter(table / table.sum(axis=1, keepdims=True))
+    return table / table.sum(axis=1, keepdims=True)
 
 
 def model_drafter(draft: bass.models.Model, vocab_size: int = VOCAB) -> ModelDrafter:
@@ -204,9 +214,8 @@ def _head_drafter(head: Any, vocab_size: int, scale: float, width: int, num_laye
 
     def fill(leaf):
         is_norm = leaf.ndim == 1 and leaf.shape[0] == decoder.width
-        return jnp.asarray(
-            np.ones(leaf.shape) if is_norm else 0.02 * scale * random.normal(size=leaf.shape), leaf.dtype
-        )
+        size = np.ones(leaf.shape) if is_norm else 0.02 * scale * random.normal(size=leaf.shape)
+        return jax.device_put(size.astype(leaf.dtype))
 
     params = unflatten_dict(jax.tree.map(fill, head_param_shapes(decoder, head)), sep="/")
     model = DFlashModel if isinstance(head, DFlashConfig) else Eagle3Model
@@ -222,14 +231,14 @@ def retrieval_drafter(vocab_size: int = VOCAB, min_confidence: float = 0.0) -> R
     keys = np.sort(keys)
     tokens, confidence = (random.integers(0, high, len(keys)) for high in (vocab_size, 256))
     arrays = (keys, tokens.astype(np.uint16), confidence.astype(np.uint8))
-    return RetrievalDrafter(*map(jnp.asarray, arrays), max_ngram=2, min_ngram=1, min_confidence=min_confidence)
+    return RetrievalDrafter(*map(jax.device_put, arrays), max_ngram=2, min_ngram=1, min_confidence=min_confidence)
 
 
 def shared_suffix(vocab_size: int = VOCAB) -> SuffixDrafter:
     """Returns a suffix drafter that knows a finished request of random tokens and has room for a few others."""
     drafter = suffix_drafter(shared_tokens=200)
     text = np.random.default_rng(11).integers(0, vocab_size, 100).astype(np.int32)
-    return drafter.with_finished_text(drafter.remember(jnp.asarray(text), jnp.int32(100)))
+    return drafter.with_finished_text(jax.jit(type(drafter).remember)(drafter, text, 100))
 
 
 def ensemble_drafter(network: ModelDrafter | EagleDrafter, vocab_size: int = VOCAB) -> EnsembleDrafter:

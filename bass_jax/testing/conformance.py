@@ -329,7 +329,10 @@ def _rule_arguments(noise: str, is_sampled: bool, num_rows: int = 8192) -> tuple
     num_drafts, vocab_size = 3, 5
     random = np.random.default_rng(0)
     logits = jnp.asarray(1.5 * random.normal(size=(2 * num_drafts + 1, vocab_size)), jnp.float32)
-    probs = jnp.broadcast_to(jax.nn.softmax(logits), (num_rows, *logits.shape))
+    # XLA computes what depends on constants only when it compiles, which takes seconds for all rows.
+    probs = jax.nn.softmax(logits)
+    argmax = jnp.argmax(probs, axis=-1).astype(jnp.int32)
+    probs, argmax = (jnp.broadcast_to(one, (num_rows, *one.shape)) for one in (probs, argmax))
     draft_probs, target_probs = probs[:, :num_drafts], probs[:, num_drafts:]
     keys = row_keys(jax.random.key(1), jnp.arange(num_rows, dtype=jnp.uint32))
     counter = jnp.zeros(num_rows, jnp.int32)
@@ -338,7 +341,7 @@ def _rule_arguments(noise: str, is_sampled: bool, num_rows: int = 8192) -> tuple
     drafts = [sample_tokens(draft_probs[:, i], gumbel(draft_keys[:, i], vocab_size)) for i in range(num_drafts)]
     tokens = jnp.stack(drafts, axis=1) if is_sampled else jnp.full((num_rows, num_drafts), 2, jnp.int32)
     num_drafted = jnp.arange(num_rows, dtype=jnp.int32) % (num_drafts + 1)
-    target = TokenDistribution(target_probs, jnp.argmax(target_probs, axis=-1).astype(jnp.int32))
+    target = TokenDistribution(target_probs, argmax[:, num_drafts:])
     accept, residual = (draw_keys(keys, counter, role) for role in (Role.ACCEPT, Role.RESIDUAL))
     return tokens, num_drafted, draft_probs if is_sampled else None, target, RuleKeys(accept, residual, positions)
 

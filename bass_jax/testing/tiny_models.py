@@ -2,7 +2,6 @@
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bass_jax.models import Model, abstract_params
@@ -16,6 +15,7 @@ def tiny_target(vocab_size: int = 5, seed: int = 1) -> Model:
 
     def fill(leaf):
         # With large weights, attention and MLP change the logits as much as the last token does.
-        return jnp.asarray(np.ones(leaf.shape) if leaf.ndim == 1 else 0.4 * random.normal(size=leaf.shape), leaf.dtype)
+        size = np.ones(leaf.shape) if leaf.ndim == 1 else 0.4 * random.normal(size=leaf.shape)
+        return jax.device_put(size.astype(leaf.dtype))  # `jnp.asarray` compiles a function per shape
 
     return Model(jax.tree.map(fill, nn.meta.unbox(abstract_params(config))), config)

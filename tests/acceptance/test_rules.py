@@ -32,6 +32,7 @@ SAMPLED = sorted(name for name in LOSSLESS if RULES[name].noise == "step")
 B, G, V = 4096, 3, 5
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def distributions(seed: int, num: int) -> jax.Array:
     return jax.nn.softmax(1.5 * jax.random.normal(jax.random.key(seed), (num, V)))
 

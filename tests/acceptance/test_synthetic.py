@@ -32,6 +32,7 @@ def test_drafts_are_accepted_at_the_given_rates(name, rates):
         assert (found[reached] > position).mean() == pytest.approx(rate, abs=5 * np.sqrt(0.25 / reached.sum()))
 
 
+@pytest.mark.slow
 def test_tokens_per_pass_of_the_decoder_matches_the_closed_form():
     """Also, the result is marked as lossy, so that it is not taken for samples of the target."""
     pair = bass.Pair(tiny.model(1), RepeatDrafter())

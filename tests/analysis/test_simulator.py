@@ -128,6 +128,7 @@ def test_tokens_per_pass_equals_the_closed_form(rate, draft_len):
     assert replay_acceptance(replay) == pytest.approx([rate] * 8, abs=0.05)
 
 
+@pytest.mark.slow
 def test_the_oracle_is_the_fastest_for_each_batch_in_hindsight():
     """Here the policy that plans each step may not draft, so fixed lengths are faster than it."""
     replay, named = synthetic_replay(0.7, num_rows=8, num=40), {f"fixed {n}": policies.fixed(n) for n in (1, 2)}

@@ -14,7 +14,6 @@ import pytest
 
 from bass_jax.checkpoint import Tokenizer, convert, load_model, save, save_hugging_face
 from tests.checkpoint.small import small_tokenizer
-from tests.marks import mostly_slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -122,7 +121,8 @@ convert(*sys.argv[1:], progress=lambda done, total: (print(done, flush=True), ti
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "source"]
 
 
-@pytest.mark.parametrize("replace", mostly_slow([False, True], lambda replace: replace))
+@pytest.mark.slow
+@pytest.mark.parametrize("replace", [False, True])
 def test_two_processes_can_convert_to_one_destination(source, tmp_path, model, same, replace):
     """The checkpoint that another process writes in the meantime is kept or replaced; the result is complete."""
     ours = tmp_path / "ours"

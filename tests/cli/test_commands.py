@@ -108,6 +108,7 @@ def test_sampling_parameters_reach_the_decoder(pair, tmp_path, capsys, draft):
     assert "lossy" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_seeds_do_not_depend_on_the_batch(pair, tmp_path):
     """The seeds count over all batches, and rows do not depend on each other."""
     texts = []
@@ -120,7 +121,7 @@ def test_seeds_do_not_depend_on_the_batch(pair, tmp_path):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("draft", ["draft_model", "ngram"])
+@pytest.mark.parametrize("draft", mostly_slow(["draft_model", "ngram"], lambda draft: draft == "draft_model"))
 def test_baseline_compares_greedy_outputs(pair, capsys, draft):
     arguments = ("--pair", pair, "--draft", draft, "--max-new-tokens", "12", "--baseline", "--no-text")
     assert main(["generate", "one", "the other", *arguments]) == 0

@@ -57,8 +57,15 @@ def accept_by(spec, monkeypatch):
     return jax.jit(run, static_argnums=0)
 
 
-@pytest.mark.parametrize("rule", [GREEDY, TOKEN], ids=lambda rule: rule.name)
-@pytest.mark.parametrize("is_sampled", [False, True])
+@pytest.mark.parametrize(
+    "is_sampled, rule",
+    [
+        pytest.param(False, GREEDY, id="False-greedy"),
+        pytest.param(True, GREEDY, id="True-greedy", marks=pytest.mark.slow),
+        pytest.param(False, TOKEN, id="False-token", marks=pytest.mark.slow),
+        pytest.param(True, TOKEN, id="True-token"),
+    ],
+)
 def test_op_and_rule_emit_the_same_tokens(monkeypatch, rule, is_sampled):
     """Both use the same random numbers, the same order of temperature, top-k, top-p and min-p, and the same ties."""
     with_rule, with_op = accept_by(XLA, monkeypatch), accept_by(PALLAS, monkeypatch)

@@ -36,8 +36,8 @@ OTHER_DRAFTERS = (
     "table",
     "repeat",
 )
-QUICK_LENGTHS = (0, 5, 6, 31, 32)
-"""Draft lengths of three buckets, and lengths below the largest of their bucket."""
+QUICK_LENGTHS = (0, 5, 6)
+"""Draft lengths of two buckets, and one below the largest of its bucket."""
 
 STEP = jax.jit(bass.speculate_step)
 
@@ -118,6 +118,7 @@ QUICK = {
     ("table", 8),
     ("repeat", 16),
     ("repeat", 24),
+    ("repeat", 31),
 }
 """Every drafter but the variants; with the quick draft lengths of the test above, every bucket."""
 
@@ -173,7 +174,7 @@ def test_every_lossless_rule_at_temperature_0(target, drafters, regular, rule, d
 
 
 def test_draft_lengths_can_change_between_steps_and_rows(target, drafters, regular):
-    pair, spec = bass.Pair(target, drafters["often accepted"]), bass.SpecConfig(4, "greedy")
+    pair, spec = bass.Pair(target, drafters["often accepted"]), bass.SpecConfig(4)  # compiled for another test
     state = bass.prefill(pair, tiny.PROMPTS, spec, max_new_tokens=LIMITS)
     random = np.random.default_rng(0)
     while not state.done.all():

@@ -99,7 +99,10 @@ def test_a_row_does_not_depend_on_the_capacity(pairs, alone, case):
 
 @pytest.mark.parametrize(
     "drafter, step",
-    mostly_slow([("table", "speculate"), ("table", "decode"), ("model", "speculate")], lambda case: case[0] == "table"),
+    mostly_slow(
+        [("table", "speculate"), ("table", "decode"), ("model", "speculate")],
+        lambda case: case == ("table", "speculate"),
+    ),
 )
 def test_samples_of_a_prompt_equal_repeated_prompts(pairs, drafter, step):
     """With `num_samples` a prompt is read once. Its rows differ from each other."""

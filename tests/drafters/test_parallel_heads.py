@@ -13,7 +13,6 @@ import bass_jax as bass
 from bass_jax.models.kv_cache import as_paged, pages_of, with_pages
 from tests import tiny
 from tests.drafters.test_protocol import context
-from tests.marks import mostly_slow
 from tests.tiny import VOCAB
 
 MLP_SHAPE = (2 * 24, 16)
@@ -132,7 +131,8 @@ def test_paged_and_dense_caches_give_the_same_drafts(target, read):
     np.testing.assert_allclose(found.probs, expected.probs, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["mtp", "dflash"], lambda kind: kind == "dflash"))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mtp", "dflash"])
 def test_steps_without_drafts_come_between(target, kind):
     """Rows lag behind for a while, each for another number of steps, and the tokens stay those of regular decoding."""
     drafter = {"mtp": tiny.mtp_drafter, "dflash": tiny.dflash_drafter}[kind](target)

@@ -11,7 +11,6 @@ import bass_jax as bass
 from bass_jax.drafters import EnsembleDrafter, ForcedTokensDrafter, NgramDrafter, SuffixDrafter, early_exit_drafter
 from bass_jax.models import place_model, tensor_parallel_mesh
 from tests import tiny
-from tests.marks import mostly_slow
 
 DRAFTERS = {
     "model": lambda target: tiny.model_drafter(tiny.perturbed(target, 0.07)),
@@ -34,11 +33,11 @@ DRAFTERS = {
 }
 CACHES = ("dense", "pages", "INT8 pages")
 CASES = [(drafter, cache, num) for drafter in DRAFTERS for cache in CACHES for num in (1, 2)]
-QUICK = [("ngram", "INT8 pages", 2)]
 RULES = (bass.SpecConfig(3, "greedy"), bass.SpecConfig(3, "shared_noise"))
 
 
-@pytest.mark.parametrize(("drafter", "cache", "num_devices"), mostly_slow(CASES, lambda case: case in QUICK))
+@pytest.mark.slow
+@pytest.mark.parametrize(("drafter", "cache", "num_devices"), CASES)
 def test_requests_get_the_tokens_that_they_get_alone(drafter, cache, num_devices):
     """Requests come, are cancelled and leave between steps; then the rule with shared noise, with sampled rows."""
     cache_dtype = "int8" if cache == "INT8 pages" else None

@@ -155,16 +155,16 @@ def test_a_sweep_runs_every_point_once(content, tmp_path, capsys):
     content |= {"num_samples": 1, "methods": {"batched": {"batch": 4, "draft_len": 2}}}
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content))
-    command = ["sweep", str(config), "--grid", "methods.batched.draft_len=1,2", "--grid", "seeds=[[0], [1]]", "--quiet"]
+    command = ["sweep", str(config), "--grid", "methods.batched.draft_len=5,6", "--grid", "seeds=[[0], [1]]", "--quiet"]
     assert main(command) == 0
     paths = [Path(line) for line in capsys.readouterr().out.split()]
     assert len(set(paths)) == 4
     configs = [read_run(path).config for path in paths]
     assert [(one.methods["batched"].draft_len, one.seeds) for one in configs] == [
-        (1, (0,)),
-        (1, (1,)),
-        (2, (0,)),
-        (2, (1,)),
+        (5, (0,)),
+        (5, (1,)),
+        (6, (0,)),
+        (6, (1,)),
     ]
     before = [(path / "run.json").read_bytes() for path in paths]
     assert main(command) == 0

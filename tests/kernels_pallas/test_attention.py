@@ -78,9 +78,8 @@ def kernel_inputs(spec, arguments):
     return AttentionInputs(**arguments), ScoreOptions(spec.window, spec.head_dim**-0.5, spec.soft_cap, spec.chunk)
 
 
-# Float32, a soft cap with a window, INT8, pages, sinks with a window, and chunks.
+# A soft cap with a window, INT8, pages, sinks with a window, and chunks. Other quick tests have float32.
 QUICK_TRITON = (
-    "smollm2_135m_f32",
     "gemma2_2b",
     "llama3_8b_int8",
     "llama3_8b_paged",
@@ -96,7 +95,7 @@ def test_triton_equals_reference(name):
 
 # Every head size, both 16-bit floats, INT8, a window, a cap and several tiles; wgmma has no float32.
 MOSAIC_SPECS = "smollm2_135m phi2 phi3_mini llama3_8b_f16 llama3_8b_int8 mistral_7b gemma2_2b llama3_8b_long_draft"
-QUICK_MOSAIC = ("llama3_8b_int8", "llama3_8b_paged", "gpt_oss_20b_window")
+QUICK_MOSAIC = ("llama3_8b_paged", "gpt_oss_20b_window")
 
 
 def blocks_of_64(spec):
@@ -206,12 +205,15 @@ def test_pages_of_int8():
     spec = AttentionSpec("int8", 2, 3, 4, 2, 16, 48, "float32", is_quantized=True)
     arguments = attention_arguments(spec)
     expected = expect(arguments)
-    tables = jnp.array([[4, 1, 3], [0, 5, 2]], jnp.int32)
+    tables = np.array([[4, 1, 3], [0, 5, 2]], np.int32)
     paged = {}
-    for name in ("k_cache", "v_cache", "k_scale", "v_scale"):
-        values = jnp.moveaxis(arguments[name].reshape(2, 2, 3, 16, *arguments[name].shape[3:]), 1, 2)
-        paged[name] = jnp.zeros((6, *values.shape[2:]), values.dtype).at[tables].set(values)
-    arguments |= paged | {"tables": tables}
+    for name in CACHES:
+        whole = np.asarray(arguments[name])
+        values = np.moveaxis(whole.reshape(2, 2, 3, 16, *whole.shape[3:]), 1, 2)
+        pages = np.zeros((6, *values.shape[2:]), values.dtype)
+        pages[tables] = values
+        paged[name] = jnp.asarray(pages)
+    arguments |= paged | {"tables": jnp.asarray(tables)}
     assert_close(run(arguments), expected)
     assert_close(expect(arguments), expected)
     with pytest.raises(NotImplementedError, match="INT8"):
@@ -298,7 +300,10 @@ def test_any_length_and_count(form, spec, data):
 
 
 @pytest.mark.parametrize(
-    ("implementation", "has_sinks"), [("triton", False), ("triton", True), ("xla", False), ("xla", True)]
+    ("implementation", "has_sinks"),
+    mostly_slow(
+        [("triton", False), ("triton", True), ("xla", False), ("xla", True)], lambda case: case != ("triton", True)
+    ),
 )
 def test_equals_a_numpy_loop(implementation, has_sinks):
     """An independent loop in NumPy checks the reference itself."""
@@ -341,13 +346,9 @@ def test_a_query_sees_its_own_chunk_only(chunk):
         np.testing.assert_allclose(found, expected, atol=error)
 
 
-@pytest.mark.parametrize(
-    "implementation, chunk",
-    mostly_slow(
-        [(name, chunk) for name in ("triton", "mosaic_gpu") for chunk in (5, 64, 70)],
-        lambda case: case == ("triton", 70),
-    ),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["triton", "mosaic_gpu"])
+@pytest.mark.parametrize("chunk", [5, 64, 70])
 def test_kernels_end_and_begin_chunks(implementation, chunk):
     """The tokens of a row are in one chunk or in two; a chunk may begin within a block, or where another ends."""
     spec = AttentionSpec("chunks", 6, 5, 4, 2, 64, 192, "bfloat16", chunk=chunk)
@@ -375,9 +376,7 @@ def test_kernels_refuse_heads_of_latent_attention(implementation):
     assert_close(run(arguments), expect(arguments))
 
 
-@pytest.mark.parametrize(
-    "implementation", mostly_slow(["triton", "mosaic_gpu", "xla"], lambda name: name != "mosaic_gpu")
-)
+@pytest.mark.parametrize("implementation", mostly_slow(["triton", "mosaic_gpu", "xla"], lambda name: name == "xla"))
 def test_a_large_sink_takes_all_weight(implementation):
     """Its exponential exceeds float32, as do the scores'; the sum is relative to the larger of both."""
     spec = AttentionSpec("sinks", 2, 3, 4, 2, 64, 64, "bfloat16", has_sinks=True)
@@ -413,10 +412,12 @@ def test_runs_in_a_while_loop(implementation):
 
 
 def test_quantize_kv_rounds_to_half_a_step():
-    values = jax.random.normal(jax.random.key(0), (2, 3, 5, 16)).at[0, 0, 0].set(0.0)
+    values = np.random.default_rng(0).normal(size=(2, 3, 5, 16)).astype(np.float32)
+    values[0, 0, 0] = 0.0
     quantized, scale = jax.jit(quantize_kv)(values)
     assert quantized.dtype == jnp.int8 and scale.shape == (2, 3, 5)
-    error = jnp.abs(quantized * scale[..., None] - values)
+    quantized, scale, values = jax.device_get((quantized, scale, values))
+    error = np.abs(quantized * scale[..., None] - values)
     assert (error <= scale[..., None] * 0.5001).all()
     assert not quantized[0, 0, 0].any()
 

@@ -45,7 +45,9 @@ def assert_products_close(found, expected, spec, float32_error=3e-6):
 
 
 @pytest.mark.parametrize("implementation", ["triton", "xla"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+@pytest.mark.parametrize(
+    "dtype", mostly_slow(["float32", "bfloat16", "float16", "int8"], lambda dtype: dtype in ("bfloat16", "int8"))
+)
 def test_equals_reference(implementation, dtype):
     spec = GroupedSpec("small", 40, 6, 48, 96, "bfloat16" if dtype == "int8" else dtype, dtype == "int8")
     arguments = grouped_arguments(spec)
@@ -166,7 +168,7 @@ def test_default_lowers_to_the_kernel(name):
     assert text.count("stablehlo.custom_call @__gpu$xla.gpu.triton") == 2 - is_sorted
 
 
-QUICK = (("qwen3_30b_gate_up", "H200"), ("qwen3_30b_down_f32", "A100"))
+QUICK = (("qwen3_30b_gate_up", "H200"),)
 
 
 @needs_gpu_compiler

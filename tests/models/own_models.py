@@ -26,7 +26,8 @@ def random_params(vocab_size: int, seed: int) -> dict[str, Any]:
     random = np.random.default_rng(seed)
     rows = dict.fromkeys(SHAPES, WIDTH) | {"embedding": vocab_size, "down": 24}
     shapes = {name: (rows[name], columns) for name, columns in SHAPES.items()} | {"head": (WIDTH, vocab_size)}
-    return {name: jnp.asarray(0.4 * random.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+    weights = {name: 0.4 * random.normal(size=shape) for name, shape in shapes.items()}
+    return {name: jax.device_put(weight.astype(np.float32)) for name, weight in weights.items()}
 
 
 def forward(params, tokens, positions, cache):

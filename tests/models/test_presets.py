@@ -15,6 +15,7 @@ from bass_jax.checkpoint import inspect_preset
 from bass_jax.models import PRESETS, init_params, param_shapes, preset, random_model
 from bass_jax.models.sharding import param_shardings
 from tests import tiny
+from tests.marks import mostly_slow
 
 NUM_PARAMETERS = {
     "opt-13b": 12_853_473_280,
@@ -60,7 +61,13 @@ def count(config: bass.models.ModelConfig) -> int:
     return sum(math.prod(leaf.shape) for leaf in param_shapes(config).values())
 
 
-@pytest.mark.parametrize("name", ["smollm2-135m", "gemma-2-2b", "gpt2", "opt-350m", "codegen-350m", "qwen3-0.6b"])
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(
+        ["smollm2-135m", "gemma-2-2b", "gpt2", "opt-350m", "codegen-350m", "qwen3-0.6b"],
+        lambda name: name in ("smollm2-135m", "gemma-2-2b", "opt-350m"),
+    ),
+)
 def test_param_shapes_are_those_of_init_params(name):
     """`param_shapes` traces one layer of each kind. Twelve layers are enough to check the order of the names."""
     config = shallow(preset(name), 12)
@@ -74,6 +81,7 @@ def shallow(config: bass.models.ModelConfig, num_layers: int) -> bass.models.Mod
     return dataclasses.replace(config, layers=config.layers[:num_layers])
 
 
+@pytest.mark.slow
 def test_every_preset_has_the_parameters_of_its_model():
     """Counts one layer of each kind, because tracing forty layers takes seconds."""
     found = {}
@@ -144,6 +152,7 @@ def test_no_norm_of_a_random_hybrid_is_zero():
     assert float(params["layer_0/gated_delta/norm"].min()) == 1.0
 
 
+@pytest.mark.slow
 def test_random_weights_on_a_mesh_are_sharded_and_unchanged():
     mesh = Mesh(np.array(jax.devices()[:2]), ("tp",))
     config = tiny.config(num_kv_heads=2, vocab_size=12)

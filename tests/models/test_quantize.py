@@ -56,7 +56,7 @@ def test_the_error_of_a_weight_is_at_most_half_a_scale(name, shape):
     ).all()
 
 
-@pytest.mark.parametrize("changes", mostly_slow(SHAPES, lambda changes: changes in (SHAPES[2], SHAPES[4])))
+@pytest.mark.parametrize("changes", mostly_slow(SHAPES, lambda changes: changes == SHAPES[4]))
 def test_logits_are_those_of_the_dequantized_weights(changes):
     model = tiny.model(0, vocab_size=40, num_layers=1, **changes)
     quantized = bass.models.quantize_model(model)

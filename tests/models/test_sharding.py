@@ -25,7 +25,7 @@ def mesh() -> Mesh:
     ("changes", "rules"),
     [
         ({"num_kv_heads": 2}, None),
-        (BIASES, {"kv_heads": "tp", "mlp": "data", "vocab": "tp"}),
+        pytest.param(BIASES, {"kv_heads": "tp", "mlp": "data", "vocab": "tp"}, marks=pytest.mark.slow),
         pytest.param(BIASES, {"embed": "tp"}, marks=pytest.mark.slow),
         pytest.param({"is_tied": False, "embedding_width": 24, "output_vocab_size": 40}, None, marks=pytest.mark.slow),
     ],

@@ -213,7 +213,8 @@ def test_outputs_are_in_the_language_and_equal_regular_decoding(temperature):
     assert all(second[row][-1] == END for row in (0, 2, 3))
 
 
-@pytest.mark.parametrize("page_size", mostly_slow([None, 16], lambda size: size == 16))
+@pytest.mark.slow  # The quick tests of the server have grammars.
+@pytest.mark.parametrize("page_size", [None, 16])
 def test_an_engine_serves_grammars_beside_other_requests(page_size):
     pair = pair_of()
     config = bass.EngineConfig(num_slots=2, capacity=64, chunk=16, page_size=page_size)

@@ -228,6 +228,7 @@ def test_greedy_speculation_with_all_settings_equals_regular_decoding(regular, d
     assert run.finish_reasons == regular.finish_reasons
 
 
+@pytest.mark.slow
 def test_the_draft_model_applies_the_same_processors():
     """With the target as its own draft model, all drafts are accepted. Ignoring penalties would reduce acceptance."""
     target = tiny.model(1)

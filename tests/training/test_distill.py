@@ -331,6 +331,7 @@ def test_mistakes_of_an_eagle3_head_are_named(eagle3_changes, run, tmp_path, cha
         run(eagle3_changes | {"output_dir": str(tmp_path / "run")} | changes, stages=("train",))
 
 
+@pytest.mark.slow
 def test_an_adapter_is_trained_and_drafts_in_the_targets_cache(run, root, finished):
     """The target's layers stay as they are, and the stored adapter drafts for the pair."""
     draft = {"kind": "early_exit", "num_layers": 1, "mlp_width": 16, "output_vocab_size": None}
