@@ -49,6 +49,7 @@ def test_a_quantized_model_is_saved_and_loaded(tmp_path):
         save_hugging_face(tmp_path / "theirs", model)
 
 
+@pytest.mark.slow
 def test_a_draft_shares_the_embedding_of_a_quantized_target(tmp_path, tokenizer):
     target = random_model(small_config())
     draft = random_model(small_config(is_tied=False, width=8, num_layers=1, embedding_width=16), seed=1)

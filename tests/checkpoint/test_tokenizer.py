@@ -44,6 +44,7 @@ def slow(smollm2_file) -> SlowBpe:
     return SlowBpe(tokens, merges, num_special=17)
 
 
+@pytest.mark.slow
 def test_encoding_agrees_with_an_independent_bpe(smollm2, slow):
     sources = sorted(Path(__file__).parents[2].glob("bass_jax/*.py"))
     texts = [*random_texts(400), *(path.read_text()[:1500] for path in sources)]

@@ -109,6 +109,7 @@ def test_an_interrupted_call_is_continued(config, model, tokenizer, path):
     assert path.read_text() == whole
 
 
+@pytest.mark.slow
 def test_a_corpus_answers_the_messages(config, model, tokenizer):
     source = prompt_source(config)
     corpus = write_corpus(config, source, model, tokenizer)

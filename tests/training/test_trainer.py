@@ -203,6 +203,7 @@ def test_batches_are_full():
     assert len({batch.tokens.shape for batch in batches}) == len({batch.tokens.shape[1] for batch in batches}) > 1
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_the_training(full_config, make_rows, train, monkeypatch):
     config, rows = full_config(), make_rows(synthetic_rollouts(100))
     real_step, steps = trainer.train_step, []
