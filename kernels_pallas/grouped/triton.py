@@ -133,16 +133,14 @@ def blocks_by_comparison(groups: jax.Array, num_groups: int, block_m: int, inter
     num_rows = groups.shape[0]
     num_blocks = max_num_blocks(num_rows, num_groups, block_m)
     width = max(16, min(64, next_power_of_two(num_rows), _MAX_COMPARISONS // next_power_of_two(num_groups)))
-    shapes = Blocks(
-        *(jax.ShapeDtypeStruct((size,), jnp.int32) for size in (num_blocks * block_m, num_blocks, num_blocks))
-    )
+    shapes = [jax.ShapeDtypeStruct((size,), jnp.int32) for size in (num_blocks * block_m, num_blocks, num_blocks)]
     return Blocks(
         *pl.pallas_call(
             functools.partial(_blocks_kernel, num_groups=num_groups, block_m=block_m, width=width),
             grid=(pl.cdiv(num_rows, width),),
             in_specs=[pl.BlockSpec((num_rows,), lambda _: (0,))],
             out_specs=[pl.BlockSpec(shape.shape, lambda _: (0,)) for shape in shapes],
-            out_shape=list(shapes),
+            out_shape=shapes,
             compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=1),
             interpret=interpret,
             name="blocks_of_groups",
