@@ -198,6 +198,18 @@ def test_orbax_restores_experts(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
+def test_the_logits_of_a_row_have_the_same_bits_whatever_the_other_rows_hold():
+    target, draw = tiny.model(1, moe=MOE, num_layers=2), np.random.default_rng(0)
+    positions = jnp.broadcast_to(jnp.arange(5), (4, 5))
+    read = jax.jit(lambda tokens: target.forward(tokens, positions, target.init_cache(4, 8)).logits)
+    tokens = draw.integers(tiny.VOCAB, size=(4, 5))
+    expected = np.asarray(read(tokens))[1]
+    for _ in range(5):
+        others = draw.integers(tiny.VOCAB, size=(4, 5))
+        others[1] = tokens[1]
+        np.testing.assert_array_equal(np.asarray(read(others))[1], expected)
+
+
 @pytest.mark.slow
 def test_a_row_does_not_depend_on_the_other_rows():
     """Speculation and regular decoding of one row, alone and with every other row, in every slot."""
