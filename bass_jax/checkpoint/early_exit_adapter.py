@@ -82,24 +82,23 @@ def load_early_exit(
     path = Path(path)
     manifest, sizes = read_manifest(path), read_json(path / NAME)
     with manifest.verifying(path):
-        pass
-    if sorted(sizes) != sorted(KEYS) or not all(isinstance(size, int) and size > 0 for size in sizes.values()):
-        raise ValueError(f"{path / NAME}: expected positive integers {', '.join(KEYS)}")
-    expected = None if tokenizer is None else tokenizer.fingerprint
-    if reason := fingerprint_mismatch("adapter", manifest.tokenizer_fingerprint, expected):
-        raise ValueError(f"{path}: {reason}")
-    num_layers, mlp_width, width = (sizes[key] for key in KEYS)
-    if width != target.config.width or num_layers > target.config.num_layers:
-        raise ValueError(
-            f"{path}: an adapter of width {width} after layer {num_layers}: the target has the width "
-            f"{target.config.width} and {target.config.num_layers} layers"
-        )
-    shapes = {
-        "adapter/gate_up": (2, mlp_width, width),
-        "adapter/down": (width, mlp_width),
-        "adapter_norm": (width,),
-    }
-    kind = jnp.dtype(dtype or target.config.dtype)
-    builders = tensor_builders(path / WEIGHTS, {name: jax.ShapeDtypeStruct(s, kind) for name, s in shapes.items()})
-    shardings = None if mesh is None else dict.fromkeys(shapes, NamedSharding(mesh, PartitionSpec()))
-    return early_exit_model(target, num_layers, place_arrays(builders, shardings))
+        if sorted(sizes) != sorted(KEYS) or not all(isinstance(size, int) and size > 0 for size in sizes.values()):
+            raise ValueError(f"{path / NAME}: expected positive integers {', '.join(KEYS)}")
+        expected = None if tokenizer is None else tokenizer.fingerprint
+        if reason := fingerprint_mismatch("adapter", manifest.tokenizer_fingerprint, expected):
+            raise ValueError(f"{path}: {reason}")
+        num_layers, mlp_width, width = (sizes[key] for key in KEYS)
+        if width != target.config.width or num_layers > target.config.num_layers:
+            raise ValueError(
+                f"{path}: an adapter of width {width} after layer {num_layers}: the target has the width "
+                f"{target.config.width} and {target.config.num_layers} layers"
+            )
+        shapes = {
+            "adapter/gate_up": (2, mlp_width, width),
+            "adapter/down": (width, mlp_width),
+            "adapter_norm": (width,),
+        }
+        kind = jnp.dtype(dtype or target.config.dtype)
+        builders = tensor_builders(path / WEIGHTS, {name: jax.ShapeDtypeStruct(s, kind) for name, s in shapes.items()})
+        shardings = None if mesh is None else dict.fromkeys(shapes, NamedSharding(mesh, PartitionSpec()))
+        return early_exit_model(target, num_layers, place_arrays(builders, shardings))

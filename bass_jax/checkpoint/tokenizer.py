@@ -297,14 +297,13 @@ def read_tokenizer(directory: Path, manifest: Manifest | None = None) -> Tokeniz
     if not has_tokenizer_files(directory):
         raise ValueError(f"{directory}: no tokenizer: expected one of {', '.join(TOKENIZER_FILES)}")
     try:
-        is_ours = manifest is not None and path.is_file() and manifest.files.get(path.name) == sha256(path)
-        fingerprint = manifest.tokenizer_fingerprint if manifest is not None and is_ours else None
-        if is_ours:
-            return Tokenizer(SavedTokenizer(directory), fingerprint)
+        if manifest is not None and path.is_file() and manifest.files.get(path.name) == sha256(path):
+            return Tokenizer(SavedTokenizer(directory), manifest.tokenizer_fingerprint)
         transformers = import_transformers()
         if path.is_file():
-            fast = transformers.PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
-            return Tokenizer(fast, fingerprint)
+            return Tokenizer(
+                transformers.PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
+            )
         return Tokenizer(transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True))
     except Exception as error:  # The libraries raise exceptions of many types, also plain Exception.
         raise ValueError(f"{path}: not a readable tokenizer: {one_line(error)}") from None

@@ -75,11 +75,8 @@ def finite(value: Any) -> Any:
 
 def sha256(path: Path) -> str:
     """Returns the hexadecimal SHA-256 of a file."""
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(2**22))
-    with path.open("rb", buffering=0) as file:
-        while num := file.readinto(buffer):  # in large parts, because a busy thread keeps the lock for 5 ms after each
-            digest.update(buffer[:num])
-    return digest.hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def user_cache() -> Path:

@@ -18,10 +18,5 @@ def grouped_product_xla(rows: jax.Array, weights: jax.Array, groups: jax.Array) 
         rows[order // repeats], weights, sizes, _BY_GROUP, preferred_element_type=jnp.float32
     )
     # A gather back, because the order of a scattered sum is not fixed on a GPU.
-    return products[inverse(order)]
-
-
-def inverse(order: jax.Array) -> jax.Array:
-    """Returns the inverse of a permutation."""
-    index = jnp.arange(order.shape[0], dtype=order.dtype)
-    return jnp.zeros_like(order).at[order].set(index, unique_indices=True)
+    back = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype), unique_indices=True)
+    return products[back]
