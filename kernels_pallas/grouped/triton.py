@@ -24,11 +24,8 @@ from kernels_pallas.grouped.xla import grouped_product_xla
 from kernels_pallas.targets import silence_triton_deprecation
 from kernels_pallas.tuning import GroupedTiles, next_power_of_two
 
-MAX_COMPARED_ROWS = 2048
-"""Rows up to which a kernel compares all with all; more are sorted by XLA.
-
-With 129 groups the kernel takes 2.9 us per 64 rows on an H100, and XLA's dozen launches about as long as 1,280 rows.
-"""
+MAX_COMPARED_ROWS = 16384
+"""Rows up to which a kernel compares all with all; more are sorted by XLA."""
 
 _MAX_COMPARISONS = 16384
 """Comparisons of rows with groups that a program of the map makes at once; more do not fit its registers."""
