@@ -9,7 +9,7 @@ import numpy as np
 from bass_jax.training.draft_vocabulary import output_columns, proposed_ids
 from bass_jax.training.init_draft import Draft, reads_target
 from bass_jax.training.rollout import Rollout
-from bass_jax.typing import Float, Int
+from bass_jax.typing import Array, Float, Int
 
 _MAX_SLOTS_PER_TOKEN = 2.5
 """Maximum of B * T per response token: with long prompts a batch has fewer response tokens than it could hold."""
@@ -29,7 +29,7 @@ class TrainingBatch(NamedTuple):
     distribution_probs: Float[np.ndarray, "M k"]  # float32, renormalized over those with a column; 0 if there are none
     labels: Int[np.ndarray, "M"]  # int32, output column of the most probable token, or -1
     distribution_mass: Float[np.ndarray, "M"]  # float32, probability of the tokens with a column, not renormalized
-    hidden: Float[np.ndarray, "B T E"] | None = None  # the target's hidden states, if the draft reads them
+    hidden: Float[Array | np.ndarray, "B T E"] | None = None  # the target's hidden states, if the draft reads them
 
 
 def epoch_batches(

@@ -231,8 +231,9 @@ def _prefill(
 
     def hidden_of(row: int) -> list[np.ndarray]:
         own = int(lengths[row]) - 1 - shared
-        pieces = [] if shared_hidden is None else [np.asarray(shared_hidden[0])]
-        return pieces if rest_hidden is None else [*pieces, np.asarray(rest_hidden[row, :own])]
+        pieces = [] if shared_hidden is None else [np.asarray(shared_hidden)[0]]
+        # Sliced on the host: on the device every length would be compiled.
+        return pieces if rest_hidden is None else [*pieces, np.asarray(rest_hidden)[row, :own]]
 
     return hidden_of, cache
 

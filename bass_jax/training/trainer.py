@@ -105,7 +105,7 @@ def train(
             if isinstance(draft, Eagle3Model):
                 layers = draft.head.hidden_layers
                 hidden = sequence_hidden(target, batch.tokens, batch.lengths, hidden_layers=layers)
-                batch = batch._replace(hidden=np.asarray(hidden))
+                batch = batch._replace(hidden=hidden)
             batch = place(batch, mesh, "data")
             state, loss, parts = train_step(
                 config.loss.unroll, optimizer, step_draft, state, step_embedding, batch, weights
