@@ -1,7 +1,8 @@
 """Batched regular decoding of many prompts that also returns the target's distributions.
 
-The rows of a batch start together and share one cache, which grows with them and is compacted as rows finish. On a CPU
-a large batch would otherwise spend most of its time on attention over unused slots.
+The rows of a batch start together and share one cache. On a CPU it grows with them and is compacted as rows finish,
+because a large batch would otherwise spend most of its time on attention over unused slots. On a GPU, where attention
+reads only what a row holds and every shape takes seconds to compile, it keeps its size.
 """
 
 import functools
@@ -20,6 +21,7 @@ from bass_jax.typing import Array, Float, Int, Key
 _BLOCK = 128
 _CAPACITY_GRAIN = 128
 _PREFILL_GRAIN = 64
+_FIXED_GRAIN = 256  # of both, if the cache keeps its size
 _CHECK_EVERY = 8
 
 
@@ -111,7 +113,8 @@ def roll_out(
         One rollout per prompt, in order.
     """
     lengths = np.array([len(prompt) for prompt in prompts])
-    prompt_hidden, cache = _prefill(model, prompts, lengths)
+    is_resized = _is_resized()
+    prompt_hidden, cache = _prefill(model, prompts, lengths, 0 if is_resized else max_new_tokens, is_resized)
     alive = np.arange(len(prompts))
     last = jnp.asarray([prompt[-1] for prompt in prompts], jnp.int32)
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(len(prompts)))
@@ -138,7 +141,7 @@ def roll_out(
             rows[row].append(tuple(part[:kept, slot] for part in parts))
         if done.all():
             break
-        slots = _slots_to_keep(done[alive])
+        slots = _slots_to_keep(done[alive]) if is_resized else None
         if slots is not None:
             alive, taken = alive[slots], jnp.asarray(slots)
             cache = gather_rows(cache, taken)
@@ -202,24 +205,25 @@ def batches_by_length(lengths: Sequence[int], batch: int, window: int) -> Iterat
 
 
 def _prefill(
-    model: Model, prompts: Sequence[np.ndarray], lengths: np.ndarray
+    model: Model, prompts: Sequence[np.ndarray], lengths: np.ndarray, num_more: int, is_resized: bool
 ) -> tuple[Callable[[int], list[np.ndarray]], KVCache]:
     """Fills the cache with all tokens but the last, which the first step reads.
 
-    The common prefix of all prompts, such as the system message, is read once.
+    The common prefix of all prompts, such as the system message, is read once. The cache has room for `num_more` tokens
+    after the longest prompt.
 
     Returns:
         A function that returns a row's hidden states at these tokens in pieces, and the cache.
     """
     shared = _common_prefix(prompts)
-    capacity = _round_up(int(lengths.max()), _CAPACITY_GRAIN)
+    capacity = _round_up(int(lengths.max()) + num_more, _CAPACITY_GRAIN if is_resized else _FIXED_GRAIN)
     cache = model.init_cache(1, capacity)
     shared_hidden = rest_hidden = None
     if shared:
         positions = np.arange(shared, dtype=np.int32)[None]
         shared_hidden, cache = _extend(model, prompts[0][None, :shared], positions, cache)
     cache = gather_rows(cache, jnp.zeros(len(prompts), jnp.int32))
-    rest = _round_up(int(lengths.max()) - 1 - shared, _PREFILL_GRAIN)
+    rest = _round_up(int(lengths.max()) - 1 - shared, _PREFILL_GRAIN if is_resized else _FIXED_GRAIN)
     if rest:
         tokens = np.zeros((len(prompts), rest), np.int32)
         positions = np.full((len(prompts), rest), capacity, np.int32)
@@ -236,6 +240,11 @@ def _prefill(
         return pieces if rest_hidden is None else [*pieces, np.asarray(rest_hidden)[row, :own]]
 
     return hidden_of, cache
+
+
+def _is_resized() -> bool:
+    """Returns whether the cache grows and is compacted; see above."""
+    return jax.default_backend() == "cpu"
 
 
 def _common_prefix(prompts: Sequence[np.ndarray]) -> int:

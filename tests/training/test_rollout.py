@@ -32,6 +32,23 @@ def test_greedy_rows_equal_decoding_one_row(target):
         np.testing.assert_array_equal(rollout.distribution_ids[:, 0], rollout.response)
 
 
+def test_a_cache_that_keeps_its_size_gives_the_same_rollouts(target, monkeypatch):
+    """On a GPU it neither grows nor is compacted."""
+    prompts = [np.arange(1, 1 + length, dtype=np.int32) for length in (3, 70, 9, 5)]
+    options = {"temperatures": [1.0, 0.0, 0.7, 0.0], "key": jax.random.key(3), "max_new_tokens": 20, "top": 4}
+    options |= {"stop_ids": [1, 2, 3], "keep_hidden": True}
+    resized = roll_out(target, prompts, **options)
+    monkeypatch.setattr("bass_jax.training.rollout._is_resized", lambda: False)
+    monkeypatch.setattr("bass_jax.training.rollout._slots_to_keep", pytest.fail)
+    fixed = roll_out(target, prompts, **options)
+    assert len({len(row.response) for row in resized}) > 1
+    for one, other in zip(resized, fixed, strict=True):
+        for field in ("prompt", "response", "distribution_ids"):
+            np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
+        np.testing.assert_allclose(one.distribution_logprobs, other.distribution_logprobs, atol=1e-5)
+        np.testing.assert_allclose(one.hidden, other.hidden, atol=2e-3)
+
+
 def test_sampled_rows_do_not_depend_on_other_rows(target):
     prompts = [np.array([1, 2, 3], np.int32), np.array([4, 5], np.int32)]
     options = {"key": jax.random.key(5), "max_new_tokens": 12, "stop_ids": (), "top": 8}
