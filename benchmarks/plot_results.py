@@ -74,22 +74,18 @@ def plot_front(cells: list[dict], foreground: str, path: Path) -> None:
 
 
 def plot_drafters(cells: list[dict], path: Path) -> None:
-    """Draws the tokens per target pass of every drafter over the time of its step, one panel per batch size."""
-    batches = sorted({cell["batch"] for cell in cells})
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    for axes, batch in zip(figure.subplots(1, len(batches)), batches, strict=True):
-        found = [cell for cell in cells if cell["batch"] == batch]
-        tokens = [cell["tokens_per_pass"] for cell in found]
-        times = [cell["tokens_per_pass"] / cell["speed_up"] for cell in found]
-        axes.plot(times, tokens, "o", markersize=4)
-        for cell, x, y in zip(found, times, tokens, strict=True):
-            axes.annotate(cell["drafter"], (x, y), textcoords="offset points", xytext=(5, -3), fontsize=7)
-        axes.set(xlim=(0, max(times) * 1.25), ylim=(0, max(tokens) * 1.1))
-        for speed_up in (0.5, 1.0, 1.5, 2.0):
-            axes.axline((0, 0), slope=speed_up, color="gray", linewidth=0.8, linestyle="-" if speed_up == 1 else ":")
-        axes.set(
-            xlabel="time of a step over that of a regular step", ylabel="tokens per target pass", title=f"batch {batch}"
-        )
+    """Draws the tokens per target pass of every drafter over the time of its step."""
+    figure = Figure(figsize=(8.5, 4), layout="constrained")
+    axes = figure.subplots()
+    tokens = [cell["tokens_per_pass"] for cell in cells]
+    times = [cell["tokens_per_pass"] / cell["speed_up"] for cell in cells]
+    for cell, x, y, marker in zip(cells, times, tokens, "os^vD<>pP*X", strict=False):
+        axes.plot(x, y, marker, markersize=6, label=cell["drafter"])
+    figure.legend(fontsize=8, loc="outside right center")
+    axes.set(xlim=(0, max(times) * 1.1), ylim=(0, max(tokens) * 1.1))
+    for speed_up in (0.5, 1.0, 1.5, 2.0):
+        axes.axline((0, 0), slope=speed_up, color="gray", linewidth=0.8, linestyle="-" if speed_up == 1 else ":")
+    axes.set(xlabel="time of a step over that of a regular step", ylabel="tokens per target pass")
     figure.savefig(path, metadata=METADATA)
 
 
