@@ -46,6 +46,7 @@ def test_a_cache_that_keeps_its_size_gives_the_same_rollouts(target, monkeypatch
         for field in ("prompt", "response", "distribution_ids"):
             np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
         np.testing.assert_allclose(one.distribution_logprobs, other.distribution_logprobs, atol=1e-5)
+        assert one.hidden is not None and other.hidden is not None
         np.testing.assert_allclose(one.hidden, other.hidden, atol=2e-3)
 
 
