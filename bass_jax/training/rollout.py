@@ -21,7 +21,7 @@ from bass_jax.typing import Array, Float, Int, Key
 _BLOCK = 128
 _CAPACITY_GRAIN = 128
 _PREFILL_GRAIN = 64
-_FIXED_GRAIN = 256  # of both, if the cache keeps its size
+_FIXED_GRAIN = 256  # instead of both, if the cache keeps its size
 _CHECK_EVERY = 8
 
 
@@ -113,8 +113,12 @@ def roll_out(
         One rollout per prompt, in order.
     """
     lengths = np.array([len(prompt) for prompt in prompts])
-    is_resized = _is_resized()
-    prompt_hidden, cache = _prefill(model, prompts, lengths, 0 if is_resized else max_new_tokens, is_resized)
+    longest, is_resized = int(lengths.max()), _is_resized()
+    if is_resized:
+        capacity, grain = _round_up(longest, _CAPACITY_GRAIN), _PREFILL_GRAIN
+    else:
+        capacity, grain = _round_up(longest + max_new_tokens, _FIXED_GRAIN), _FIXED_GRAIN
+    prompt_hidden, cache = _prefill(model, prompts, lengths, capacity, grain)
     alive = np.arange(len(prompts))
     last = jnp.asarray([prompt[-1] for prompt in prompts], jnp.int32)
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(len(prompts)))
@@ -205,25 +209,24 @@ def batches_by_length(lengths: Sequence[int], batch: int, window: int) -> Iterat
 
 
 def _prefill(
-    model: Model, prompts: Sequence[np.ndarray], lengths: np.ndarray, num_more: int, is_resized: bool
+    model: Model, prompts: Sequence[np.ndarray], lengths: np.ndarray, capacity: int, grain: int
 ) -> tuple[Callable[[int], list[np.ndarray]], KVCache]:
     """Fills the cache with all tokens but the last, which the first step reads.
 
-    The common prefix of all prompts, such as the system message, is read once. The cache has room for `num_more` tokens
-    after the longest prompt.
+    The common prefix of all prompts, such as the system message, is read once. The rest is padded to a multiple of
+    `grain`.
 
     Returns:
         A function that returns a row's hidden states at these tokens in pieces, and the cache.
     """
     shared = _common_prefix(prompts)
-    capacity = _round_up(int(lengths.max()) + num_more, _CAPACITY_GRAIN if is_resized else _FIXED_GRAIN)
     cache = model.init_cache(1, capacity)
     shared_hidden = rest_hidden = None
     if shared:
         positions = np.arange(shared, dtype=np.int32)[None]
         shared_hidden, cache = _extend(model, prompts[0][None, :shared], positions, cache)
     cache = gather_rows(cache, jnp.zeros(len(prompts), jnp.int32))
-    rest = _round_up(int(lengths.max()) - 1 - shared, _PREFILL_GRAIN if is_resized else _FIXED_GRAIN)
+    rest = _round_up(int(lengths.max()) - 1 - shared, grain)
     if rest:
         tokens = np.zeros((len(prompts), rest), np.int32)
         positions = np.full((len(prompts), rest), capacity, np.int32)

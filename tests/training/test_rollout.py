@@ -39,7 +39,7 @@ def test_a_cache_that_keeps_its_size_gives_the_same_rollouts(target, monkeypatch
     options |= {"stop_ids": [1, 2, 3], "keep_hidden": True}
     resized = roll_out(target, prompts, **options)
     monkeypatch.setattr("bass_jax.training.rollout._is_resized", lambda: False)
-    monkeypatch.setattr("bass_jax.training.rollout._slots_to_keep", pytest.fail)
+    monkeypatch.setattr("bass_jax.training.rollout._slots_to_keep", lambda done: pytest.fail("it was compacted"))
     fixed = roll_out(target, prompts, **options)
     assert len({len(row.response) for row in resized}) > 1
     for one, other in zip(resized, fixed, strict=True):
