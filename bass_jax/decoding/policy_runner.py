@@ -57,7 +57,7 @@ def rows_of(state: SpecState) -> tuple[Array, ...]:
     return state.lengths, state.limits, state.finish, state.draft_lens
 
 
-def counts_of(info: StepInfo) -> tuple[Array, ...]:
+def counts_of(info: StepInfo) -> tuple[Array | np.ndarray, ...]:
     """Returns the counts of a step; their shapes do not depend on its bucket."""
     return info.is_active, info.num_drafted, info.num_accepted, info.num_emitted
 

@@ -21,6 +21,7 @@ from bass_jax.drafters.protocols import hidden_layers_of, keeps_finished_text, r
 from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.executor import StepResult
 from bass_jax.engine.page_pool import PagePool
+from bass_jax.engine.planner import Planner
 from bass_jax.engine.request import Request, RequestHandle
 from bass_jax.engine.slots import (
     Pages,
@@ -29,7 +30,7 @@ from bass_jax.engine.slots import (
     filled,
     finish_prompt,
     insert_row,
-    plan_rows,
+    planned_rows,
     read_prompt_chunk,
     regroup_rows,
     remember_finished,
@@ -56,8 +57,8 @@ class _InFlight(NamedTuple):
     """A step that was dispatched and not collected."""
 
     info: StepInfo
-    plan: Plan | None  # made from its info
-    wanted: Any  # see `plan_rows`
+    rows: Any  # `planned_rows` after it; None if the policy plans always the same
+    plan: Plan | None  # of a policy that always plans the same, if rows that do not draft have changed it
     bucket: int
     start: float  # when it was dispatched
 
@@ -126,16 +127,15 @@ class DeviceExecutor:
         # A step that runs ahead has the plan that was made before the last step. Only these policies plan as well then.
         plans_late = isinstance(self._policy, Fixed | None) or (isinstance(self._policy, Auto) and self._uses_clock)
         self._runs_ahead = plans_late and self.channel is None
-        self._last_end = 0.0  # when the last step was collected
+        self._last_end = 0.0  # when the last step had ended
         self._clock: StepClock | None = None
         self._calibration: dict[int, np.ndarray | None] = {}
         self._may_compile = False
         self._is_timed = False
         self._has_drafted = True
         self._wanted = np.zeros(2, np.int32)  # see `plan_rows`; without a policy there is one bucket
-        self._policy_state = None
-        if self._policy is not None:
-            self._policy_state = self._policy.init(num_rows)
+        self._planner = None if self._policy is None else Planner(self._policy, num_rows)
+        if self._planner is not None:
             self.replan()
 
     def compile_steps(self) -> None:
@@ -229,9 +229,10 @@ class DeviceExecutor:
         if handle.request.prompt is not self._prompt and not self._reads_in_chunks:
             self._reading = self._run("finish_prompt", finish_prompt, self._pair, self._reading, new)
         self._send_finish()
-        arguments = self._policy, self.state, self._policy_state, self._reading, new, np.int32(row)
-        name = ("insert_row", len(self._finish))
-        self.state, self._policy_state = self._run(name, insert_row, *arguments, donate=(1,))
+        arguments = self.state, self._reading, new, np.int32(row)
+        self.state = self._run(("insert_row", len(self._finish)), insert_row, *arguments, donate=(0,))
+        if self._planner is not None:
+            self._planner.insert(row)
         self._finish[row], self._handles[row] = FinishReason.RUNNING, handle
         if handle.request.is_speculative:
             self._room_of_new = max(self._room_of_new, handle.request.max_new_tokens - 1)
@@ -250,10 +251,11 @@ class DeviceExecutor:
         self._finish = np.where(kept < 0, FinishReason.INACTIVE, self._finish[rows]).astype(np.int32)
         # The pages are not arguments, because a function may copy an argument that it returns unchanged.
         pages = pages_of(self.state)
-        arguments = self._policy, with_pages(self.state, None), self._policy_state, rows, self._finish.copy()
         name = ("regroup_rows", len(self.state.lengths), len(rows))
-        state, self._policy_state = self._run(name, regroup_rows, *arguments)
+        state = self._run(name, regroup_rows, with_pages(self.state, None), rows, self._finish.copy())
         self.state = with_pages(state, pages)
+        if self._planner is not None:
+            self._planner.regroup(rows)
         self._stopped.clear()
 
     def stop(self, row: int) -> None:
@@ -263,7 +265,7 @@ class DeviceExecutor:
         self._stopped.append(row)
 
     def dispatch(self) -> None:
-        """Dispatches a step, and the policy's update after it."""
+        """Dispatches a step."""
         self._send_finish()
         num_wanted = self._num_wanted()
         self._room_of_new = 0
@@ -276,15 +278,14 @@ class DeviceExecutor:
             self.state = self.state._replace(draft_lens=jnp.minimum(self.state.draft_lens, bucket))
         if self.steps.find(bucket, len(drafts)) is None:
             self._is_timed = False
-        step, plan_next = self._step(bucket), None if isinstance(self._policy, Fixed | None) else self._plan()
-        start, plan, wanted = time.perf_counter(), None, None
+        step, rows, plan = self._step(bucket), None, None
+        start = time.perf_counter()
         self.state, info = step(self._pair, self.state, bucket_spec(self.steps.spec, bucket))
-        if plan_next is not None:
-            arguments = rows_of(self.state), counts_of(info), self._times()
-            self._policy_state, plan, wanted = plan_next(self._policy, self._policy_state, *arguments)
+        if not isinstance(self._policy, Fixed | None):
+            rows = self._run(("planned_rows", len(drafts)), planned_rows, rows_of(self.state))
         elif isinstance(self._policy, Fixed) and not drafts.all():  # The next requests of these rows may draft.
             plan = Plan(place_whole(np.full(len(drafts), self._policy.draft_len, np.int32), self._mesh))
-        self._in_flight.append(_InFlight(info, plan, wanted, bucket, start))
+        self._in_flight.append(_InFlight(info, rows, plan, bucket, start))
 
     def can_run_ahead(self) -> bool:
         """Returns whether the next step can be dispatched before the last one is collected.
@@ -299,23 +300,22 @@ class DeviceExecutor:
         return is_ready and room > self._in_flight[0].bucket + 1
 
     def collect(self) -> StepResult:
-        """Waits for the oldest step in flight, and reads its info and the next draft length in one transfer.
-
-        Its plan is that of the next step to be dispatched.
-        """
-        info, plan, wanted, bucket, start = self._in_flight.popleft()
-        info, wanted = jax.device_get((info, wanted))
+        """Waits for the oldest step in flight, reads its info, and plans the next step to be dispatched."""
+        info, rows, plan, bucket, start = self._in_flight.popleft()
+        info, rows = jax.device_get((info, rows))
         end = time.perf_counter()
         seconds, self._last_end = end - max(start, self._last_end), end
-        if plan is not None:
-            self.state = with_plan(self.state, plan)
         JIT_CACHE.run_seconds += seconds
         # A prompt that was read before the step would count as its time.
         if self._clock is not None and self._is_timed:
             self._clock.record(self._step(bucket), seconds, resumes=bucket > 0 and not self._has_drafted)
         self._is_timed, self._has_drafted = True, bucket > 0
-        if wanted is not None:
-            self._wanted = wanted
+        if rows is not None:
+            self._plan(rows, counts_of(info))
+        elif plan is not None:
+            self.state = with_plan(self.state, plan)
+        if not self._in_flight:  # Else the device runs the next step while the policy plans.
+            seconds += time.perf_counter() - end
         self._finish = np.array(info.finish)
         self._finish[self._stopped] = FinishReason.INACTIVE
         self._free_rows(np.flatnonzero(self._finish != FinishReason.RUNNING).tolist())
@@ -332,15 +332,16 @@ class DeviceExecutor:
 
     def wait(self) -> None:
         """Waits for all dispatched operations, for measurements."""
-        jax.block_until_ready((self.state, self._reading, self._policy_state))
+        jax.block_until_ready((self.state, self._reading))
 
     def replan(self) -> None:
         """Plans the next step as if it were the first."""
-        info = no_step(len(self.state.lengths))
-        arguments = (self._policy, self._policy_state, rows_of(self.state), counts_of(info), self._times())
-        self._policy_state, plan, wanted = JIT_CACHE.get(plan_rows, *arguments)(*arguments)
-        self.state = with_plan(self.state, plan)
-        self._wanted = jax.device_get(wanted)
+        self._plan(*jax.device_get((rows_of(self.state), counts_of(no_step(len(self.state.lengths))))))
+
+    def _plan(self, rows: Sequence[Any], counts: Sequence[Any]) -> None:
+        assert self._planner is not None
+        plan, self._wanted = self._planner.plan(rows, counts, self._times())
+        self.state = with_plan(self.state, place_whole(plan, self._mesh))
 
     def _free_rows(self, rows: Sequence[int]) -> None:
         """Frees the rows of requests that have ended; a drafter that keeps finished text gets theirs."""
@@ -432,15 +433,6 @@ class DeviceExecutor:
             times, self._may_compile = self.channel.share((times, self._may_compile))
         return times
 
-    def _plan(self) -> Callable:
-        """Returns the compiled `plan_rows`."""
-        name = ("plan", len(self.state.lengths))
-        if name not in self._compiled:
-            counts = counts_of(no_step(len(self.state.lengths)))
-            arguments = (self._policy, self._policy_state, rows_of(self.state), counts, self._times())
-            self._compiled[name] = JIT_CACHE.get(plan_rows, *arguments)
-        return self._compiled[name]
-
     def warm_up(self) -> None:
         """Compiles all functions for all batch sizes. The steps are not run; the other functions are.
 
@@ -451,12 +443,11 @@ class DeviceExecutor:
         for index, size in enumerate(sizes):
             if index:
                 self.regroup([*range(sizes[index - 1]), *[-1] * (size - sizes[index - 1])])
-            if self._uses_clock:
+            if self._planner is not None:
                 self.replan()
             first = {self.steps.buckets[0], self._bucket(int(self._wanted[1]))}
             for bucket in first if self._uses_clock else self.steps.buckets:
                 self._step(bucket)
-            self._plan()
             self.read(handle, 0, self._config.chunk)  # longer than the prompt, which makes no difference
             self.read(handle, 0, 1)
             self.insert(handle, 0)

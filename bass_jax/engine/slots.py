@@ -10,14 +10,12 @@ from bass_jax.acceptance import find_rule
 from bass_jax.acceptance.base import check_greedy
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.pair import Pair
-from bass_jax.decoding.policy_runner import StepTimes, advance_rows
 from bass_jax.decoding.prefill import PromptState, finish_prompts, read_chunk, start_prompts
 from bass_jax.decoding.state import FinishReason, SpecState
 from bass_jax.drafters.protocols import FinishedTextDrafter, remember_rows
 from bass_jax.engine.request import Request
 from bass_jax.models.kv_cache import as_paged, gather_rows, is_paged, pages_of, with_pages
 from bass_jax.models.mesh import replicate_on_mesh
-from bass_jax.policies import Plan, Policy
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.sampling import SamplingParams
 from bass_jax.sampling.keys import seed_keys
@@ -139,9 +137,7 @@ def finish_prompt(pair: Pair, prompt: PromptState, row: SpecState) -> PromptStat
     return replicate_on_mesh(finish_prompts(pair, prompt, row.tokens, row.lengths))
 
 
-def insert_row(
-    policy: Policy | None, state: SpecState, policy_state: Any, prompt: PromptState, new: SpecState, row: Array
-) -> tuple[SpecState, Any]:
+def insert_row(state: SpecState, prompt: PromptState, new: SpecState, row: Array) -> SpecState:
     """Moves the prompt that was read into `row`.
 
     Until the next plan its draft length is the largest one of the last plan; without a policy all rows have the same.
@@ -159,25 +155,17 @@ def insert_row(
             return all_._replace(tables=tables, states=states)
         return jax.lax.dynamic_update_slice_in_dim(all_, own, row, axis=0)  # is traced faster than `all_.at[row]`
 
-    state = jax.tree.map(put, state, one, is_leaf=is_paged)
-    if policy is None:
-        return replicate_on_mesh(state), None
-    fresh = policy.init(state.lengths.shape[0])
-    policy_state = jax.tree.map(
-        lambda is_row, all_, own: all_.at[row].set(own[row]) if is_row else all_, has_rows(policy), policy_state, fresh
-    )
-    return replicate_on_mesh(state), policy_state
+    return replicate_on_mesh(jax.tree.map(put, state, one, is_leaf=is_paged))
 
 
-def regroup_rows(
-    policy: Policy | None, state: SpecState, policy_state: Any, sources: Int[Array, "B"], finish: Int[Array, "B"]
-) -> tuple[SpecState, Any]:
+def regroup_rows(state: SpecState, sources: Int[Array, "B"], finish: Int[Array, "B"]) -> SpecState:
     """Makes a batch of the rows `sources`; `finish` belongs to the new rows."""
-    state = replicate_on_mesh(gather_rows(state, sources)._replace(finish=finish))
-    if policy is None:
-        return state, None
-    policy_state = jax.tree.map(lambda is_row, leaf: leaf[sources] if is_row else leaf, has_rows(policy), policy_state)
-    return state, policy_state
+    return replicate_on_mesh(gather_rows(state, sources)._replace(finish=finish))
+
+
+def planned_rows(rows: tuple[Array, ...]) -> Int[Array, "4 B"]:
+    """Copies `rows_of` a state, which the next step overwrites, into one array."""
+    return replicate_on_mesh(jnp.stack(rows))
 
 
 def remember_finished(
@@ -185,23 +173,6 @@ def remember_finished(
 ) -> Any:
     """Gives the texts of requests that have ended to a drafter; see `remember_rows`."""
     return replicate_on_mesh(remember_rows(drafter, tokens, lengths, is_finished))
-
-
-def plan_rows(policy: Policy, policy_state: Any, rows, counts, times: StepTimes) -> tuple[Any, Plan, Int[Array, "2"]]:
-    """Updates the policy after a step.
-
-    Returns:
-        ``(policy_state, plan, wanted)``. `wanted` holds the largest number of drafts that a running row can use in the
-        next step, and the largest planned draft length, which applies to rows that join.
-    """
-    policy_state, plan, num_wanted = advance_rows(policy, policy_state, rows, counts, times)
-    return policy_state, plan, jnp.stack([num_wanted, plan.draft_lens.max()]).astype(jnp.int32)
-
-
-def has_rows(policy: Policy) -> Any:
-    """Returns which leaves of the policy's state have one entry per row: their shapes depend on the batch size."""
-    few, many = (jax.eval_shape(lambda num=num: policy.init(num)) for num in (2, 3))
-    return jax.tree.map(lambda one, other: one.shape != other.shape, few, many)
 
 
 def check_sampling(sampling: SamplingParams, spec: SpecConfig, vocab_size: int) -> bool:

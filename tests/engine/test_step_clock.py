@@ -136,7 +136,7 @@ def test_a_plan_that_is_cut_to_a_compiled_length_counts_as_cut(pair):
     executor._wanted = np.array([8, 8], np.int32)
     executor._may_compile = False
     next(iter(run))
-    assert compiled == 2 and not executor._policy_state.num_reached[2:].any()
+    assert compiled == 2 and not executor._planner.state.num_reached[2:].any()
 
 
 def test_a_compiled_step_with_fewer_drafts_is_measured_before_others(pair):

@@ -12,13 +12,11 @@ from bass_jax.decoding.policy_runner import StepTimes, no_times
 from bass_jax.decoding.state import FinishReason, StepInfo
 from bass_jax.engine import EngineConfig, Request, RequestHandle
 from bass_jax.engine.executor import StepResult
-from bass_jax.engine.slots import has_rows, plan_rows
+from bass_jax.engine.planner import Planner, plan_rows
 from bass_jax.experiments.traffic.drive import SimulatedClock
 from bass_jax.experiments.traffic.serving_costs import ServingCosts, StepTable, context_grid
 from bass_jax.policies import Policy
 from bass_jax.policies.protocol import plan_bucket, policy_buckets
-
-_plan_rows = jax.jit(plan_rows)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -44,9 +42,10 @@ def constant_plan(policy: Policy, num_rows: int) -> int | None:
         return None
 
     def plan(rows, counts):
-        return plan_rows(policy, None, rows, counts, no_times(policy))[1]
+        return plan_rows(policy, policy.init(num_rows), is_new, rows, counts, no_times(policy))[1]
 
     zeros = np.zeros(num_rows, np.int32)
+    is_new: Any = zeros.astype(bool)
     arguments = (zeros,) * 4, (zeros.astype(bool), zeros, zeros, zeros)
     traced = jax.make_jaxpr(plan)(*arguments).jaxpr
     dependent = set(map(id, traced.invars))
@@ -72,13 +71,12 @@ class SimulatedExecutor:
         self._policy, self._costs, self._clock = policy, costs, clock
         self._buckets = policy_buckets(policy)
         self._table = StepTable(costs.steps, config, self._buckets)
-        self._is_row_leaf = has_rows(policy)
         self._contexts = context_grid(config.capacity)
         size = config.sizes[0]
         self._handles: list[RequestHandle | None] = [None] * size
         self._rows = {name: np.zeros(size, np.int32) for name in ("positions", "num_behind", "draft_lens")}
         self._rows |= {name: np.ones(size, np.int32) for name in ("lengths", "limits")}
-        self._policy_state: Any = policy.init(size)
+        self._planner = Planner(policy, size)
         self._wanted = np.zeros(2, np.int32)
         self._room_of_new = 0
         self._pending = 0.0
@@ -99,13 +97,7 @@ class SimulatedExecutor:
         rows["lengths"][row], rows["limits"][row] = len(request.prompt), request.limit
         rows["positions"][row], rows["num_behind"][row] = 0, 0
         rows["draft_lens"][row] = rows["draft_lens"].max()
-        if any(jax.tree.leaves(self._is_row_leaf)):
-            self._policy_state = jax.tree.map(
-                lambda is_row, leaf, new: leaf.at[row].set(new[row]) if is_row else leaf,
-                self._is_row_leaf,
-                self._policy_state,
-                self._policy.init(len(self._handles)),
-            )
+        self._planner.insert(row)
         self._room_of_new = max(self._room_of_new, request.max_new_tokens - 1)
         self._pending += self._costs.insert
 
@@ -115,9 +107,7 @@ class SimulatedExecutor:
         rows = np.maximum(sources, 0)
         self._handles = [None if source < 0 else self._handles[source] for source in sources]
         self._rows = {name: values[rows] for name, values in self._rows.items()}
-        self._policy_state = jax.tree.map(
-            lambda is_row, leaf: leaf[rows] if is_row else leaf, self._is_row_leaf, self._policy_state
-        )
+        self._planner.regroup(rows)
 
     def stop(self, row: int) -> None:
         """Frees a row."""
@@ -182,12 +172,10 @@ class SimulatedExecutor:
             self._wanted = np.array([min(constant, int(room.max())), constant], np.int32)
             return
         state = (rows["lengths"], rows["limits"], finish, rows["draft_lens"])
-        self._policy_state, plan, wanted = _plan_rows(
-            self._policy, self._policy_state, state, counts, self._times(finish == FinishReason.RUNNING)
-        )
+        plan, self._wanted = self._planner.plan(state, counts, self._times(finish == FinishReason.RUNNING))
         if plan.min_confidence is not None:
             raise ValueError(f"policy {self._policy!r}: it depends on the drafts' confidence, which is not simulated")
-        rows["draft_lens"], self._wanted = np.array(plan.draft_lens), np.asarray(wanted)
+        rows["draft_lens"] = np.array(plan.draft_lens)
 
     def _times(self, is_running: np.ndarray) -> StepTimes:
         """Returns the times that an executor with a clock would measure."""
