@@ -64,6 +64,12 @@ PADDED = {size: tiny.model_drafter(tiny.padded_vocabulary(DRAFT, size), VOCAB) f
 REJECT_ALL = "bass_jax.acceptance.template:REJECT_ALL"
 
 
+@pytest.fixture(autouse=True)
+def short_rows(monkeypatch):
+    """A row has room for a prompt and ten tokens, not for 64: suffix decoding compares all pairs of positions."""
+    monkeypatch.setattr("bass_jax.config.MIN_CAPACITY", 16)
+
+
 @pytest.mark.parametrize(
     "rule, num_candidates, drafter, draft_len",
     mostly_slow(
