@@ -157,7 +157,7 @@ class Engine:
         """
         if self.executor.channel is None or self._leader is not None:
             raise ValueError("follow: expected a process other than 0 of a mesh over several processes")
-        follow(self.executor, self.executor.channel)
+        follow(self.executor, self.executor.channel, self.pair.tokenizer)
         self.close()
 
     @property
@@ -218,8 +218,7 @@ class Engine:
 
         Raises:
             ValueError: if the request can never run: it is too long for the context, the capacity or the token budget,
-                a token is outside the vocabulary, the acceptance rule does not support its sampling parameters, or it
-                has a grammar and the model is spread over several processes.
+                a token is outside the vocabulary, or the acceptance rule does not support its sampling parameters.
             QueueFull: if the queue is full.
             EngineClosed: after `close`, or after a step that failed.
         """
@@ -235,8 +234,6 @@ class Engine:
         self.config.check(len(row), max_new_tokens, context_of(target))
         sampling = sampling or SamplingParams()
         check_sampling(sampling, self.spec, target.vocab_size)
-        if self._leader is not None and sampling.grammar is not None:
-            raise ValueError("grammar: expected None, because the model is spread over several processes")
         seed = check_integer("seed", seed, 0, 2**32 - 1)
         priority = check_integer("priority", priority)
         check_callable("on_event", on_event)

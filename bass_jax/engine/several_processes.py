@@ -1,6 +1,7 @@
 """One engine over several processes: process 0 serves the requests, and the others repeat its calls of the executor."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from bass_jax.engine.device_executor import DeviceExecutor
 from bass_jax.engine.executor import StepResult
@@ -57,13 +58,15 @@ class Leader:
         self._channel.share(("close",))
 
 
-def follow(executor: DeviceExecutor, channel: Channel) -> None:
-    """Repeats the calls of the `Leader` in another process until it closes."""
+def follow(executor: DeviceExecutor, channel: Channel, tokenizer: Any) -> None:
+    """Repeats the calls of the `Leader` in another process until it closes; `tokenizer` reads grammars."""
     while True:
         match channel.share():
             case "read", request, start, num:
                 if request is not None:
                     handle = RequestHandle(request)
+                    if request.sampling.grammar is not None:
+                        request.sampling.grammar.compile(tokenizer)
                 executor.read(handle, start, num)
             case "insert", row:
                 executor.insert(handle, row)

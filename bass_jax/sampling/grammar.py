@@ -91,19 +91,32 @@ class Grammar:
         """Returns an ``llguidance.LLMatcher`` in its first state."""
         return self._source.new_matcher()
 
+    def __reduce__(self) -> tuple:
+        return _without_parser, (self.text, self.index)
+
+    def compile(self, tokenizer: Any) -> None:
+        """Compiles a grammar that comes, without its parser, from another process, whose number it keeps."""
+        self._source = _source(self.text, tokenizer, self.index)
+
     def __repr__(self) -> str:
         return f"Grammar({self.text[:60]!r}…)" if len(self.text) > 60 else f"Grammar({self.text!r})"
+
+
+def _without_parser(text: str, index: int) -> Grammar:
+    grammar = object.__new__(Grammar)
+    grammar.text, grammar.index = text, index
+    return grammar
 
 
 class _Source:
     """What equal grammars share."""
 
-    def __init__(self, text: str, tokenizer: Any):
+    def __init__(self, text: str, tokenizer: Any, index: int | None):
         tokens = _tokens_of(tokenizer)
         self.num_words = -(-tokens.vocab_size // 32)
         self._first = _llguidance().LLMatcher(tokens, text, log_level=0)
         with _LOCK:
-            self.index = next(_NUMBERS)
+            self.index = next(_NUMBERS) if index is None else index
             _SOURCES[self.index] = self
 
     def new_matcher(self) -> Any:
@@ -119,8 +132,8 @@ _MATCHERS: dict[tuple[int, int], "_RowMatcher"] = {}  # the one that was used la
 
 
 @functools.lru_cache(maxsize=MAX_GRAMMARS)
-def _source(text: str, tokenizer: Any) -> _Source:
-    return _Source(text, tokenizer)
+def _source(text: str, tokenizer: Any, index: int | None = None) -> _Source:
+    return _Source(text, tokenizer, index)
 
 
 def check_grammars(grammar: Any, num_rows: int) -> list[Grammar | None]:
@@ -167,12 +180,18 @@ def allowed_tokens(
 
 
 def _ask_host(function: Callable, rows: tuple[Array, ...], shape: tuple[int, ...], without: int) -> Array:
-    """Calls `function` of the rows on the host, for an int32 array; if no row has a grammar, returns `without`."""
+    """Calls `function` of the rows on the host, for an int32 array; if no row has a grammar, returns `without`.
 
-    def ask() -> Array:
+    On a mesh over several processes every device asks its own process, and all get the same answer.
+    """
+
+    def ask(*rows: Array) -> Array:
         return jax.pure_callback(function, jax.ShapeDtypeStruct(shape, jnp.int32), *rows, vmap_method="sequential")
 
-    return jax.lax.cond((rows[0] >= 0).any(), ask, lambda: jnp.full(shape, without, jnp.int32))
+    if jax.process_count() > 1 and jax.sharding.get_abstract_mesh().size > 1:
+        whole = jax.sharding.PartitionSpec()
+        ask = jax.shard_map(ask, in_specs=whole, out_specs=whole, check_vma=False)
+    return jax.lax.cond((rows[0] >= 0).any(), ask, lambda *_: jnp.full(shape, without, jnp.int32), *rows)
 
 
 def _masks(grammars, tokens, prompt_lengths, lengths, *, num_positions: int, num_words: int) -> np.ndarray:

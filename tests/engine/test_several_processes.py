@@ -1,5 +1,9 @@
 """One engine over two processes: both run the steps that process 0 decides on, and the tokens are those of one."""
 
+import re
+from pathlib import Path
+
+import jax
 import numpy as np
 import pytest
 
@@ -10,17 +14,18 @@ from tests import tiny
 from tests.two_processes import run_in_two_processes
 
 VOCAB, NUM_REQUESTS = 12, 10
+ROOT = Path(__file__).parents[2]
 SHAPE = {"num_heads": 8, "num_kv_heads": 4, "head_dim": 4, "vocab_size": VOCAB}
 CONFIG = {"num_slots": 4, "capacity": 64, "chunk": 4, "buckets": (1, 4)}
 
 
-def make_engine(mesh=None, **changes) -> bass.Engine:
-    target = tiny.model(0, **SHAPE)
+def make_engine(mesh=None, tokenizer=None, **changes) -> bass.Engine:
+    target = tiny.model(0, **SHAPE if tokenizer is None else SHAPE | {"vocab_size": tokenizer.vocab_size})
     draft = tiny.perturbed(target, 0.02)
     if mesh is not None:
         target, draft = place_model(target, mesh), place_model(draft, mesh, {})
     config = bass.EngineConfig(**CONFIG, page_size=changes.pop("page_size", None))
-    pair = bass.Pair(target, changes.pop("drafter", None) or ModelDrafter(draft, VOCAB))
+    pair = bass.Pair(target, changes.pop("drafter", None) or ModelDrafter(draft, target.vocab_size), tokenizer)
     return bass.Engine(pair, config=config, warm_up=False, **changes)
 
 
@@ -108,6 +113,40 @@ def test_two_processes_keep_the_same_text_of_finished_requests():
     for (reason, tokens), (_, alone) in zip(found, expected, strict=True):
         num = min(len(tokens), len(alone)) if reason == "cancelled" else len(alone)
         assert tokens[:num] == alone[:num]
+
+
+PATTERN = "(ab|c ){2,6}d?"
+
+
+def serve_grammars(mesh=None) -> list[str] | None:
+    """Serves requests with and without a grammar; returns the text of each, and None in the second process."""
+    tokenizer = bass.load_pair(ROOT / "checkpoints" / "quickstart").tokenizer
+    engine = make_engine(mesh, tokenizer, spec=bass.SpecConfig(3, "shared_noise"))
+    if jax.process_index():
+        return engine.follow()
+    grammar, handles = bass.sampling.Grammar(tokenizer, regex=PATTERN), []
+    for prompt in ([1, 2], [3], [0, 5, 6], [2]):
+        sampling = bass.SamplingParams(temperature=1.0, grammar=grammar if len(handles) % 2 else None)
+        handles.append(engine.submit(prompt, max_new_tokens=16, sampling=sampling, seed=len(handles)))
+    engine.run()
+    engine.close()
+    return [handle.output().text for handle in handles]
+
+
+GRAMMARS = """
+from tests.engine import test_several_processes as shared
+
+print(json.dumps(shared.serve_grammars(mesh)))
+"""
+
+
+@pytest.mark.slow
+def test_grammars_hold_in_two_processes():
+    """The second process has parsers of its own, which give the same masks."""
+    pytest.importorskip("llguidance", reason="needs llguidance, the extra 'grammar'")
+    found, _ = run_in_two_processes(GRAMMARS)
+    assert all(re.fullmatch(PATTERN, text) for text in found[1::2])
+    assert serve_grammars() == found
 
 
 def test_one_process_has_nothing_to_follow():
