@@ -52,7 +52,7 @@ def advance_policy(
     return policy_state, with_plan(state, plan), num_wanted
 
 
-def rows_of(state: SpecState) -> tuple[Array, ...]:
+def rows_of(state: SpecState) -> tuple[Array | np.ndarray, ...]:
     """Returns the parts of a state that a plan depends on."""
     return state.lengths, state.limits, state.finish, state.draft_lens
 

@@ -26,10 +26,9 @@ class Planner:
     def __init__(self, policy: Policy, num_rows: int):
         """Starts the policy for a batch of `num_rows`."""
         self._device = _host_device()
-        self._policy = jax.tree.map(self._on_host, policy)
         with jax.default_device(self._device):
-            self.state = policy.init(num_rows)
-        self.state = jax.tree.map(self._on_host, self.state)
+            policy, state = jax.tree.map(jnp.asarray, (policy, policy.init(num_rows)))
+        self._policy, self.state = jax.device_put((policy, state), self._device)
         self._has_rows = has_rows(policy)
         self._is_new = np.zeros(num_rows, bool)
         self._compiled: dict[int, Callable] = {}
@@ -64,9 +63,6 @@ class Planner:
         self.state = jax.tree.map(
             lambda is_row, leaf: leaf[rows] if is_row else leaf, self._has_rows, jax.tree.map(_as_numpy, self.state)
         )
-
-    def _on_host(self, leaf: Any) -> Any:
-        return jax.device_put(leaf, self._device) if isinstance(leaf, jax.Array) else leaf
 
 
 def plan_rows(

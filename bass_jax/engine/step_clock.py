@@ -1,5 +1,6 @@
 """Measures steps, for policies that choose the draft length by time."""
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -32,12 +33,12 @@ class StepClock:
     call of a compiled function is slower, and the drafter reads the tokens of the steps without drafts.
     """
 
-    def __init__(self, steps: list[CompiledFunction | None], prior: np.ndarray | None = None):
+    def __init__(self, steps: list[CompiledFunction | None], prior: Sequence[float] | None = None):
         """Makes a clock.
 
         Args:
             steps: A compiled steps, one for each of a policy's lengths; None for a length that is not compiled.
-            prior: ``[A]`` float32, from `calibrate`, for lengths that were not measured.
+            prior: A times from `calibrate`, for lengths that were not measured.
         """
         self._steps, self._prior = steps, prior
 
@@ -69,14 +70,17 @@ class StepClock:
 
     def times(self) -> StepTimes:
         """Returns the estimates."""
-        seconds = np.asarray([np.nan if step is None else step.seconds for step in self._steps], np.float32)
+        # Not in NumPy, which takes ten times as long for so few numbers.
+        seconds = [math.nan if step is None else step.seconds for step in self._steps]
         if self._prior is not None:
-            ratio = np.nanmean(seconds / self._prior) if np.isfinite(seconds).any() else 1.0
-            seconds = np.where(np.isnan(seconds), ratio * self._prior, seconds)
+            ratios = [own / prior for own, prior in zip(seconds, self._prior, strict=True) if math.isfinite(own)]
+            ratio = sum(ratios) / len(ratios) if ratios else 1.0
+            pairs = zip(seconds, self._prior, strict=True)
+            seconds = [ratio * prior if math.isnan(own) else own for own, prior in pairs]
         resume = [step.resume_seconds for step in self._steps if step is not None]
-        resume = [value for value in resume if np.isfinite(value)]
+        resume = max((value for value in resume if math.isfinite(value)), default=math.nan)
         is_compiled = np.asarray([step is not None for step in self._steps])
-        return StepTimes(seconds.astype(np.float32), is_compiled, np.asarray(max(resume, default=np.nan), np.float32))
+        return StepTimes(np.asarray(seconds, np.float32), is_compiled, np.asarray(resume, np.float32))
 
 
 def is_measured(step: CompiledFunction) -> bool:
@@ -84,8 +88,8 @@ def is_measured(step: CompiledFunction) -> bool:
     return step.num_calls > NUM_FIRST and np.isfinite(step.seconds)
 
 
-def calibrate(pair: Pair, num_rows: int, lengths: Sequence[int]) -> np.ndarray:
-    """Estimates the relative time of a step of each draft length before any is compiled: ``[A]`` float32.
+def calibrate(pair: Pair, num_rows: int, lengths: Sequence[int]) -> list[float]:
+    """Estimates the relative time of a step of each draft length before any is compiled: A numbers.
 
     It times the product of the target's largest matrix with as many tokens as a step of the shortest, the second and
     the longest length verifies, and interpolates between them. A draft takes the drafter's share of the target's
@@ -99,7 +103,7 @@ def calibrate(pair: Pair, num_rows: int, lengths: Sequence[int]) -> np.ndarray:
     timed = sorted({0, min((bucket for bucket in buckets if bucket), default=0), max(buckets)})
     seconds = _product_seconds(largest, [num_rows * (1 + bucket) for bucket in timed])
     times = np.interp(buckets, timed, seconds) + share * np.asarray(lengths) * seconds[0]
-    return times.astype(np.float32)
+    return times.tolist()
 
 
 def _matrices(model: Any) -> list[Any]:
