@@ -7,10 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import bass_jax as bass
+from bass_jax import policies
 from bass_jax.decoding.policy_runner import no_times
 from bass_jax.decoding.state import FinishReason
+from bass_jax.drafters import NgramDrafter
 from bass_jax.engine.planner import Planner
 from bass_jax.policies.protocol import Plan
+from bass_jax.testing.tiny_models import tiny_target
+from tests import tiny
 
 
 @jax.tree_util.register_dataclass
@@ -51,6 +56,16 @@ def test_rows_that_join_or_move_keep_or_lose_their_state():
     moved = jax.random.key_data(planner.state["keys"])
     np.testing.assert_array_equal(moved[1], keys[0])
     np.testing.assert_array_equal(moved[0], jax.random.key_data(CountingPolicy().init(2)["keys"])[0])
+
+
+def test_the_models_can_be_on_another_device_than_the_policy(monkeypatch):
+    monkeypatch.setattr("bass_jax.engine.planner._host_device", lambda: jax.devices()[1])
+    pair = bass.Pair(tiny_target(16), NgramDrafter())
+    policy = policies.auto(lengths=(0, 5))  # of no other test, which would have compiled it for device 0
+    found = bass.generate(pair, tiny.PROMPTS, policy=policy, max_new_tokens=20)
+    regular = bass.generate(pair, tiny.PROMPTS, step="decode", max_new_tokens=20)
+    for tokens, expected in zip(found.tokens, regular.tokens, strict=True):
+        np.testing.assert_array_equal(tokens, expected)
 
 
 def test_the_policy_runs_on_the_hosts_processor():
