@@ -236,9 +236,9 @@ def retrieval_drafter(vocab_size: int = VOCAB, min_confidence: float = 0.0) -> R
 
 def shared_suffix(vocab_size: int = VOCAB) -> SuffixDrafter:
     """Returns a suffix drafter that knows a finished request of random tokens and has room for a few others."""
-    drafter = suffix_drafter(shared_tokens=200)
-    text = np.random.default_rng(11).integers(0, vocab_size, 100).astype(np.int32)
-    return drafter.with_finished_text(jax.jit(type(drafter).remember)(drafter, text, 100))
+    drafter = suffix_drafter(shared_tokens=80)
+    text = np.random.default_rng(11).integers(0, vocab_size, 40).astype(np.int32)
+    return drafter.with_finished_text(jax.jit(type(drafter).remember)(drafter, text, 40))
 
 
 def ensemble_drafter(network: ModelDrafter | EagleDrafter, vocab_size: int = VOCAB) -> EnsembleDrafter:
