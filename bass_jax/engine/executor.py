@@ -12,7 +12,7 @@ class StepResult(NamedTuple):
 
     info: StepInfo  # on the host; the tokens of a simulation are arbitrary
     draft_len: int  # the draft-length bucket
-    seconds: float = 0.0  # from the dispatch, or the end of the step before, until the results are on the host
+    seconds: float = 0.0  # from the dispatch, or the end of the step before, until the next step is planned
 
 
 @runtime_checkable

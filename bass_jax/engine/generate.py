@@ -125,7 +125,8 @@ class GenerateLoop:
         events: of the last step, one per row that took part.
         infos: of the steps so far, on the host.
         step_seconds: wall time of each step, from the dispatch, or the end of the step before if that is later, until
-            its results are on the host. Reading a prompt between two steps counts for the second one.
+            its results are on the host and the next step is planned. Planning while the device runs another step does
+            not count. Reading a prompt between two steps counts for the second one.
         requests: for each step ``[B]`` int32, the row index in each row of the batch; -1 for a free row.
         prefill_seconds: time to read the prompts of the first batch, without compilation.
     """
