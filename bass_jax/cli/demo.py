@@ -20,9 +20,6 @@ MIN_ROUNDS = 2
 """Rounds of each batch size, in which both ways of decoding take turns. Large batches, whose rounds are short, have
 half as many as rows."""
 
-MIN_PROMPTS = 4
-"""Prompts of the smallest batches, which take the longest. The others decode twice as many as they have rows."""
-
 BAR_WIDTH = 40
 """Characters of the longest bar."""
 
@@ -82,14 +79,13 @@ def run(options: argparse.Namespace, out: Output) -> int:
 
         with JIT_CACHE.reporting_to(on_compile):
             for batch in options.batches:
-                some = encoded[: max(MIN_PROMPTS, 2 * batch)]
-                row, texts, seconds = _measure(pair, some, batch, options.max_new_tokens, on_run)
+                row, texts, seconds = _measure(pair, encoded, batch, options.max_new_tokens, on_run)
                 rows.append(row)
                 compile_seconds += seconds
-    for prompt, text in list(zip(prompts, texts, strict=False))[:2]:
+    for prompt, text in list(zip(prompts, texts, strict=True))[:2]:
         out.show(Text(f"{prompt}\n", style="bold"), Text(f"{text.strip()}\n"))
     out.value("texts", texts)
-    _print(out, rows, compile_seconds)
+    _print(out, rows, len(prompts), compile_seconds)
     with contextlib.suppress(ImportError):
         import matplotlib  # noqa: F401
 
@@ -104,7 +100,7 @@ def _num_rounds(batch: int) -> int:
 def _measure(
     pair, prompts: Sequence, batch: int, max_new_tokens: int, on_run: Callable[[int, str], None]
 ) -> tuple[DemoRow, list[str], float]:
-    """Decodes the prompts, `batch` at a time, in both ways; returns the results, the texts and the compile time."""
+    """Decodes all prompts, `batch` at a time, in both ways; returns the results, the texts and the compile time."""
     from bass_jax.decoding.metrics import summarize
     from bass_jax.engine.generate import generate
 
@@ -128,7 +124,7 @@ def _measure(
     return row, runs["speculate"][-1].texts, sum(one.timings.compile for found in runs.values() for one in found)
 
 
-def _print(out: Output, rows: Sequence[DemoRow], compile_seconds: float) -> None:
+def _print(out: Output, rows: Sequence[DemoRow], num_prompts: int, compile_seconds: float) -> None:
     import jax
 
     names = ("batch", "regular, tokens/s", "speculative, tokens/s", "drafts", "tokens per pass", "speed-up", "outputs")
@@ -144,14 +140,13 @@ def _print(out: Output, rows: Sequence[DemoRow], compile_seconds: float) -> None
         )
         for row in rows
     ]
-    out.table(names, cells, f"greedy decoding on {jax.devices()[0].device_kind}")
+    out.table(names, cells, f"{num_prompts} prompts, greedy, on {jax.devices()[0].device_kind}")
     longest = max(max(row.regular, row.speculative) for row in rows)
     for row in rows:
         for name, rate in (("regular", row.regular), ("speculative", row.speculative)):
             bar = "█" * max(1, round(BAR_WIDTH * rate / longest))
             out.show(f"batch {row.batch:>2} {name:>11} {bar} {rate:.0f}")
     out.note(f"Medians of rounds in turns, without compilation ({compile_seconds:.0f} s) and the first prefill.")
-    out.note(f"A batch decodes twice as many prompts as it has rows, at least the first {MIN_PROMPTS}.")
     if jax.default_backend() == "cpu":
         out.note("On a CPU each further token of a pass costs time, so large batches gain little and draft little.")
 
