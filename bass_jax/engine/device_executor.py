@@ -57,8 +57,8 @@ class _InFlight(NamedTuple):
     """A step that was dispatched and not collected."""
 
     info: StepInfo
-    rows: Any  # `planned_rows` after it; None if the policy plans always the same
-    plan: Plan | None  # of a policy that always plans the same, if rows that do not draft have changed it
+    rows: Any  # `planned_rows` after it; None if nothing is planned after a step
+    plan: Plan | None  # of a fixed length, if rows that do not draft have changed it
     bucket: int
     start: float  # when it was dispatched
 
@@ -135,6 +135,7 @@ class DeviceExecutor:
         self._has_drafted = True
         self._wanted = np.zeros(2, np.int32)  # see `plan_rows`; without a policy there is one bucket
         self._planner = None if self._policy is None else Planner(self._policy, num_rows)
+        self._plans = not isinstance(self._policy, Fixed | None)  # after every step
         if self._planner is not None:
             self.replan()
 
@@ -278,11 +279,11 @@ class DeviceExecutor:
             self.state = self.state._replace(draft_lens=jnp.minimum(self.state.draft_lens, bucket))
         if self.steps.find(bucket, len(drafts)) is None:
             self._is_timed = False
-        step, rows, plan = self._step(bucket), None, None
+        step, planned, rows, plan = self._step(bucket), self._planned_rows() if self._plans else None, None, None
         start = time.perf_counter()
         self.state, info = step(self._pair, self.state, bucket_spec(self.steps.spec, bucket))
-        if not isinstance(self._policy, Fixed | None):
-            rows = self._run(("planned_rows", len(drafts)), planned_rows, rows_of(self.state))
+        if planned is not None:
+            rows = planned(rows_of(self.state))
         elif isinstance(self._policy, Fixed) and not drafts.all():  # The next requests of these rows may draft.
             plan = Plan(place_whole(np.full(len(drafts), self._policy.draft_len, np.int32), self._mesh))
         self._in_flight.append(_InFlight(info, rows, plan, bucket, start))
@@ -336,7 +337,11 @@ class DeviceExecutor:
 
     def replan(self) -> None:
         """Plans the next step as if it were the first."""
-        self._plan(*jax.device_get((rows_of(self.state), counts_of(no_step(len(self.state.lengths))))))
+        self._plan(*self._before_first_step())
+
+    def _before_first_step(self) -> tuple[tuple, tuple]:
+        """Returns the rows and the counts that a policy gets before the first step."""
+        return jax.device_get((rows_of(self.state), counts_of(no_step(len(self.state.lengths)))))
 
     def _plan(self, rows: Sequence[Any], counts: Sequence[Any]) -> None:
         assert self._planner is not None
@@ -371,9 +376,16 @@ class DeviceExecutor:
 
     def _run(self, name: Any, function: Callable, *arguments: Any, donate: tuple[int, ...] = ()) -> Any:
         """Calls the compiled `function`. `name` identifies the shapes of the arguments, which are not compared."""
+        return self._function(name, function, *arguments, donate=donate)(*arguments)
+
+    def _function(self, name: Any, function: Callable, *arguments: Any, donate: tuple[int, ...] = ()) -> Callable:
+        """Returns the compiled `function`; see `_run`."""
         if name not in self._compiled:
             self._compiled[name] = JIT_CACHE.get(function, *arguments, donate_argnums=donate)
-        return self._compiled[name](*arguments)
+        return self._compiled[name]
+
+    def _planned_rows(self) -> Callable:
+        return self._function(("planned_rows", len(self.state.lengths)), planned_rows, rows_of(self.state))
 
     def _step(self, bucket: int) -> CompiledFunction:
         return self.steps.get(bucket, self._pair, self.state)
@@ -444,7 +456,11 @@ class DeviceExecutor:
         for index, size in enumerate(sizes):
             if index:
                 self.regroup([*range(sizes[index - 1]), *[-1] * (size - sizes[index - 1])])
-            if self._planner is not None:
+            if self._plans and self._planner is not None:
+                self._planned_rows()
+                rows, counts = self._before_first_step()
+                self._planner.compile(rows, counts, self._times())
+            if self._uses_clock:
                 self.replan()
             first = {self.steps.buckets[0], self._bucket(int(self._wanted[1]))}
             for bucket in first if self._uses_clock else self.steps.buckets:

@@ -16,8 +16,8 @@ from bass_jax.typing import Array, Bool, Int
 class Planner:
     """A policy and its state.
 
-    An update is some hundred operations on a few numbers. On a GPU each of them is a kernel, and the update of ``auto``
-    took 1.6 ms after steps of 4 ms (H200, SmolLM2-135M, 2026-11-26).
+    An update is some hundred operations on a few numbers. On a GPU each of them is a kernel, and steps of 4 ms took
+    1.6 ms longer with ``auto`` (H200, SmolLM2-135M, 2026-11-26).
 
     Attributes:
         state: of the policy, after the last update.
@@ -44,14 +44,19 @@ class Planner:
         Returns:
             ``(plan, wanted)`` as NumPy arrays; see `plan_rows`.
         """
-        arguments = self._policy, self.state, self._is_new, tuple(rows), tuple(counts), times
+        update = self.compile(rows, counts, times)
+        self.state, plan, wanted = update(self._policy, self.state, self._is_new, tuple(rows), tuple(counts), times)
+        self._is_new = np.zeros_like(self._is_new)
+        return jax.tree.map(np.asarray, (plan, wanted))
+
+    def compile(self, rows: Sequence[Any], counts: Sequence[Any], times: StepTimes) -> Callable:
+        """Returns the compiled update for this batch size."""
         size = len(self._is_new)
         if size not in self._compiled:
+            arguments = self._policy, self.state, self._is_new, tuple(rows), tuple(counts), times
             with jax.default_device(self._device):
                 self._compiled[size] = JIT_CACHE.get(plan_rows, *arguments)
-        self.state, plan, wanted = self._compiled[size](*arguments)
-        self._is_new = np.zeros(size, bool)
-        return jax.tree.map(np.asarray, (plan, wanted))
+        return self._compiled[size]
 
     def insert(self, row: int) -> None:
         """Starts a request in `row`: the state of the row is a fresh one in the next update."""

@@ -232,6 +232,16 @@ def test_nothing_is_compiled_after_warm_up(make_engine, monkeypatch):
     assert JIT_CACHE.num_compiled == before
 
 
+def test_a_policy_is_compiled_in_the_warm_up_too(quick_pair):
+    """With all its functions; otherwise their compilation would count as the time of a step."""
+    config = bass.EngineConfig(4, 64, buckets=(4,), chunk=16)
+    policy = "bass_heuristic(start=2, limit=3)"  # of no other test of the engine
+    engine = bass.Engine(quick_pair, bass.SpecConfig(None, "greedy"), config=config, policy=policy)
+    with recorded_compilations() as compiled:
+        engine.submit([1, 2, 3], max_new_tokens=8).result()
+    assert not compiled
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("is_processed", "page_size"), [(True, None), (False, None), (False, 16)])
 def test_logits_processors(quick_pair, is_processed, page_size):

@@ -69,6 +69,7 @@ def test_the_models_can_be_on_another_device_than_the_policy(monkeypatch):
 
 
 def test_the_policy_runs_on_the_hosts_processor():
-    planner = Planner(CountingPolicy(), 2)
-    plan(planner, [1, 1])
+    with jax.default_device(jax.devices()[1]):
+        planner = Planner(CountingPolicy(), 2)
+        plan(planner, [1, 1])
     assert all(leaf.devices() == {jax.local_devices(backend="cpu")[0]} for leaf in jax.tree.leaves(planner.state))
