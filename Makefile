@@ -20,7 +20,7 @@ help:
 	@echo "make demo       decode eight prompts as one batch, with and without speculation"
 	@echo "make notebooks  run the notebooks in place"
 	@echo "make docs       build the documentation site in build/docs"
-	@echo "make test       run the quick tests, in 10 to 13 minutes on two cores"
+	@echo "make test       run the quick tests, in about 12 minutes on two cores"
 	@echo "make test-all   run all tests, the slow ones too, in more than an hour"
 	@echo "make lint       run ruff"
 	@echo "make types      run pyright"
