@@ -16,9 +16,8 @@ EXAMPLES = """examples:
   bass-jax demo --batches 1,8 --file prompts.txt --plot demo.svg
 """
 
-MIN_ROUNDS = 2
-"""Rounds of each batch size, in which both ways of decoding take turns. Large batches, whose rounds are short, have
-half as many as rows."""
+MIN_SECONDS = 8
+"""Both ways of decoding take turns for at least so long per batch size, compilation not counted."""
 
 BAR_WIDTH = 40
 """Characters of the longest bar."""
@@ -47,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         args.argument("--pair", "target and draft", "checkpoints/quickstart"),
         args.argument("--file", "text with one prompt per line", Path("configs/demo_prompts.txt")),
         args.argument("--batches", "rows that are decoded together", "1,2,4,8", type=args.numbers),
-        args.max_new_tokens(48),
+        args.max_new_tokens(40),
         args.argument("--plot", "SVG image of the table", Path("demo.svg")),
     )
 
@@ -69,10 +68,11 @@ def run(options: argparse.Namespace, out: Output) -> int:
     encoded = [pair.tokenizer.encode_prompt(prompt) for prompt in prompts]
     rows, texts, compile_seconds = [], [], 0.0
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=sum(2 * _num_rounds(batch) for batch in options.batches))
+        task = progress.add_task("", total=MIN_SECONDS * len(options.batches))
 
-        def on_run(batch: int, name: str) -> None:
-            progress.update(task, advance=1, description=f"batch {batch}, {name}")
+        def on_run(batch: int, name: str, seconds: float) -> None:
+            done = MIN_SECONDS * options.batches.index(batch) + min(seconds, MIN_SECONDS)
+            progress.update(task, completed=done, description=f"batch {batch}, {name}")
 
         def on_compile(function: Callable, arguments: tuple) -> None:
             progress.update(task, description=describe_compilation(function, arguments))
@@ -93,24 +93,22 @@ def run(options: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-def _num_rounds(batch: int) -> int:
-    return max(MIN_ROUNDS, batch // 2)
-
-
 def _measure(
-    pair, prompts: Sequence, batch: int, max_new_tokens: int, on_run: Callable[[int, str], None]
+    pair, prompts: Sequence, batch: int, max_new_tokens: int, on_run: Callable[[int, str, float], None]
 ) -> tuple[DemoRow, list[str], float]:
     """Decodes all prompts, `batch` at a time, in both ways; returns the results, the texts and the compile time."""
     from bass_jax.decoding.metrics import summarize
     from bass_jax.engine.generate import generate
 
-    runs: dict[str, list] = {"decode": [], "speculate": []}
-    for _ in range(_num_rounds(batch)):
-        for step, name in (("decode", "regular"), ("speculate", "speculative")):
-            on_run(batch, name)
+    runs: dict[str, list] = {"speculate": [], "decode": []}
+    seconds = 0.0
+    while seconds < MIN_SECONDS:
+        for step, name in (("speculate", "speculative"), ("decode", "regular")):
+            on_run(batch, name, seconds)
             found = generate(pair, prompts, step=step, max_batch=batch, max_new_tokens=max_new_tokens)
             runs[step].append(found)
-    regular, speculative = (statistics.median(one.tokens_per_second for one in found) for found in runs.values())
+            seconds += found.timings.decode
+    speculative, regular = (statistics.median(one.tokens_per_second for one in found) for found in runs.values())
     total = summarize([info for one in runs["speculate"] for info in one.infos])
     tokens = [[row.tolist() for row in one.tokens] for found in runs.values() for one in found]
     row = DemoRow(

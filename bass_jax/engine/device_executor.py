@@ -397,11 +397,11 @@ class DeviceExecutor:
     def _bucket(self, num_wanted: int) -> int:
         """Returns the bucket to run for `num_wanted` drafts.
 
-        With a policy that measures times, a further step is compiled only when the steps since the last compilation
-        took as long as a compilation does, and at most `MAX_MEASURED` are. Else the nearest compiled step is used. A
-        compiled step with fewer drafts that was not measured often enough comes first. The first step that is compiled
-        has a power of two as its bucket, so that a process finds it in the compilation cache although the estimates
-        differ a bit.
+        With a policy that measures times, a further step is compiled only when steps have run for as long as it takes
+        to compile one, in addition to the compilations since, and at most `MAX_MEASURED` are compiled. Else the nearest
+        compiled step is used. A compiled step with fewer drafts that was not measured often enough comes first. The
+        first step that is compiled has a power of two as its bucket, so that a process finds it in the compilation
+        cache although the estimates differ a bit.
         """
         bucket, num_rows = plan_bucket(self.steps.buckets, num_wanted), len(self.state.lengths)
         found = {one: step for one in self.steps.buckets if (step := self.steps.find(one, num_rows)) is not None}

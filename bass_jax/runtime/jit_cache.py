@@ -65,7 +65,7 @@ class JitCache:
     Attributes:
         num_compiled: functions compiled so far.
         compile_seconds: time that this took, tracing included.
-        run_seconds: time of the steps since the last compilation; the executor adds it.
+        run_seconds: time of the steps, which the executor adds, less that of the compilations since; at least 0.
     """
 
     def __init__(self):
@@ -115,7 +115,6 @@ class JitCache:
             found = CompiledFunction(compiled, 0.0, self._saved.seconds - saved_before)
             self._add_seconds(found, time.perf_counter() - start)
             self.num_compiled += 1
-            self.run_seconds = 0.0
             self._make_room()
         self._compiled[key] = found  # The last one is the one that was used last.
         if prepare and not found.is_prepared:
@@ -125,6 +124,7 @@ class JitCache:
     def _add_seconds(self, compiled: CompiledFunction, seconds: float) -> None:
         compiled.compile_seconds += seconds
         self.compile_seconds += seconds
+        self.run_seconds = max(self.run_seconds - seconds, 0.0)
 
     def _in_background(self, compile_it: Callable[[], Callable]) -> Callable:
         """Compiles in a thread; returns a function that waits for it."""

@@ -88,7 +88,7 @@ def pair():
 
 
 def test_the_default_compiles_one_step_first_and_at_most_four(pair, monkeypatch):
-    """A further step is compiled after the steps so far took as long as a compilation."""
+    """A further step is compiled when the steps so far took as long as a compilation."""
     run = GenerateLoop(pair, tiny.PROMPTS, max_new_tokens=40)
     executor = run._executor
     assert isinstance(executor.steps.policy, Auto)
@@ -112,6 +112,19 @@ def test_the_default_compiles_one_step_first_and_at_most_four(pair, monkeypatch)
         pass
     for found, expected in zip(run.result().tokens, regular.tokens, strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_a_compilation_postpones_the_next_one_by_its_own_time(monkeypatch):
+    """A small function that is compiled does not make up for all steps before it."""
+    monkeypatch.setattr(JIT_CACHE, "run_seconds", 100.0)
+    before = JIT_CACHE.compile_seconds
+    JIT_CACHE.get(lambda value: value + 1, jnp.ones(2))
+    taken = JIT_CACHE.compile_seconds - before
+    assert 0 < taken < 100
+    assert JIT_CACHE.run_seconds == pytest.approx(100 - taken)
+    JIT_CACHE.run_seconds = 0.0
+    JIT_CACHE.get(lambda value: value + 2, jnp.ones(2))
+    assert JIT_CACHE.run_seconds == 0.0
 
 
 def test_a_length_that_cannot_be_compiled_takes_as_long_as_the_next_larger_step(pair):
