@@ -56,8 +56,9 @@ def fails(capsys, *arguments: str) -> str:
     return error
 
 
-def test_the_demo_compares_every_batch_size(pair, tmp_path, capsys):
+def test_the_demo_compares_every_batch_size(pair, tmp_path, capsys, monkeypatch):
     """With the defaults of speculation; both ways decode the same prompts to the same tokens."""
+    monkeypatch.setattr("bass_jax.cli.demo.MIN_SECONDS", 0.01)
     prompts, plot = tmp_path / "prompts.txt", tmp_path / "demo.svg"
     prompts.write_text("one\nthe other\nand a third\n")
     options = ("--pair", pair, "--file", str(prompts), "--plot", str(plot), "--max-new-tokens", "6")
