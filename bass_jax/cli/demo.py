@@ -71,7 +71,7 @@ def run(options: argparse.Namespace, out: Output) -> int:
         task = progress.add_task("", total=MIN_SECONDS * len(options.batches))
 
         def on_run(batch: int, name: str, seconds: float) -> None:
-            done = MIN_SECONDS * options.batches.index(batch) + min(seconds, MIN_SECONDS)
+            done = MIN_SECONDS * len(rows) + min(seconds, MIN_SECONDS)
             progress.update(task, completed=done, description=f"batch {batch}, {name}")
 
         def on_compile(function: Callable, arguments: tuple) -> None:

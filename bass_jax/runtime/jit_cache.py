@@ -123,6 +123,9 @@ class JitCache:
 
     def _add_seconds(self, compiled: CompiledFunction, seconds: float) -> None:
         compiled.compile_seconds += seconds
+        self._count(seconds)
+
+    def _count(self, seconds: float) -> None:
         self.compile_seconds += seconds
         self.run_seconds = max(self.run_seconds - seconds, 0.0)
 
@@ -138,7 +141,7 @@ class JitCache:
             start = time.perf_counter()
             if not future.done():
                 future.exception()
-                self.compile_seconds += time.perf_counter() - start
+                self._count(time.perf_counter() - start)
             return future.result()(*args)
 
         return call
