@@ -75,6 +75,8 @@ class RopeScaling:
                 if not all(check_number(f"rope_scaling.{name}", factor) > 0 for factor in getattr(self, name)):
                     raise ValueError(f"rope_scaling.{name}={getattr(self, name)}: expected positive numbers")
             if self.attention_factor is None:
+                if self.factor > 1 and self.original_context <= 1:
+                    raise ValueError(f"rope_scaling.original_context={self.original_context}: expected more than 1")
                 share = math.log(self.factor) / math.log(self.original_context) if self.factor > 1 else 0.0
                 object.__setattr__(self, "attention_factor", math.sqrt(1 + share))
 

@@ -71,6 +71,11 @@ def test_the_factors_of_longrope_depend_on_the_context_of_the_model_only():
         ("falcon", {"alibi": True}, "alibi=True: expected False"),
         ("qwen3_moe", {"num_local_experts": 7}, "num_local_experts=7 and num_experts=6: expected only num_experts"),
         ("qwen3_moe", {"num_experts_per_tok": 7}, "num_active=7: expected a whole number from 1 to 6"),
+        (
+            "phi3-longrope-beyond-the-original-context",
+            {"original_max_position_embeddings": 1},
+            "original_context=1: expected more than 1",
+        ),
         ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type='linear': expected 'default' or"),
         ("gemma3_vision", {"text_config": None}, "text_config=None: expected a dictionary"),
     ],
