@@ -5,9 +5,11 @@ r"""Compares the policy `auto` with regular decoding and with fixed draft length
 
 The files are the data sets HumanEval, GSM8K and Spec-Bench. A context of 1,024 tokens holds solved examples before the
 last one, or a longer article. Every cell reads its prompts once. Regular decoding, `auto` and the fixed lengths then
-decode from copies of this state in turns, so that other work on the machine affects all of them. One round that is not
-counted compiles the steps. Compilation and prefill are not timed. Intervals are of the median, by bootstrap.
-The best fixed length is chosen on the odd rounds and compared on the even ones.
+decode copies of this state in turns of a few steps. The next turn is that of the method with the fewest tokens, so that
+all of them decode the same part of the answers at about the same time, and other work on the machine affects all of
+them. Steps run ahead as in `generate`. One round that is not counted compiles the steps. Compilation and prefill are
+not timed. Intervals are of the median over the rounds, by bootstrap. The best fixed length is chosen on the odd rounds
+and compared on the even ones.
 
 The benchmark writes OUTPUT.json after every cell and continues from it; at the end it writes OUTPUT.svg.
 """
@@ -30,10 +32,13 @@ from bass_jax.cli.arguments import numbers
 from bass_jax.decoding.compiled_steps import CompiledSteps
 from bass_jax.engine import EngineConfig
 from bass_jax.engine.device_executor import DeviceExecutor
+from bass_jax.engine.request import Request, RequestHandle
 from bass_jax.experiments.data_sources import read_data
+from bass_jax.runtime.jit_cache import JIT_CACHE
 
 FIXED = (1, 2, 4, 6)
 METHODS = ("regular", "auto", *(f"fixed {length}" for length in FIXED))
+STEPS_PER_TURN = 8
 SHORT, LONG = 128, 1024
 GRID = [(SHORT, batch) for batch in (1, 2, 4, 8, 16, 32)] + [(LONG, batch) for batch in (1, 2, 4, 8)]
 
@@ -78,12 +83,14 @@ def measure(options, pair: bass.Pair, kind: str, context: int, batch: int) -> di
     rates: dict[str, list[float]] = {method: [] for method in METHODS}
     lengths = []
     for turn in range(-1, options.rounds):
-        for method in METHODS:
-            run = decode(pair, state, method, sampling.is_greedy)
-            if turn >= 0:
-                seconds[method].append(run["seconds"])
-                rates[method].append(run["num_tokens"] / run["seconds"])
-                lengths += [run["draft_len"]] if method == "auto" else []
+        runs = {method: Run(pair, state, method, sampling.is_greedy) for method in METHODS}
+        while running := [run for run in runs.values() if not run.is_finished]:
+            min(running, key=lambda run: run.num_tokens).advance()
+        if turn >= 0:
+            lengths.append(runs["auto"].num_drafted / runs["auto"].num_row_steps)
+            for method, run in runs.items():
+                seconds[method].append(run.seconds)
+                rates[method].append(run.num_tokens / run.seconds)
     best = max(FIXED, key=lambda length: statistics.median(rates[f"fixed {length}"][::2]))
     fixed = [statistics.median(found[1::2]) for found in (rates["auto"], rates[f"fixed {best}"])]
     ratios = np.array(rates["auto"]) / np.array(rates["regular"])
@@ -99,29 +106,46 @@ def measure(options, pair: bass.Pair, kind: str, context: int, batch: int) -> di
     }
 
 
-def decode(pair: bass.Pair, state: bass.decoding.SpecState, method: str, is_greedy: bool) -> dict:
-    """Decodes a copy of `state` to its end."""
-    name = "decode" if method == "regular" else "speculate"
-    draft_len = int(method.split()[1]) if method.startswith("fixed") else None
-    steps = CompiledSteps(name, bass.SpecConfig(draft_len), is_greedy)
-    copy = jax.tree.map(jnp.copy, state)
-    if draft_len is not None:
-        copy = copy._replace(draft_lens=jnp.full_like(copy.draft_lens, draft_len))
-    num_rows, capacity = state.tokens.shape
-    config = EngineConfig(num_slots=num_rows, capacity=capacity, buckets=(num_rows,))
-    executor = DeviceExecutor(pair, steps, config, lambda handle: state, copy)
-    executor.start([None] * num_rows)  # type: ignore
-    seconds, num_tokens, num_drafted, num_rows_active = 0.0, 0, 0, 0
-    while True:
-        start = time.perf_counter()
-        executor.dispatch()
-        result = executor.collect()
-        seconds += time.perf_counter() - start
-        num_tokens += int(result.info.num_emitted.sum())
-        num_drafted += int(result.info.num_drafted.sum())
-        num_rows_active += int(result.info.is_active.sum())
-        if (result.info.finish != bass.FinishReason.RUNNING).all():
-            return {"seconds": seconds, "num_tokens": num_tokens, "draft_len": num_drafted / num_rows_active}
+class Run:
+    """A copy of a state that one method decodes."""
+
+    def __init__(self, pair: bass.Pair, state: bass.decoding.SpecState, method: str, is_greedy: bool):
+        name = "decode" if method == "regular" else "speculate"
+        draft_len = int(method.split()[1]) if method.startswith("fixed") else None
+        steps = CompiledSteps(name, bass.SpecConfig(draft_len), is_greedy)
+        copy = jax.tree.map(jnp.copy, state)
+        if draft_len is not None:
+            copy = copy._replace(draft_lens=jnp.full_like(copy.draft_lens, draft_len))
+        num_rows, capacity = state.tokens.shape
+        config = EngineConfig(num_slots=num_rows, capacity=capacity, buckets=(num_rows,))
+        self.executor = DeviceExecutor(pair, steps, config, lambda handle: state, copy)
+        rooms = np.asarray(state.limits - state.lengths).tolist()
+        self.handles = [RequestHandle(Request(np.zeros(1, np.int32), room)) for room in rooms]
+        self.executor.start(self.handles)
+        self.seconds, self.num_tokens, self.num_drafted, self.num_row_steps = 0.0, 0, 0, 0
+        self.is_finished = False
+
+    def advance(self) -> None:
+        """Runs `STEPS_PER_TURN` steps as `generate` does, where possible each before the last one is collected."""
+        start, compiled = time.perf_counter(), JIT_CACHE.compile_seconds
+        num_dispatched = num_collected = 0
+        while num_collected < STEPS_PER_TURN and not self.is_finished:
+            if num_dispatched == num_collected:
+                self.executor.dispatch()
+                num_dispatched += 1
+            if num_dispatched < STEPS_PER_TURN and self.executor.can_run_ahead():
+                self.executor.dispatch()
+                num_dispatched += 1
+            info = self.executor.collect().info
+            num_collected += 1
+            for handle, num in zip(self.handles, info.num_emitted.tolist(), strict=True):
+                handle.num_tokens += num
+            self.num_tokens += int(info.num_emitted.sum())
+            self.num_drafted += int(info.num_drafted.sum())
+            self.num_row_steps += int(info.is_active.sum())
+            self.is_finished = bool((info.finish != bass.FinishReason.RUNNING).all())
+        self.seconds += time.perf_counter() - start - (JIT_CACHE.compile_seconds - compiled)
+        self.executor.wait()  # for a step ahead of the last one, in which no row runs
 
 
 def messages(options, tokenizer, kind: str, context: int) -> Iterator[str]:

@@ -440,8 +440,10 @@ class DeviceExecutor:
         if not self._may_compile or len(found) >= MAX_MEASURED:
             # A length that cannot be compiled now runs in the next larger step, and takes as long.
             larger = [min((one for one in found if one >= bucket), default=None) for bucket in buckets]
-            own = [np.nan if one is None else found[one] for one in larger]
-            times = times._replace(step_seconds=np.where(np.isnan(own), times.step_seconds, own).astype(np.float32))
+            own = [math.nan if one is None else found[one] for one in larger]
+            pairs = zip(own, times.step_seconds.tolist(), strict=True)
+            seconds = [estimate if math.isnan(time) else time for time, estimate in pairs]
+            times = times._replace(step_seconds=np.asarray(seconds, np.float32))
         if self.channel is not None:
             times, self._may_compile = self.channel.share((times, self._may_compile))
         return times

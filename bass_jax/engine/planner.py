@@ -9,6 +9,7 @@ import numpy as np
 
 from bass_jax.decoding.policy_runner import StepTimes, advance_rows
 from bass_jax.policies import Plan, Policy
+from bass_jax.runtime.cpu_workarounds import call_beside_steps
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from bass_jax.typing import Array, Bool, Int
 
@@ -45,7 +46,8 @@ class Planner:
             ``(plan, wanted)`` as NumPy arrays; see `plan_rows`.
         """
         update = self.compile(rows, counts, times)
-        self.state, plan, wanted = update(self._policy, self.state, self._is_new, tuple(rows), tuple(counts), times)
+        arguments = self._policy, self.state, self._is_new, tuple(rows), tuple(counts), times
+        self.state, plan, wanted = call_beside_steps(update, *arguments)
         self._is_new = np.zeros_like(self._is_new)
         return jax.tree.map(np.asarray, (plan, wanted))
 

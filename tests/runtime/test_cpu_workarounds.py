@@ -1,4 +1,4 @@
-"""Our `argmax` for CPUs returns the same indices as NumPy's."""
+"""Our `argmax` for CPUs returns the same indices as NumPy's, and a plan does not wait for a step."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bass_jax.runtime.cpu_workarounds import argmax
+from bass_jax.runtime.cpu_workarounds import argmax, call_beside_steps
 from tests.marks import mostly_slow
 
 
@@ -55,3 +55,15 @@ def test_on_a_cpu_the_vocabulary_is_reduced_in_blocks():
     program = jax.jit(argmax).lower(jax.ShapeDtypeStruct((5, 49152), jnp.float32)).as_text()
     assert "5x384xf32" in program
     assert "reduce" in program and "5x49152xi32" not in program
+
+
+def test_a_call_beside_steps_does_not_wait_for_a_function_that_runs():
+    def run(x):
+        return jax.lax.fori_loop(0, 400, lambda _, y: y @ x, x)
+
+    matrix, number = jnp.eye(400), np.float32(1)
+    slow, quick = jax.jit(run).lower(matrix).compile(), jax.jit(lambda x: x + 1).lower(number).compile()
+    result = slow(matrix)
+    found = call_beside_steps(quick, number)
+    assert not result.is_ready()
+    assert found == 2
