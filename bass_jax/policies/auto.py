@@ -48,8 +48,7 @@ class Auto:
     is accepted. A length of n drafts is expected to emit 1 + y1 + y1·y2 + … + y1·…·yn tokens, where yi is the rate at
     which the i-th draft is proposed and accepted after the drafts before it were. The rates are those of the batch,
     times the row's own accepted drafts over those that the rates predicted for it, relative to the mean of all rows.
-    The slowest row counts, because a batch takes as long as its slowest row. Drafting has to be faster than regular
-    steps by `margin`, because estimates have errors.
+    The slowest row counts, because a batch takes as long as its slowest row.
 
     To notice changes, the policy tries the other compiled lengths from time to time. A trial costs the time by which it
     emits its tokens later than the best length would; all trials together may cost `trial_share` of the time.
@@ -61,7 +60,6 @@ class Auto:
         prior_weight: number of drafts that the prior counts as, at each position.
         row_weight: number of accepted drafts that the rates of the batch count as, for one row.
         memory: number of row steps after which a count has lost two thirds of its weight.
-        margin: see above; a fraction.
         trial_share: see above.
         use_clock: measure the steps. False takes all times from `cost`, so that a run repeats exactly; static.
         lengths: draft lengths to choose from; static, ascending.
@@ -71,10 +69,9 @@ class Auto:
 
     cost: Leaf
     prior: Leaf
-    prior_weight: Leaf = 4.0
-    row_weight: Leaf = 8.0
+    prior_weight: Leaf = 8.0
+    row_weight: Leaf = 16.0
     memory: Leaf = 100.0
-    margin: Leaf = 0.05
     trial_share: Leaf = 0.01
     use_clock: bool = dataclasses.field(default=True, metadata={"static": True})
     lengths: tuple[int, ...] = dataclasses.field(default=LENGTHS, metadata={"static": True})
@@ -91,7 +88,7 @@ class Auto:
         lengths = jnp.asarray(self.lengths, jnp.int32)
         state = self._count(state, stats)
         seconds = step_seconds(stats, self.lengths, self.cost)
-        tokens = self.expected_tokens(state, stats.is_running) * jnp.where(lengths > 0, 1 - self.margin, 1.0)
+        tokens = self.expected_tokens(state, stats.is_running)
         rates = tokens / seconds
         best = jnp.argmax(rates).astype(jnp.int32)
 

@@ -76,7 +76,7 @@ def test_auto_plans_the_length_with_most_tokens_per_second():
 @pytest.mark.parametrize("num_rows", [1, 16])
 def test_auto_starts_with_the_best_length_of_a_profile(num_rows):
     profile, lengths = made_up(0.1), (0, 1, 2, 3, 4, 6, 8)
-    found = first(policies.auto(profile=profile, lengths=lengths, margin=0.0), num_rows, seconds=[UNKNOWN] * 7)
+    found = first(policies.auto(profile=profile, lengths=lengths), num_rows, seconds=[UNKNOWN] * 7)
     assert found == lengths[int(np.argmax(by_hand(profile, num_rows, lengths)))]
     table = policies.batch_table(profile=profile)
     assert first(table, num_rows) == fastest_draft_len(profile.table, jnp.asarray(profile.rates), num_rows, 200.0)
@@ -142,9 +142,9 @@ def test_auto_follows_the_acceptance_rate():
     assert better[-1] == 8
 
 
-@pytest.mark.parametrize("seconds, drafts", [(1.62, False), (1.20, True)])
-def test_auto_drafts_only_for_a_gain_above_its_margin(seconds, drafts):
-    """A draft that is accepted in 70 % of the steps gives 1.05 or 1.42 times the tokens per second."""
+@pytest.mark.parametrize("seconds, drafts", [(1.85, False), (1.20, True)])
+def test_auto_drafts_only_for_a_gain(seconds, drafts):
+    """A draft that is accepted in 70 % of the steps gives 0.92 or 1.42 times the tokens per second."""
     lengths, _ = drive(policies.auto(lengths=(0, 1)), 4, 0.7, 300, (1.0, seconds))
     assert (lengths[-200:].count(1) > 160) if drafts else (lengths[-200:].count(1) < 20)
 
