@@ -7,8 +7,8 @@ The files are the data sets HumanEval, GSM8K and Spec-Bench. A context of 1,024 
 last one, or a longer article. Every cell reads its prompts once. Regular decoding, `auto` and the fixed lengths then
 decode copies of this state in turns of a few steps. The next turn is that of the method with the fewest tokens, so that
 all of them decode the same part of the answers at about the same time, and other work on the machine affects all of
-them. Steps run ahead as in `generate`. One round that is not counted compiles the steps. Compilation and prefill are
-not timed. Intervals are of the median over the rounds, by bootstrap. The best fixed length is chosen on the odd rounds
+them. Steps run ahead as in `generate`. Two rounds that are not counted compile the steps, and `auto` measures their
+times. Compilation and prefill are not timed. Intervals are of the median over the rounds, by bootstrap. The best fixed length is chosen on the odd rounds
 and compared on the even ones.
 
 The benchmark writes OUTPUT.json after every cell and continues from it; at the end it writes OUTPUT.svg.
@@ -38,7 +38,7 @@ from bass_jax.runtime.jit_cache import JIT_CACHE
 
 FIXED = (1, 2, 4, 6)
 METHODS = ("regular", "auto", *(f"fixed {length}" for length in FIXED))
-STEPS_PER_TURN = 8
+STEPS_PER_TURN, NUM_WARM_UP = 8, 2
 SHORT, LONG = 128, 1024
 GRID = [(SHORT, batch) for batch in (1, 2, 4, 8, 16, 32)] + [(LONG, batch) for batch in (1, 2, 4, 8)]
 
@@ -82,7 +82,7 @@ def measure(options, pair: bass.Pair, kind: str, context: int, batch: int) -> di
     seconds: dict[str, list[float]] = {method: [] for method in METHODS}
     rates: dict[str, list[float]] = {method: [] for method in METHODS}
     lengths = []
-    for turn in range(-1, options.rounds):
+    for turn in range(-NUM_WARM_UP, options.rounds):
         runs = {method: Run(pair, state, method, sampling.is_greedy) for method in METHODS}
         while running := [run for run in runs.values() if not run.is_finished]:
             min(running, key=lambda run: run.num_tokens).advance()
