@@ -8,8 +8,8 @@ last one, or a longer article. Every cell reads its prompts once. Regular decodi
 decode copies of this state in turns of a few steps. The next turn is that of the method with the fewest tokens, so that
 all of them decode the same part of the answers at about the same time, and other work on the machine affects all of
 them. Steps run ahead as in `generate`. Two rounds that are not counted compile the steps, and `auto` measures their
-times. Compilation and prefill are not timed. Intervals are of the median over the rounds, by bootstrap. The best fixed length is chosen on the odd rounds
-and compared on the even ones.
+times. Compilation and prefill are not timed. Intervals are of the median over the rounds, by bootstrap. The best fixed
+length is chosen on the odd rounds and compared on the even ones.
 
 The benchmark writes OUTPUT.json after every cell and continues from it; at the end it writes OUTPUT.svg.
 """
