@@ -59,7 +59,7 @@ def test_on_a_cpu_the_vocabulary_is_reduced_in_blocks():
 
 
 def test_a_call_beside_steps_is_made_in_another_thread():
-    """jax runs what one thread calls on a CPU in order."""
+    """What one thread calls on a CPU runs in order."""
     name, number = call_beside_steps(lambda x: (threading.current_thread().name, x + 1), np.float32(1))
     assert name != threading.current_thread().name
     assert number == 2
