@@ -126,7 +126,10 @@ class Run:
         self.is_finished = False
 
     def advance(self) -> None:
-        """Runs `STEPS_PER_TURN` steps as `generate` does, where possible each before the last one is collected."""
+        """Runs `STEPS_PER_TURN` steps as `generate` does, where possible each before the last one is collected.
+
+        No step is in flight afterwards, so that none takes part in the turn of another method.
+        """
         start, compiled = time.perf_counter(), JIT_CACHE.compile_seconds
         num_dispatched = num_collected = 0
         while num_collected < STEPS_PER_TURN and not self.is_finished:

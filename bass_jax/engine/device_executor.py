@@ -442,7 +442,7 @@ class DeviceExecutor:
             larger = [min((one for one in found if one >= bucket), default=None) for bucket in buckets]
             own = [math.nan if one is None else found[one] for one in larger]
             pairs = zip(own, times.step_seconds.tolist(), strict=True)
-            seconds = [estimate if math.isnan(time) else time for time, estimate in pairs]
+            seconds = [estimate if math.isnan(measured) else measured for measured, estimate in pairs]
             times = times._replace(step_seconds=np.asarray(seconds, np.float32))
         if self.channel is not None:
             times, self._may_compile = self.channel.share((times, self._may_compile))

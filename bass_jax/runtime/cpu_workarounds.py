@@ -84,7 +84,7 @@ def call_beside_steps(function: Callable, *arguments: Any) -> Any:
     """
     if jax.default_backend() != "cpu":
         return function(*arguments)
-    return _thread().submit(lambda: jax.block_until_ready(function(*arguments))).result()
+    return _thread().submit(function, *arguments).result()
 
 
 @functools.cache
