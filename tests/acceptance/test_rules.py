@@ -73,7 +73,7 @@ def run(rule, *arguments):
     return jax.device_get(jax.jit(rule.accept)(*arguments))
 
 
-@pytest.mark.parametrize("name", mostly_slow(sorted(RULES), lambda name: name not in ("block", "shared_noise")))
+@pytest.mark.parametrize("name", sorted(RULES))
 def test_a_rule_passes_the_conformance_test(name):
     rule = RULES[name]
     check_rule(rule)
