@@ -4,12 +4,15 @@ r"""Compares the policy `auto` with regular decoding and with fixed draft length
         --summaries spec_bench_question.jsonl --output never_slower
 
 The files are the data sets HumanEval, GSM8K and Spec-Bench. A context of 1,024 tokens holds solved examples before the
-last one, or a longer article. Every cell reads its prompts once. Regular decoding, `auto` and the fixed lengths then
-decode copies of this state in turns of a few steps. The next turn is that of the method with the fewest tokens, so that
-all of them decode the same part of the answers at about the same time, and other work on the machine affects all of
-them. Steps run ahead as in `generate`. Two rounds that are not counted compile the steps, and `auto` measures their
-times. Compilation and prefill are not timed. Intervals are of the median over the rounds, by bootstrap. The best fixed
-length is chosen on the odd rounds and compared on the even ones.
+last one, or a longer article. Every cell reads two batches of prompts once. Regular decoding, `auto` and the fixed
+lengths then decode copies of these states in turns of a few steps. The next turn is that of the method with the fewest
+tokens, so that all of them decode the same part of the answers at about the same time, and other work on the machine
+affects all of them. Steps run ahead as in `generate`.
+
+The rounds alternate between the two batches, so that `auto` starts from what it has estimated on other prompts of the
+kind, as in a process that has run for a while. Two rounds that are not counted compile the steps. Compilation and
+prefill are not timed. Intervals are of the median over the rounds, by bootstrap. The best fixed length is chosen on
+one half of the rounds and compared on the other.
 
 The benchmark writes OUTPUT.json after every cell and continues from it; at the end it writes OUTPUT.svg.
 """
@@ -33,6 +36,7 @@ from bass_jax.decoding.compiled_steps import CompiledSteps
 from bass_jax.engine import EngineConfig
 from bass_jax.engine.device_executor import DeviceExecutor
 from bass_jax.engine.request import Request, RequestHandle
+from bass_jax.engine.slots import regroup_rows
 from bass_jax.experiments.data_sources import read_data
 from bass_jax.runtime.jit_cache import JIT_CACHE
 
@@ -53,7 +57,7 @@ def main() -> None:
     parser.add_argument("--contexts", type=numbers, default=[SHORT, LONG])
     parser.add_argument("--kinds", default="code,questions,summaries,code at 0.8")
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--output", type=Path, default=Path("never_slower"))
     options = parser.parse_args()
     path = options.output.with_suffix(".json")
@@ -74,16 +78,17 @@ def main() -> None:
 
 def measure(options, pair: bass.Pair, kind: str, context: int, batch: int) -> dict:
     """Decodes one cell with all methods in turns."""
-    texts = itertools.islice(messages(options, pair.tokenizer, kind.split()[0], context), batch)
+    texts = itertools.islice(messages(options, pair.tokenizer, kind.split()[0], context), 2 * batch)
     prompts = [pair.tokenizer.encode_chat(text) for text in texts]
     sampling = bass.SamplingParams(temperature=0.8 if "0.8" in kind else 0.0)
     settings = {"sampling": sampling, "max_new_tokens": options.max_new_tokens}
-    state = bass.prefill(pair, prompts, bass.SpecConfig(FIXED[-1]), **settings)
+    both = bass.prefill(pair, prompts, bass.SpecConfig(FIXED[-1]), **settings)
+    batches = [regroup_rows(both, part, both.finish[part]) for part in jnp.arange(2 * batch).reshape(2, batch)]
     seconds: dict[str, list[float]] = {method: [] for method in METHODS}
     rates: dict[str, list[float]] = {method: [] for method in METHODS}
     lengths = []
     for turn in range(-NUM_WARM_UP, options.rounds):
-        runs = {method: Run(pair, state, method, sampling.is_greedy) for method in METHODS}
+        runs = {method: Run(pair, batches[turn % 2], method, sampling.is_greedy) for method in METHODS}
         while running := [run for run in runs.values() if not run.is_finished]:
             min(running, key=lambda run: run.num_tokens).advance()
         if turn >= 0:
@@ -91,8 +96,11 @@ def measure(options, pair: bass.Pair, kind: str, context: int, batch: int) -> di
             for method, run in runs.items():
                 seconds[method].append(run.seconds)
                 rates[method].append(run.num_tokens / run.seconds)
-    best = max(FIXED, key=lambda length: statistics.median(rates[f"fixed {length}"][::2]))
-    fixed = [statistics.median(found[1::2]) for found in (rates["auto"], rates[f"fixed {best}"])]
+    # Both halves have as many rounds of either batch.
+    halves = {name: [found[0::4] + found[1::4], found[2::4] + found[3::4]] for name, found in rates.items()}
+    medians = {name: [statistics.median(half) for half in found] for name, found in halves.items()}
+    best = max(FIXED, key=lambda length: medians[f"fixed {length}"][0])
+    fixed = max(medians[f"fixed {best}"][1], medians["regular"][1])
     ratios = np.array(rates["auto"]) / np.array(rates["regular"])
     draws = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
     return {
@@ -100,7 +108,7 @@ def measure(options, pair: bass.Pair, kind: str, context: int, batch: int) -> di
         "auto_over_regular": round(statistics.median(ratios), 3),
         "interval": np.percentile(np.median(draws, axis=1), [2.5, 97.5]).round(3).tolist(),
         "best_fixed": best,
-        "auto_over_best_fixed": round(fixed[0] / max(fixed[1], statistics.median(rates["regular"][1::2])), 3),
+        "auto_over_best_fixed": round(medians["auto"][1] / fixed, 3),
         "draft_len": round(statistics.mean(lengths), 2),
         "rounds": {method: [round(value, 4) for value in found] for method, found in seconds.items()},
     }

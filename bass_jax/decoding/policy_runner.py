@@ -12,11 +12,12 @@ from bass_jax.typing import Array
 
 
 class StepTimes(NamedTuple):
-    """Measured times in seconds; NaN where nothing was measured."""
+    """What a loop with a clock has measured; NaN where nothing was."""
 
     step_seconds: Array | np.ndarray  # [A] float32, of a step with each of the policy's lengths
     is_compiled: Array | np.ndarray  # [A] bool, whether these steps are compiled
     resume_seconds: Array | np.ndarray  # [] float32, what a step with drafts takes longer after steps without
+    num_steps: Array | np.ndarray = np.ones((), np.int32)  # [] int32, steps since the last plan
 
 
 def no_times(policy: Policy) -> StepTimes:

@@ -1,5 +1,6 @@
 """The executor that runs the steps on the device."""
 
+import dataclasses
 import functools
 import math
 import time
@@ -41,13 +42,18 @@ from bass_jax.models.mesh import mesh_of, place_whole
 from bass_jax.models.protocol import hidden_width_of, is_recurrent
 from bass_jax.policies.auto import Auto
 from bass_jax.policies.fixed import Fixed
-from bass_jax.policies.protocol import Plan, plan_bucket
+from bass_jax.policies.protocol import Plan, Policy, plan_bucket
 from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
 from bass_jax.runtime.processes import Channel
 
 MAX_MEASURED = 4
 """Steps per batch size that are compiled for a policy that measures times."""
 
+PLAN_INTERVAL = 8
+"""Steps between two plans of ``auto`` while it does not draft. A plan costs 0.7 ms of two cores that run a step."""
+
+_LAST_RATES: dict[Any, Any] = {}
+"""Acceptance rates by position that ``auto`` has estimated last, by the structure of the pair and by the rule."""
 
 SHORT_CHUNK = 64
 """A chunk of at most so many tokens is read by a pass of this size, because a pass over a whole chunk takes longer."""
@@ -59,6 +65,7 @@ class _InFlight(NamedTuple):
     info: StepInfo
     rows: Any  # `planned_rows` after it; None if nothing is planned after a step
     plan: Plan | None  # of a fixed length, if rows that do not draft have changed it
+    num_steps: int  # since the last one after which a plan is made
     bucket: int
     start: float  # when it was dispatched
 
@@ -121,12 +128,12 @@ class DeviceExecutor:
         # A copy of the state's field, so that a row can be stopped without waiting for the device.
         self._finish = np.full(num_rows, FinishReason.INACTIVE, np.int32)
         self._stopped: list[int] = []  # rows that the device does not know to be stopped
-        self._room_of_new = 0  # the most drafts that a row which has joined since the last step can use
+        self._num_steps = 0  # dispatched since the last one after which a plan is made
         self._in_flight: deque[_InFlight] = deque()
         self._uses_clock = getattr(self._policy, "use_clock", False)
         # A step that runs ahead has the plan that was made before the last step. Only these policies plan as well then.
-        plans_late = isinstance(self._policy, Fixed | None) or (isinstance(self._policy, Auto) and self._uses_clock)
-        self._runs_ahead = plans_late and self.channel is None
+        self._may_hold = isinstance(self._policy, Auto) and self._uses_clock  # a plan without drafts
+        self._runs_ahead = (self._may_hold or isinstance(self._policy, Fixed | None)) and self.channel is None
         self._last_end = 0.0  # when the last step had ended
         self._clock: StepClock | None = None
         self._calibration: dict[int, Sequence[float] | None] = {}
@@ -134,7 +141,8 @@ class DeviceExecutor:
         self._is_timed = False
         self._has_drafted = True
         self._wanted = np.zeros(2, np.int32)  # see `plan_rows`; without a policy there is one bucket
-        self._planner = None if self._policy is None else Planner(self._policy, num_rows)
+        self._name = jax.tree.structure(pair), steps.spec.acceptance
+        self._planner = None if self._policy is None else Planner(self._start_policy(), num_rows)
         self._plans = not isinstance(self._policy, Fixed | None)  # after every step
         if self._planner is not None:
             self.replan()
@@ -235,8 +243,9 @@ class DeviceExecutor:
         if self._planner is not None:
             self._planner.insert(row)
         self._finish[row], self._handles[row] = FinishReason.RUNNING, handle
+        self._num_steps = PLAN_INTERVAL
         if handle.request.is_speculative:
-            self._room_of_new = max(self._room_of_new, handle.request.max_new_tokens - 1)
+            self._wanted = np.maximum(self._wanted, [min(self._wanted[1], handle.request.max_new_tokens - 1), 0])
         # Dense caches are copied, so the next sample of this prompt can use them.
         self._prompt = handle.request.prompt if self.pool is None else None
         if self.pool is not None and self._shares_pages:
@@ -258,6 +267,7 @@ class DeviceExecutor:
         if self._planner is not None:
             self._planner.regroup(rows)
         self._stopped.clear()
+        self._num_steps = PLAN_INTERVAL
 
     def stop(self, row: int) -> None:
         """Ends the request in `row`. The state on the device is updated before the next step."""
@@ -268,8 +278,7 @@ class DeviceExecutor:
     def dispatch(self) -> None:
         """Dispatches a step."""
         self._send_finish()
-        num_wanted = self._num_wanted()
-        self._room_of_new = 0
+        num_wanted = int(self._wanted[0])
         drafts = np.array([handle is None or handle.request.is_speculative for handle in self._handles])
         if not drafts.all():
             self.state = self.state._replace(draft_lens=self.state.draft_lens * place_whole(drafts, self._mesh))
@@ -277,16 +286,18 @@ class DeviceExecutor:
         bucket = self._bucket(num_wanted)
         if bucket < num_wanted:  # The policy counts a draft that it wanted and did not get as rejected.
             self.state = self.state._replace(draft_lens=jnp.minimum(self.state.draft_lens, bucket))
-        if self.steps.find(bucket, len(drafts)) is None:
-            self._is_timed = False
-        step, planned, rows, plan = self._step(bucket), self._planned_rows() if self._plans else None, None, None
+        self._num_steps += 1
+        holds = self._may_hold and not self._wanted.any() and self._num_steps < PLAN_INTERVAL
+        does_plan = self._plans and not holds
+        step, planned, rows, plan = self._step(bucket), self._planned_rows() if does_plan else None, None, None
         start = time.perf_counter()
         self.state, info = step(self._pair, self.state, bucket_spec(self.steps.spec, bucket))
         if planned is not None:
             rows = planned(rows_of(self.state))
         elif isinstance(self._policy, Fixed) and not drafts.all():  # The next requests of these rows may draft.
             plan = Plan(place_whole(np.full(len(drafts), self._policy.draft_len, np.int32), self._mesh))
-        self._in_flight.append(_InFlight(info, rows, plan, bucket, start))
+        self._in_flight.append(_InFlight(info, rows, plan, bucket, self._num_steps, start))
+        self._num_steps = 0 if does_plan else self._num_steps
 
     def can_run_ahead(self) -> bool:
         """Returns whether the next step can be dispatched before the last one is collected.
@@ -296,13 +307,13 @@ class DeviceExecutor:
         if not self._runs_ahead or self._stopped or len(self._in_flight) != 1:
             return False
         room = max((one.request.max_new_tokens - one.num_tokens for one in self._handles if one is not None), default=0)
-        step = self.steps.find(self._bucket(self._num_wanted()), len(self.state.lengths))
+        step = self.steps.find(self._bucket(int(self._wanted[0])), len(self.state.lengths))
         is_ready = step is not None and (self._clock is None or step.num_calls > 0)
         return is_ready and room > self._in_flight[0].bucket + 1
 
     def collect(self) -> StepResult:
         """Waits for the oldest step in flight, reads its info, and plans the next step to be dispatched."""
-        info, rows, plan, bucket, start = self._in_flight.popleft()
+        info, rows, plan, bucket, num_steps, start = self._in_flight.popleft()
         info, rows = jax.device_get((info, rows))
         end = time.perf_counter()
         seconds, self._last_end = end - max(start, self._last_end), end
@@ -312,7 +323,7 @@ class DeviceExecutor:
             self._clock.record(self._step(bucket), seconds, resumes=bucket > 0 and not self._has_drafted)
         self._is_timed, self._has_drafted = True, bucket > 0
         if rows is not None:
-            self._plan(rows, counts_of(info))
+            self._plan(rows, counts_of(info), num_steps)
         elif plan is not None:
             self.state = with_plan(self.state, plan)
         if not self._in_flight:  # Else the device runs the next step while the policy plans.
@@ -339,13 +350,24 @@ class DeviceExecutor:
         """Plans the next step as if it were the first."""
         self._plan(*self._before_first_step())
 
+    def _start_policy(self) -> Policy:
+        """Returns the policy; ``auto`` starts from the acceptance rates of the last run of such a pair, if any."""
+        policy, rates = self._policy, _LAST_RATES.get(self._name)
+        assert policy is not None
+        if isinstance(policy, Auto) and policy.use_clock and rates is not None and rates.shape == policy.prior.shape:
+            return dataclasses.replace(policy, prior=rates)
+        return policy
+
     def _before_first_step(self) -> tuple[tuple, tuple]:
         """Returns the rows and the counts that a policy gets before the first step."""
         return jax.device_get((rows_of(self.state), counts_of(no_step(len(self.state.lengths)))))
 
-    def _plan(self, rows: Sequence[Any], counts: Sequence[Any]) -> None:
+    def _plan(self, rows: Sequence[Any], counts: Sequence[Any], num_steps: int = 1) -> None:
         assert self._planner is not None
-        plan, self._wanted = self._planner.plan(rows, counts, self._times())
+        times = self._times()._replace(num_steps=np.asarray(num_steps, np.int32))
+        plan, self._wanted = self._planner.plan(rows, counts, times)
+        if isinstance(self._policy, Auto):
+            _LAST_RATES[self._name] = self._planner.state.rates
         # The call of the step places a NumPy array in less time than `device_put` does, but only on one device.
         self.state = with_plan(self.state, plan if self._mesh is None else place_whole(plan, self._mesh))
 
@@ -390,9 +412,10 @@ class DeviceExecutor:
     def _step(self, bucket: int) -> CompiledFunction:
         return self.steps.get(bucket, self._pair, self.state)
 
-    def _num_wanted(self) -> int:
-        """Returns the most drafts that a row can use in the next step."""
-        return int(max(self._wanted[0], min(self._wanted[1], self._room_of_new)))
+    def _found_steps(self) -> dict[int, CompiledFunction]:
+        """Returns the compiled steps of this batch size by bucket."""
+        steps = ((bucket, self.steps.find(bucket, len(self.state.lengths))) for bucket in self.steps.buckets)
+        return {bucket: step for bucket, step in steps if step is not None}
 
     def _bucket(self, num_wanted: int) -> int:
         """Returns the bucket to run for `num_wanted` drafts.
@@ -403,8 +426,7 @@ class DeviceExecutor:
         first step that is compiled has a power of two as its bucket, so that a process finds it in the compilation
         cache although the estimates differ a bit.
         """
-        bucket, num_rows = plan_bucket(self.steps.buckets, num_wanted), len(self.state.lengths)
-        found = {one: step for one in self.steps.buckets if (step := self.steps.find(one, num_rows)) is not None}
+        bucket, found = plan_bucket(self.steps.buckets, num_wanted), self._found_steps()
         if self._clock is None:
             return bucket
         if not found:
@@ -429,18 +451,17 @@ class DeviceExecutor:
             self.steps.find_all(self._pair, self.state)
             has_cost = getattr(policy, "cost", None) is not None
             self._calibration[num_rows] = None if has_cost else calibrate(self._pair, num_rows, policy.lengths)
+        found = self._found_steps()
         buckets = [draft_len_bucket(length) for length in policy.lengths]
-        steps = [self.steps.find(bucket, num_rows) for bucket in buckets]
-        self._clock = StepClock(steps, self._calibration[num_rows])
+        self._clock = StepClock([found.get(bucket) for bucket in buckets], self._calibration[num_rows])
         times = self._clock.times()
         # The compilation cache may hold the steps that are compiled, and not the next one.
-        costs = [step.compile_seconds + step.saved_seconds for step in steps if step is not None]
+        costs = [step.compile_seconds + step.saved_seconds for step in found.values()]
         self._may_compile = JIT_CACHE.run_seconds >= max(costs, default=math.inf)
-        found = {bucket: step.seconds for bucket, step in zip(buckets, steps, strict=True) if step}
         if not self._may_compile or len(found) >= MAX_MEASURED:
             # A length that cannot be compiled now runs in the next larger step, and takes as long.
             larger = [min((one for one in found if one >= bucket), default=None) for bucket in buckets]
-            own = [math.nan if one is None else found[one] for one in larger]
+            own = [math.nan if one is None else found[one].seconds for one in larger]
             pairs = zip(own, times.step_seconds.tolist(), strict=True)
             seconds = [estimate if math.isnan(measured) else measured for measured, estimate in pairs]
             times = times._replace(step_seconds=np.asarray(seconds, np.float32))
@@ -474,7 +495,7 @@ class DeviceExecutor:
             self._send_finish()
         for size in reversed(sizes[:-1]):
             self.regroup([-1] * size)
-        self._room_of_new, self._prompt, self._pair = 0, None, pair  # without the text of the request above
+        self._prompt, self._pair = None, pair  # without the text of the request above
         jax.block_until_ready(self.state)
 
 

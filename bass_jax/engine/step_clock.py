@@ -62,21 +62,20 @@ class StepClock:
             step.seconds = float(np.fmin(step.seconds, seconds))
             return
         # The limits keep an interruption by another process from spoiling the estimate.
-        change = WEIGHT * (float(np.clip(seconds, 0.5 * step.seconds, 2 * step.seconds)) - step.seconds)
+        change = WEIGHT * (min(max(seconds, 0.5 * step.seconds), 2 * step.seconds) - step.seconds)
         step.seconds += change
         for other in self._steps:
             if other is not None and other is not step and np.isfinite(other.seconds):
                 other.seconds = max(other.seconds + change / 2, 0.1 * other.seconds)
 
     def times(self) -> StepTimes:
-        """Returns the estimates."""
-        # Not in NumPy, which takes ten times as long for so few numbers.
+        """Returns the estimates. Between measured lengths, the ratio to the prior is interpolated."""
         seconds = [math.nan if step is None else step.seconds for step in self._steps]
         if self._prior is not None:
-            ratios = [own / prior for own, prior in zip(seconds, self._prior, strict=True) if math.isfinite(own)]
-            ratio = sum(ratios) / len(ratios) if ratios else 1.0
-            pairs = zip(seconds, self._prior, strict=True)
-            seconds = [ratio * prior if math.isnan(own) else own for own, prior in pairs]
+            pairs = enumerate(zip(seconds, self._prior, strict=True))
+            ratios = {index: own / prior for index, (own, prior) in pairs if math.isfinite(own)} or {0: 1.0}
+            all_ratios = np.interp(range(len(seconds)), list(ratios), list(ratios.values()))
+            seconds = (all_ratios * self._prior).tolist()
         resume = [step.resume_seconds for step in self._steps if step is not None]
         resume = max((value for value in resume if math.isfinite(value)), default=math.nan)
         is_compiled = np.asarray([step is not None for step in self._steps])
@@ -91,19 +90,16 @@ def is_measured(step: CompiledFunction) -> bool:
 def calibrate(pair: Pair, num_rows: int, lengths: Sequence[int]) -> list[float]:
     """Estimates the relative time of a step of each draft length before any is compiled: A numbers.
 
-    It times the product of the target's largest matrix with as many tokens as a step of the shortest, the second and
-    the longest length verifies, and interpolates between them. A draft takes the drafter's share of the target's
-    weights. The products are timed once per process.
+    It times the product of the target's largest matrix with as many tokens as a step of each length verifies. A draft
+    takes the drafter's share of the target's weights. The products are timed once per process.
     """
     weights = _matrices(pair.target)
     own = [one for one in _matrices(pair.drafter) if not any(one is other for other in weights)]
     share = sum(one.nbytes for one in own) / sum(one.nbytes for one in weights)
     largest = max(weights, key=lambda one: one.size)
     buckets = [draft_len_bucket(length) for length in lengths]
-    timed = sorted({0, min((bucket for bucket in buckets if bucket), default=0), max(buckets)})
-    seconds = _product_seconds(largest, [num_rows * (1 + bucket) for bucket in timed])
-    times = np.interp(buckets, timed, seconds) + share * np.asarray(lengths) * seconds[0]
-    return times.tolist()
+    seconds = _product_seconds(largest, [num_rows * (1 + bucket) for bucket in buckets])
+    return [one + share * length * seconds[0] for one, length in zip(seconds, lengths, strict=True)]
 
 
 def _matrices(model: Any) -> list[Any]:

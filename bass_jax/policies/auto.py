@@ -20,8 +20,8 @@ from bass_jax.typing import Array, Float
 LENGTHS = (0, 1, 2, 3, 4, 6, 8)
 """The default draft lengths. At most four of them are compiled per batch size."""
 
-TRIAL_MARGIN = 0.85
-"""A length that is not compiled is tried only if its expected tokens per second are at least this share of the best."""
+NOT_COMPILED = 0.95
+"""The expected tokens per second of a length that is not compiled count as this share, because compiling takes time."""
 
 PRIOR_ACCEPTANCE, PRIOR_COST = 0.7, 0.15
 """Assumed before anything is measured: the acceptance rate of a draft, and its cost relative to a regular step."""
@@ -30,6 +30,7 @@ PRIOR_ACCEPTANCE, PRIOR_COST = 0.7, 0.15
 class AutoState(NamedTuple):
     """Decayed counts of drafts by position, and the trials of other lengths (A lengths, P positions)."""
 
+    rates: Array  # [P] float32, estimated acceptance rates, from the prior and the next two counts
     num_accepted: Array  # [P] float32, drafts at this position that were accepted
     num_reached: Array  # [P] float32, rows that wanted a draft at this position, and accepted all drafts before it
     row_accepted: Array  # [B] float32, accepted drafts of the row
@@ -47,11 +48,14 @@ class Auto:
     The host measures how long a step of each length takes, and the policy counts how often the draft at each position
     is accepted. A length of n drafts is expected to emit 1 + y1 + y1·y2 + … + y1·…·yn tokens, where yi is the rate at
     which the i-th draft is proposed and accepted after the drafts before it were. The rates are those of the batch,
-    times the row's own accepted drafts over those that the rates predicted for it, relative to the mean of all rows.
+    times the row's own accepted drafts over those that the rates predicted for it, relative to those of all rows.
     The slowest row counts, because a batch takes as long as its slowest row.
 
     To notice changes, the policy tries the other compiled lengths from time to time. A trial costs the time by which it
     emits its tokens later than the best length would; all trials together may cost `trial_share` of the time.
+
+    A run starts from the rates of the last run of such a pair in the process in place of `prior`, unless `use_clock` is
+    False.
 
     Attributes:
         cost: cost model for lengths that were not measured, and for loops without a clock; None assumes that a draft
@@ -80,7 +84,7 @@ class Auto:
         """Returns counts of 0."""
         nums = self.prior.shape[0], num_rows, len(self.lengths)
         positions, rows, lengths = (np.zeros(num, np.float32) for num in nums)
-        state = AutoState(positions, positions, rows, rows, lengths, np.int32(-1), np.int32(0))  # type: ignore
+        state = AutoState(self.prior, positions, positions, rows, rows, lengths, np.int32(-1), np.int32(0))  # type: ignore
         return jax.device_put(state)  # Unlike `jnp.zeros`, this compiles nothing.
 
     def update(self, state: AutoState, stats: PolicyStats) -> tuple[AutoState, Plan]:
@@ -89,7 +93,7 @@ class Auto:
         state = self._count(state, stats)
         seconds = step_seconds(stats, self.lengths, self.cost)
         tokens = self.expected_tokens(state, stats.is_running)
-        rates = tokens / seconds
+        rates = tokens / seconds * jnp.where(stats.is_compiled, 1.0, NOT_COMPILED)
         best = jnp.argmax(rates).astype(jnp.int32)
 
         # The tokens of a trial would have taken the best length tokens[i] / tokens[best] of its steps.
@@ -97,9 +101,10 @@ class Auto:
         resumes = (lengths[best] == 0) & (lengths > 0)
         loss = jnp.where(resumes, 2 * loss + jnp.nan_to_num(stats.resume_seconds), loss)
         has_stepped = stats.is_active.any()
-        budget = state.budget + jnp.where(has_stepped, self.trial_share / len(lengths) * seconds[best], 0.0)
+        earned = stats.num_steps * self.trial_share / len(lengths) * seconds[best]
+        budget = state.budget + jnp.where(has_stepped, earned, 0.0)
         is_due = (budget >= loss) & (jnp.arange(len(lengths)) != best) & has_stepped
-        is_due &= stats.is_compiled | (rates >= TRIAL_MARGIN * rates[best])
+        is_due &= stats.is_compiled
         trial = jnp.argmax(jnp.where(is_due, budget / jnp.maximum(loss, 1e-9), -1.0)).astype(jnp.int32)
 
         goes_on = state.num_left > 0
@@ -110,20 +115,18 @@ class Auto:
         state = state._replace(budget=budget, chosen=chosen, num_left=num_left.astype(jnp.int32))
         return state, all_rows(stats, lengths[chosen])
 
-    def acceptance(self, state: AutoState) -> Float[Array, "P"]:
-        """Returns the estimated acceptance rates by position."""
-        return (state.num_accepted + self.prior_weight * self.prior) / (state.num_reached + self.prior_weight)
-
     def expected_tokens(self, state: AutoState, is_running: Array) -> Float[Array, "A"]:
-        """Returns the tokens that a step of each length is expected to emit for the slowest running row."""
-        ratios = (state.row_accepted + self.row_weight) / (state.row_expected + self.row_weight)
+        """Returns the tokens that a step of each length is expected to emit for the slowest row, or else a new one."""
+        accepted, expected = state.row_accepted + self.row_weight, state.row_expected + self.row_weight
         # What all rows have in common is in the rates of the batch already, and in a batch of one row this is all.
-        num_running = jnp.maximum(is_running.sum(), 1)
-        ratios = ratios / jnp.maximum(jnp.where(is_running, ratios, 0.0).sum() / num_running, 1e-6)
-        rates = jnp.clip(self.acceptance(state) * ratios[:, None], 0.0, 1.0)
+        # Rows that have finished are in these rates too.
+        has_drafted = state.row_expected > 0
+        common = jnp.where(has_drafted, accepted, 1e-6).sum() / jnp.where(has_drafted, expected, 1e-6).sum()
+        ratios = jnp.where(is_running, accepted / expected / common, 1.0)
+        rates = jnp.clip(state.rates * ratios[:, None], 0.0, 1.0)
         tokens = 1 + jnp.pad(jnp.cumsum(jnp.cumprod(rates, axis=1), axis=1), ((0, 0), (1, 0)))
-        slowest = jnp.where(is_running[:, None], tokens[:, jnp.asarray(self.lengths)], jnp.inf).min(axis=0)
-        return jnp.where(jnp.isfinite(slowest), slowest, 1.0)
+        counts = is_running | ~is_running.any()  # Without running rows, the plan is one for a row that joins.
+        return jnp.where(counts[:, None], tokens[:, jnp.asarray(self.lengths)], jnp.inf).min(axis=0)
 
     def _count(self, state: AutoState, stats: PolicyStats) -> AutoState:
         positions = jnp.arange(self.prior.shape[0])
@@ -133,13 +136,16 @@ class Auto:
         is_reached &= stats.is_active[:, None]
         was_accepted = is_reached & (positions < stats.num_accepted[:, None])
         decay = jnp.exp(-is_reached[:, 0].sum() / self.memory)
-        expected = jnp.where(positions < num_wanted[:, None], jnp.cumprod(self.acceptance(state)), 0.0).sum(axis=1)
+        expected = jnp.where(positions < num_wanted[:, None], jnp.cumprod(state.rates), 0.0).sum(axis=1)
         row_decay = jnp.where(is_reached[:, 0], jnp.exp(-1 / self.memory), 1.0)
+        num_accepted = decay * state.num_accepted + was_accepted.sum(axis=0)
+        num_reached = decay * state.num_reached + is_reached.sum(axis=0)
         return state._replace(
+            rates=(num_accepted + self.prior_weight * self.prior) / (num_reached + self.prior_weight),
+            num_accepted=num_accepted,
+            num_reached=num_reached,
             row_accepted=row_decay * state.row_accepted + was_accepted.sum(axis=1),
             row_expected=row_decay * state.row_expected + jnp.where(is_reached[:, 0], expected, 0.0),
-            num_accepted=decay * state.num_accepted + was_accepted.sum(axis=0),
-            num_reached=decay * state.num_reached + is_reached.sum(axis=0),
         )
 
 
