@@ -1,14 +1,19 @@
 """The measured times of steps, and what the policy `auto` compiles and plans with them."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import bass_jax as bass
 from bass_jax import policies
+from bass_jax.decoding.policy_runner import StepTimes
 from bass_jax.drafters import NgramDrafter
 from bass_jax.engine import device_executor
+from bass_jax.engine.device_executor import PLAN_INTERVAL, DeviceExecutor
 from bass_jax.engine.generate import GenerateLoop
+from bass_jax.engine.planner import Planner
 from bass_jax.engine.step_clock import NUM_FIRST, StepClock, calibrate
 from bass_jax.policies.auto import Auto
 from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
@@ -70,6 +75,15 @@ def test_lengths_without_a_measurement_are_in_proportion_to_the_calibration():
     assert times.is_compiled.tolist() == [False, True, False]
 
 
+def test_between_measured_lengths_the_ratio_to_the_calibration_is_interpolated():
+    steps = [compiled(), None, compiled(), None]
+    clock = StepClock(steps, [1.0, 2.0, 4.0, 8.0])
+    for step, seconds in ((steps[0], 10.0), (steps[2], 80.0)):
+        for _ in range(2):
+            clock.record(step, seconds, resumes=False)
+    np.testing.assert_allclose(clock.times().step_seconds, [10.0, 2.0 * 15, 80.0, 8.0 * 20])
+
+
 def test_the_calibration_counts_the_drafter():
     target = tiny.model(1)
     free = calibrate(bass.Pair(target, NgramDrafter()), 2, (0, 0))
@@ -83,6 +97,7 @@ def test_the_calibration_counts_the_drafter():
 @pytest.fixture
 def pair():
     JIT_CACHE.clear()  # Other tests of this process may have compiled the same steps.
+    device_executor._LAST_RATES.clear()
     target = tiny.model(5)
     return bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.1)))
 
@@ -171,6 +186,59 @@ def test_compile_time_does_not_enter_an_estimate(pair):
     measured = [step for step in steps if step is not None and np.isfinite(step.seconds)]
     assert measured
     assert all(step.seconds < 0.5 * step.compile_seconds for step in measured)
+
+
+def test_a_run_starts_from_the_acceptance_of_the_last_one(pair):
+    def run_with(policy):
+        run = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(), max_new_tokens=20, policy=policy)
+        assert run._executor._planner is not None
+        start = run._executor._planner.state.rates
+        for _ in run:
+            pass
+        return start, run._executor._planner.state.rates
+
+    policy = policies.auto(lengths=(2,))
+    first, learned = run_with(policy)
+    np.testing.assert_allclose(first, policy.prior)
+    assert not np.allclose(learned, first)
+    np.testing.assert_array_equal(run_with(policy)[0], learned)
+    # A policy that repeats exactly starts from its own prior, as does one with other positions.
+    for other in (dataclasses.replace(policy, use_clock=False), policies.auto(lengths=(4,))):
+        np.testing.assert_allclose(run_with(other)[0], other.prior)
+
+
+def never_drafts() -> Auto:
+    return Auto(None, jnp.full((8,), 0.01), prior_weight=1e9, trial_share=0.0)
+
+
+def test_while_it_does_not_draft_the_default_does_not_plan_after_every_step(pair, monkeypatch):
+    num_steps = []
+    plan = Planner.plan
+
+    def counted(self, rows, counts, times):
+        num_steps.append(int(times.num_steps))
+        return plan(self, rows, counts, times)
+
+    monkeypatch.setattr(Planner, "plan", counted)
+    bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(), policy=never_drafts(), max_new_tokens=40)  # compiles
+    num_steps.clear()
+    infos = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(), policy=never_drafts(), max_new_tokens=40).infos
+    assert sum(info.num_drafted.sum() for info in infos) == 0
+    # The first plan is made before the first step.
+    assert set(num_steps[1:]) == {PLAN_INTERVAL}
+    assert len(num_steps) == 1 + len(infos) // PLAN_INTERVAL
+
+
+def test_a_request_drafts_from_its_first_step_when_no_other_runs(pair, monkeypatch):
+    times = StepTimes(np.asarray([1.0, 1.1], np.float32), np.ones(2, bool), np.float32(np.nan))
+    monkeypatch.setattr(DeviceExecutor, "_times", lambda self: times)
+    policy = Auto(None, jnp.full((2,), 0.9), prior_weight=1e9, trial_share=0.0, lengths=(0, 2))
+    output = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(), policy=policy, max_batch=1, max_new_tokens=20)
+    drafted = [int(info.num_drafted.sum()) for info in output.infos]
+    ends = [index for index, info in enumerate(output.infos) if info.finish[0] != bass.FinishReason.RUNNING]
+    assert len(ends) == len(tiny.PROMPTS) > 1
+    for start in [0, *(end + 1 for end in ends[:-1])]:
+        assert drafted[start] == drafted[start + 1] == 2
 
 
 @pytest.mark.slow

@@ -73,6 +73,15 @@ def test_auto_plans_the_length_with_most_tokens_per_second():
     assert first(policies.auto(lengths=(1, 2)), 1, seconds=(1.0, 1.1)) == 2
 
 
+def test_auto_compiles_a_further_length_only_for_a_clear_gain():
+    """Steps of 1 and 2 drafts are expected to emit 1.7 and 2.19 tokens."""
+    policy = policies.auto(lengths=(1, 2))
+    for seconds, expected in ((1.25, 1), (1.2, 2)):
+        seen = stats(4, seconds=(1.0, seconds))._replace(is_compiled=jnp.asarray([True, False]))
+        _, plan = update(policy, policy.init(4), seen)
+        assert plan.draft_lens.tolist() == [expected] * 4
+
+
 @pytest.mark.parametrize("num_rows", [1, 16])
 def test_auto_starts_with_the_best_length_of_a_profile(num_rows):
     profile, lengths = made_up(0.1), (0, 1, 2, 3, 4, 6, 8)
@@ -214,6 +223,14 @@ def test_what_all_rows_have_in_common_is_counted_once(num_rows):
     np.testing.assert_allclose(
         policy.expected_tokens(equal, running), policy.expected_tokens(before, running), rtol=1e-6
     )
+    # A finished row is not counted, but its drafts are in the rates.
+    alone = running.at[1:].set(False)
+    np.testing.assert_allclose(policy.expected_tokens(equal, alone), policy.expected_tokens(before, alone), rtol=1e-6)
     if num_rows > 1:
+        best = equal._replace(row_accepted=jnp.asarray([0.0] + [18.0] * (num_rows - 1)))
+        assert (policy.expected_tokens(best, alone) < policy.expected_tokens(before, alone))[1:].all()
+        # Without a running row, the plan is that of a new one.
+        found = policy.expected_tokens(best, jnp.zeros(num_rows, bool))
+        np.testing.assert_allclose(found, policy.expected_tokens(before, running), rtol=1e-6)
         slower = equal._replace(row_accepted=jnp.asarray([9.0] * (num_rows - 1) + [0.0]))
         assert (policy.expected_tokens(slower, running) < policy.expected_tokens(before, running))[1:].all()
