@@ -129,11 +129,12 @@ class DeviceExecutor:
         self._finish = np.full(num_rows, FinishReason.INACTIVE, np.int32)
         self._stopped: list[int] = []  # rows that the device does not know to be stopped
         self._num_steps = 0  # dispatched since the last one after which a plan is made
+        self._is_due = False  # whether a plan is made after the next one in any case
         self._in_flight: deque[_InFlight] = deque()
         self._uses_clock = getattr(self._policy, "use_clock", False)
+        self._is_auto = isinstance(self._policy, Auto) and self._uses_clock
         # A step that runs ahead has the plan that was made before the last step. Only these policies plan as well then.
-        self._may_hold = isinstance(self._policy, Auto) and self._uses_clock  # a plan without drafts
-        self._runs_ahead = (self._may_hold or isinstance(self._policy, Fixed | None)) and self.channel is None
+        self._runs_ahead = (self._is_auto or isinstance(self._policy, Fixed | None)) and self.channel is None
         self._last_end = 0.0  # when the last step had ended
         self._clock: StepClock | None = None
         self._calibration: dict[int, Sequence[float] | None] = {}
@@ -243,7 +244,7 @@ class DeviceExecutor:
         if self._planner is not None:
             self._planner.insert(row)
         self._finish[row], self._handles[row] = FinishReason.RUNNING, handle
-        self._num_steps = PLAN_INTERVAL
+        self._is_due = True
         if handle.request.is_speculative:
             self._wanted = np.maximum(self._wanted, [min(self._wanted[1], handle.request.max_new_tokens - 1), 0])
         # Dense caches are copied, so the next sample of this prompt can use them.
@@ -267,7 +268,7 @@ class DeviceExecutor:
         if self._planner is not None:
             self._planner.regroup(rows)
         self._stopped.clear()
-        self._num_steps = PLAN_INTERVAL
+        self._is_due = True
 
     def stop(self, row: int) -> None:
         """Ends the request in `row`. The state on the device is updated before the next step."""
@@ -287,7 +288,7 @@ class DeviceExecutor:
         if bucket < num_wanted:  # The policy counts a draft that it wanted and did not get as rejected.
             self.state = self.state._replace(draft_lens=jnp.minimum(self.state.draft_lens, bucket))
         self._num_steps += 1
-        holds = self._may_hold and not self._wanted.any() and self._num_steps < PLAN_INTERVAL
+        holds = self._is_auto and not (self._is_due or self._wanted.any() or self._num_steps >= PLAN_INTERVAL)
         does_plan = self._plans and not holds
         step, planned, rows, plan = self._step(bucket), self._planned_rows() if does_plan else None, None, None
         start = time.perf_counter()
@@ -297,7 +298,8 @@ class DeviceExecutor:
         elif isinstance(self._policy, Fixed) and not drafts.all():  # The next requests of these rows may draft.
             plan = Plan(place_whole(np.full(len(drafts), self._policy.draft_len, np.int32), self._mesh))
         self._in_flight.append(_InFlight(info, rows, plan, bucket, self._num_steps, start))
-        self._num_steps = 0 if does_plan else self._num_steps
+        if does_plan:
+            self._num_steps, self._is_due = 0, False
 
     def can_run_ahead(self) -> bool:
         """Returns whether the next step can be dispatched before the last one is collected.
@@ -352,11 +354,14 @@ class DeviceExecutor:
 
     def _start_policy(self) -> Policy:
         """Returns the policy; ``auto`` starts from the acceptance rates of the last run of such a pair, if any."""
-        policy, rates = self._policy, _LAST_RATES.get(self._name)
-        assert policy is not None
-        if isinstance(policy, Auto) and policy.use_clock and rates is not None and rates.shape == policy.prior.shape:
-            return dataclasses.replace(policy, prior=rates)
-        return policy
+        policy: Any = self._policy
+        if not self._is_auto:
+            return policy
+        rates = _LAST_RATES.get(self._name)
+        if self.channel is not None:
+            rates = self.channel.share(rates)
+        is_usable = rates is not None and rates.shape == policy.prior.shape
+        return dataclasses.replace(policy, prior=rates) if is_usable else policy
 
     def _before_first_step(self) -> tuple[tuple, tuple]:
         """Returns the rows and the counts that a policy gets before the first step."""
@@ -366,8 +371,8 @@ class DeviceExecutor:
         assert self._planner is not None
         times = self._times()._replace(num_steps=np.asarray(num_steps, np.int32))
         plan, self._wanted = self._planner.plan(rows, counts, times)
-        if isinstance(self._policy, Auto):
-            _LAST_RATES[self._name] = self._planner.state.rates
+        if self._is_auto:
+            _LAST_RATES[self._name] = np.asarray(self._planner.state.rates)
         # The call of the step places a NumPy array in less time than `device_put` does, but only on one device.
         self.state = with_plan(self.state, plan if self._mesh is None else place_whole(plan, self._mesh))
 
