@@ -435,7 +435,8 @@ class DeviceExecutor:
         if self._clock is None:
             return bucket
         if not found:
-            return next((one for one in self.steps.buckets if one >= bucket and one & (one - 1) == 0), bucket)
+            powers = (one for one in self.steps.buckets if 0 < one <= bucket and one & (one - 1) == 0)
+            return max(powers, default=bucket)
         unmeasured = [one for one, step in found.items() if one < bucket and not is_measured(step)]
         if unmeasured or bucket in found:
             return min(unmeasured, default=bucket)
