@@ -65,8 +65,8 @@ class _InFlight(NamedTuple):
     info: StepInfo
     rows: Any  # `planned_rows` after it; None if nothing is planned after a step
     plan: Plan | None  # of a fixed length, if rows that do not draft have changed it
-    num_steps: int  # since the last one after which a plan is made
     bucket: int
+    num_steps: int  # since the last one after which a plan is made
     start: float  # when it was dispatched
 
 

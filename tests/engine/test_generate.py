@@ -10,6 +10,7 @@ import pytest
 import bass_jax as bass
 from bass_jax.config import DRAFT_LEN_BUCKETS
 from bass_jax.drafters import NgramDrafter, suffix_drafter
+from bass_jax.engine.device_executor import DeviceExecutor
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from tests import tiny
 from tests.letters import Letters
@@ -253,3 +254,24 @@ def test_an_invalid_argument_is_refused_by_name(pair, message, options):
 def test_a_draft_length_out_of_range_is_refused(draft_len):
     with pytest.raises(ValueError, match=f"draft_len={draft_len}"):
         bass.SpecConfig(draft_len)
+
+
+@pytest.mark.parametrize("options", [{"step": "decode"}, {"policy": "fixed(draft_len=2)"}, {"policy": "auto"}])
+def test_a_step_runs_ahead_as_long_as_a_row_has_room_for_it(ngram_pair, monkeypatch, options):
+    """Also late in a long answer."""
+    ahead, num_new = [], 120
+    can_run_ahead = DeviceExecutor.can_run_ahead
+
+    def observed(self):
+        room = max(one.request.max_new_tokens - one.num_tokens for one in self._handles if one is not None)
+        found = can_run_ahead(self)
+        if room > DRAFT_LEN_BUCKETS[-1]:
+            ahead.append((num_new - room, found))
+        return found
+
+    monkeypatch.setattr(DeviceExecutor, "can_run_ahead", observed)
+    for _ in range(2):  # The first call compiles.
+        ahead.clear()
+        bass.generate(ngram_pair, tiny.PROMPTS, max_new_tokens=num_new, **options)
+    assert any(num_tokens > 60 for num_tokens, _ in ahead)
+    assert all(found for _, found in ahead)
