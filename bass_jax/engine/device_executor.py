@@ -22,7 +22,7 @@ from bass_jax.drafters.protocols import hidden_layers_of, keeps_finished_text, r
 from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.executor import StepResult
 from bass_jax.engine.page_pool import PagePool
-from bass_jax.engine.planner import Planner
+from bass_jax.engine.planner import Planner, with_joined
 from bass_jax.engine.request import Request, RequestHandle
 from bass_jax.engine.slots import (
     Pages,
@@ -52,11 +52,11 @@ MAX_MEASURED = 4
 PLAN_INTERVAL = 8
 """Steps between two plans of ``auto`` while it does not draft. A plan costs 0.7 ms of two cores that run a step."""
 
-_LAST_RATES: dict[Any, Any] = {}
-"""Acceptance rates by position that ``auto`` has estimated last, by the structure of the pair and by the rule."""
-
 SHORT_CHUNK = 64
 """A chunk of at most so many tokens is read by a pass of this size, because a pass over a whole chunk takes longer."""
+
+_LAST_RATES: dict[Any, np.ndarray] = {}
+"""Acceptance rates by position that ``auto`` has estimated last, by the structure of the pair and by the rule."""
 
 
 class _InFlight(NamedTuple):
@@ -142,7 +142,7 @@ class DeviceExecutor:
         self._is_timed = False
         self._has_drafted = True
         self._wanted = np.zeros(2, np.int32)  # see `plan_rows`; without a policy there is one bucket
-        self._name = jax.tree.structure(pair), steps.spec.acceptance
+        self._rates_key = jax.tree.structure(pair), steps.spec.acceptance
         self._planner = None if self._policy is None else Planner(self._start_policy(), num_rows)
         self._plans = not isinstance(self._policy, Fixed | None)  # after every step
         if self._planner is not None:
@@ -246,7 +246,7 @@ class DeviceExecutor:
         self._finish[row], self._handles[row] = FinishReason.RUNNING, handle
         self._is_due = True
         if handle.request.is_speculative:
-            self._wanted = np.maximum(self._wanted, [min(self._wanted[1], handle.request.max_new_tokens - 1), 0])
+            self._wanted = with_joined(self._wanted, handle.request.max_new_tokens - 1)
         # Dense caches are copied, so the next sample of this prompt can use them.
         self._prompt = handle.request.prompt if self.pool is None else None
         if self.pool is not None and self._shares_pages:
@@ -357,7 +357,7 @@ class DeviceExecutor:
         policy: Any = self._policy
         if not self._is_auto:
             return policy
-        rates = _LAST_RATES.get(self._name)
+        rates = _LAST_RATES.get(self._rates_key)
         if self.channel is not None:
             rates = self.channel.share(rates)
         is_usable = rates is not None and rates.shape == policy.prior.shape
@@ -372,7 +372,7 @@ class DeviceExecutor:
         times = self._times()._replace(num_steps=np.asarray(num_steps, np.int32))
         plan, self._wanted = self._planner.plan(rows, counts, times)
         if self._is_auto:
-            _LAST_RATES[self._name] = np.asarray(self._planner.state.rates)
+            _LAST_RATES[self._rates_key] = np.asarray(self._planner.state.rates)
         # The call of the step places a NumPy array in less time than `device_put` does, but only on one device.
         self.state = with_plan(self.state, plan if self._mesh is None else place_whole(plan, self._mesh))
 

@@ -91,6 +91,11 @@ def plan_rows(
     return policy_state, plan, jnp.stack([num_wanted, plan.draft_lens.max()]).astype(jnp.int32)
 
 
+def with_joined(wanted: np.ndarray, room: int) -> np.ndarray:
+    """Returns `wanted` of `plan_rows` after a row has joined that can use `room` drafts."""
+    return np.maximum(wanted, [min(wanted[1], room), 0])
+
+
 def has_rows(policy: Policy) -> Any:
     """Returns which leaves of the policy's state have one entry per row: their shapes depend on the batch size."""
     few, many = (jax.eval_shape(lambda num=num: policy.init(num)) for num in (2, 3))

@@ -12,7 +12,7 @@ from bass_jax.decoding.policy_runner import StepTimes, no_times
 from bass_jax.decoding.state import FinishReason, StepInfo
 from bass_jax.engine import EngineConfig, Request, RequestHandle
 from bass_jax.engine.executor import StepResult
-from bass_jax.engine.planner import Planner, plan_rows
+from bass_jax.engine.planner import Planner, plan_rows, with_joined
 from bass_jax.experiments.traffic.drive import SimulatedClock
 from bass_jax.experiments.traffic.serving_costs import ServingCosts, StepTable, context_grid
 from bass_jax.policies import Policy
@@ -78,7 +78,6 @@ class SimulatedExecutor:
         self._rows |= {name: np.ones(size, np.int32) for name in ("lengths", "limits")}
         self._planner = Planner(policy, size)
         self._wanted = np.zeros(2, np.int32)
-        self._room_of_new = 0
         self._pending = 0.0
         self._constant_plans: dict[int, int | None] = {}
         zeros = np.zeros(size, np.int32)
@@ -98,7 +97,7 @@ class SimulatedExecutor:
         rows["positions"][row], rows["num_behind"][row] = 0, 0
         rows["draft_lens"][row] = rows["draft_lens"].max()
         self._planner.insert(row)
-        self._room_of_new = max(self._room_of_new, request.max_new_tokens - 1)
+        self._wanted = with_joined(self._wanted, request.max_new_tokens - 1)
         self._pending += self._costs.insert
 
     def regroup(self, sources: Sequence[int]) -> None:
@@ -128,9 +127,7 @@ class SimulatedExecutor:
         size, rows = len(self._handles), self._rows
         is_active = np.array([handle is not None for handle in self._handles])
         active = np.flatnonzero(is_active)
-        num_wanted = int(max(self._wanted[0], min(self._wanted[1], self._room_of_new)))
-        self._room_of_new = 0
-        bucket = plan_bucket(self._buckets, num_wanted)
+        bucket = plan_bucket(self._buckets, int(self._wanted[0]))
         most = np.clip(np.minimum(rows["draft_lens"], rows["limits"] - rows["lengths"] - 1), 0, bucket)
         drafted = np.where(is_active, most, 0).astype(np.int32)
         accepted, emitted = np.zeros(size, np.int32), np.zeros(size, np.int32)
