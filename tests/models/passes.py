@@ -58,9 +58,10 @@ def tolerance_of(model: Model) -> float:
     """Returns the largest relative error of float32 logits whose sums have another order.
 
     The values are for up to 30 layers; a wrong model has errors above 1e-2. Recurrent layers normalize keys that may be
-    small, so that the logits of `transformers` in float32 and in float64 differ by up to 4e-5.
+    small, so that of the models here the logits in float32 of `transformers` differ by up to 2.1e-4 from those in
+    float64, and ours by up to 7e-5.
     """
-    return 1e-4 if model.is_recurrent else 2e-5
+    return 3e-4 if model.is_recurrent else 2e-5
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
