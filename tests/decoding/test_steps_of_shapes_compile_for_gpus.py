@@ -95,8 +95,9 @@ def smallest_weight(pair: bass.Pair) -> int:
 def assert_step(pair, state, executable, thunks, draft_len, *, share=0.02):
     """Asserts one graph, caches in place, and small temporaries.
 
-    Temporaries can be a small share of the parameters, or the distributions that the rule reads. With a vocabulary of
-    128,256 the distributions of 16 rows, 8 drafts and 9 positions each, are 5 % of the parameters of a 1B pair.
+    Temporaries can be a small share of the parameters, or the distributions that the rule reads and 15 % more. With a
+    vocabulary of 128,256 the distributions of 16 rows, 8 drafts and 9 positions each, are 5 % of the parameters of a 1B
+    pair; those of the 7.8B pair, 4 drafts, are most of the temporaries of a step of two layers.
     """
     assert is_one_graph(thunks)
     memory = executable.memory_analysis()
@@ -104,7 +105,7 @@ def assert_step(pair, state, executable, thunks, draft_len, *, share=0.02):
     parameters = num_bytes((pair.target.params, pair.drafter.model.params))
     distributions = 4 * len(state.lengths) * (2 * draft_len + 1) * pair.target.config.vocab_size
     found = memory.temp_size_in_bytes
-    assert found < max(share * parameters, 1.02 * distributions), (found, parameters, distributions)
+    assert found < max(share * parameters, 1.15 * distributions), (found, parameters, distributions)
 
 
 @pytest.mark.slow
