@@ -126,7 +126,7 @@ def test_a_second_start_compiles_nothing(pair, tmp_path):  # noqa: F811
     warmed = entries()
     assert warmed
     run("generate", "one", "--pair", pair, "--max-new-tokens", "8", "--quiet", *SHAPE)
-    assert entries() == warmed
+    assert entries() == warmed, entries() - warmed
 
 
 CONFIGURE = """
