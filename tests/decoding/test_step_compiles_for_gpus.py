@@ -28,8 +28,8 @@ SHAPE = {
     "is_tied": False,
     "dtype": "bfloat16",
 }
-TARGET = flat_config(width=4096, num_layers=LAYERS, num_heads=32, mlp_width=11008, **SHAPE)
-DRAFT = flat_config(width=2048, num_layers=DRAFT_LAYERS, num_heads=16, mlp_width=5504, **SHAPE)
+TARGET = flat_config(width=4096, num_layers=32, num_heads=32, mlp_width=11008, **SHAPE)
+DRAFT = flat_config(width=2048, num_layers=4, num_heads=16, mlp_width=5504, **SHAPE)
 KERNELS_PER_LAYER, KERNELS_PER_DRAFT_LAYER = 12, 14
 STEPS = {"speculate": bass.speculate_step, "decode": bass.decode_step}
 
