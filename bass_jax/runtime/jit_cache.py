@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from bass_jax.runtime.cpu_workarounds import CPU_COMPILER_OPTIONS
@@ -150,10 +151,7 @@ class JitCache:
             if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
                 return
             start = time.perf_counter()
-            # Unlike `jnp.copy`, this compiles nothing.
-            copied = (
-                jax.device_put(arg, may_alias=False) if i in donate_argnums else arg for i, arg in enumerate(args)
-            )
+            copied = (jax.tree.map(_copy, arg) if i in donate_argnums else arg for i, arg in enumerate(args))
             jax.block_until_ready(compiled(*copied))
             self._add_seconds(compiled, time.perf_counter() - start)
         compiled.is_prepared = True
@@ -184,6 +182,13 @@ class JitCache:
     def clear(self) -> None:
         """Forgets all compiled functions; those that are asked for again are compiled again."""
         self._compiled.clear()
+
+
+def _copy(leaf: Any) -> Any:
+    """Copies an array. On the devices of this process it compiles nothing, unlike `jnp.copy`."""
+    if not isinstance(leaf, jax.Array) or not leaf.is_fully_addressable:
+        return jnp.copy(leaf)
+    return jax.device_put(leaf, leaf.sharding, may_alias=False)  # Without the placement, keys on a mesh are not copied.
 
 
 class _SavedSeconds(threading.local):
