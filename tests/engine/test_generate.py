@@ -274,4 +274,6 @@ def test_a_step_runs_ahead_as_long_as_a_row_has_room_for_it(ngram_pair, monkeypa
         ahead.clear()
         bass.generate(ngram_pair, tiny.PROMPTS, max_new_tokens=num_new, **options)
     assert any(num_tokens > 60 for num_tokens, _ in ahead)
-    assert all(found for _, found in ahead)
+    # A step that `auto` compiles now does not run ahead.
+    num_not_ahead = sum(not found for _, found in ahead)
+    assert num_not_ahead <= (len(ahead) / 4 if options.get("policy") == "auto" else 0)

@@ -1,6 +1,8 @@
 """Our `argmax` for CPUs returns the same indices as NumPy's, and a plan does not wait for a step."""
 
 import itertools
+import os
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +59,11 @@ def test_on_a_cpu_the_vocabulary_is_reduced_in_blocks():
     assert "reduce" in program and "5x49152xi32" not in program
 
 
+def test_a_call_beside_steps_runs_in_another_thread():
+    assert call_beside_steps(lambda number: (number + 1, threading.current_thread().name), 1) == (2, "plan_0")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one processor XLA may run one function at a time")
 def test_a_call_beside_steps_does_not_wait_for_a_function_that_runs():
     def run(x):
         return jax.lax.fori_loop(0, 3000, lambda _, y: y @ x, x)  # two seconds
