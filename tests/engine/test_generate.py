@@ -264,8 +264,10 @@ def test_a_step_runs_ahead_as_long_as_a_row_has_room_for_it(ngram_pair, monkeypa
 
     def observed(self):
         room = max(one.request.max_new_tokens - one.num_tokens for one in self._handles if one is not None)
+        step = self.steps.find(self._bucket(int(self._wanted[0])), len(self.state.lengths))
         found = can_run_ahead(self)
-        if room > DRAFT_LEN_BUCKETS[-1]:
+        # A further step that `auto` has chosen is compiled first.
+        if room > DRAFT_LEN_BUCKETS[-1] and step is not None and step.num_calls > 0:
             ahead.append((num_new - room, found))
         return found
 
@@ -274,6 +276,4 @@ def test_a_step_runs_ahead_as_long_as_a_row_has_room_for_it(ngram_pair, monkeypa
         ahead.clear()
         bass.generate(ngram_pair, tiny.PROMPTS, max_new_tokens=num_new, **options)
     assert any(num_tokens > 60 for num_tokens, _ in ahead)
-    # A step that `auto` compiles now does not run ahead.
-    num_not_ahead = sum(not found for _, found in ahead)
-    assert num_not_ahead <= (len(ahead) / 4 if options.get("policy") == "auto" else 0)
+    assert all(found for _, found in ahead)
