@@ -427,20 +427,15 @@ class DeviceExecutor:
 
         With a policy that measures times, a further step is compiled only when steps have run for as long as it takes
         to compile one, in addition to the compilations since, and at most `MAX_MEASURED` are compiled. Else the nearest
-        compiled step is used. A compiled step with fewer drafts that was not measured often enough comes first. The
-        first step that is compiled has a power of two as its bucket, so that a process finds it in the compilation
-        cache although the estimates differ a bit.
+        compiled step is used. A compiled step with fewer drafts that was not measured often enough comes first.
         """
         bucket, found = plan_bucket(self.steps.buckets, num_wanted), self._found_steps()
         if self._clock is None:
             return bucket
-        if not found:
-            powers = (one for one in self.steps.buckets if 0 < one <= bucket and one & (one - 1) == 0)
-            return max(powers, default=bucket)
         unmeasured = [one for one, step in found.items() if one < bucket and not is_measured(step)]
         if unmeasured or bucket in found:
             return min(unmeasured, default=bucket)
-        if self._may_compile and len(found) < MAX_MEASURED:
+        if not found or (self._may_compile and len(found) < MAX_MEASURED):
             return bucket
         return min((one for one in found if one >= bucket), default=max(found))
 
@@ -465,11 +460,14 @@ class DeviceExecutor:
         costs = [step.compile_seconds + step.saved_seconds for step in found.values()]
         self._may_compile = JIT_CACHE.run_seconds >= max(costs, default=math.inf)
         if not self._may_compile or len(found) >= MAX_MEASURED:
-            # A length that cannot be compiled now runs in the next larger step, and takes as long.
-            larger = [min((one for one in found if one >= bucket), default=None) for bucket in buckets]
-            own = [math.nan if one is None else found[one].seconds for one in larger]
-            pairs = zip(own, times.step_seconds.tolist(), strict=True)
-            seconds = [estimate if math.isnan(measured) else measured for measured, estimate in pairs]
+            # A length that cannot be compiled now runs in the next larger step, and takes as long. The first step that
+            # is compiled has a power of two as its length, so that a process finds it in the compilation cache although
+            # its estimates differ a bit.
+            estimates = dict(zip(buckets, times.step_seconds.tolist(), strict=True))
+            estimates |= {bucket: step.seconds for bucket, step in found.items() if np.isfinite(step.seconds)}
+            usable = found or [bucket for bucket in buckets if bucket & (bucket - 1) == 0]
+            larger = [min((one for one in usable if one >= bucket), default=bucket) for bucket in buckets]
+            seconds = [estimates.get(one, estimates[own]) for own, one in zip(buckets, larger, strict=True)]
             times = times._replace(step_seconds=np.asarray(seconds, np.float32))
         if self.channel is not None:
             times, self._may_compile = self.channel.share((times, self._may_compile))

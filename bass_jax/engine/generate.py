@@ -170,11 +170,12 @@ class GenerateLoop:
         )
         shapes = batch.shapes()
         state = self._read(batch) if shapes is None else shapes
-        # A thread compiles it while the first step is planned and compiled: `bass-jax generate "hi"` takes 11.7 s
-        # instead of 12.7 without compiled functions on disk, 5.7 s instead of 6.7 with them (two cores, 2026-11-25).
-        batch.compile()
         # Requests arrive in the order of the rows, so a handle's order is its row in the layout.
         self._executor = DeviceExecutor(pair, steps, config, lambda handle: layout.row(handle.order), state)
+        # A thread compiles it while the first step is compiled: `bass-jax generate "hi"` takes 9.4 s instead of 11.1
+        # without compiled functions on disk (medians of three, two cores, 2026-11-27). Not before the executor is
+        # made, whose measurements it would spoil.
+        batch.compile()
         if options.warm_up:
             self._executor.compile_steps()
         if shapes is not None:

@@ -157,6 +157,25 @@ def test_a_length_that_cannot_be_compiled_takes_as_long_as_the_next_larger_step(
     assert executor._times().step_seconds[1] != 1.0
 
 
+def test_the_first_length_is_the_best_power_of_two(pair, monkeypatch):
+    """Lengths of 3 and 6 are the best and the second best, by little; of the powers of two 4 is."""
+    times = {0: 1.0, 1: 1.0, 2: 1.2, 3: 1.05, 4: 1.25, 6: 1.3, 8: 2.0}
+    monkeypatch.setattr(device_executor, "calibrate", lambda *_: list(times.values()))
+    run = GenerateLoop(pair, tiny.PROMPTS, max_new_tokens=40)
+    steps = run._executor.steps
+    assert [bucket for bucket in steps.buckets if steps.find(bucket, len(run.state.lengths))] == [4]
+
+
+def test_nothing_is_compiled_in_a_thread_during_the_calibration(pair, monkeypatch):
+    """It would take one of two processors, and make the products of many tokens slower than those of few."""
+    order = []
+    monkeypatch.setattr(device_executor, "calibrate", lambda *args: order.append("calibrate") or calibrate(*args))
+    begin = JIT_CACHE._in_background
+    monkeypatch.setattr(JIT_CACHE, "_in_background", lambda function: order.append("compile") or begin(function))
+    GenerateLoop(pair, tiny.PROMPTS, max_new_tokens=40)
+    assert order == ["calibrate", "compile"]
+
+
 def test_a_plan_that_is_cut_to_a_compiled_length_counts_as_cut(pair):
     """Drafts that no compiled step could propose are not counted as rejected."""
     run = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(), max_new_tokens=40, policy=policies.auto(lengths=(2, 8)))
