@@ -369,6 +369,7 @@ class DeviceExecutor:
 
     def _plan(self, rows: Sequence[Any], counts: Sequence[Any], num_steps: int = 1) -> None:
         assert self._planner is not None
+        self._planner.compile(rows, counts)  # in a thread, while the products of the calibration are compiled too
         times = self._times()._replace(num_steps=np.asarray(num_steps, np.int32))
         plan, self._wanted = self._planner.plan(rows, counts, times)
         if self._is_auto:
@@ -486,7 +487,7 @@ class DeviceExecutor:
             if self._plans and self._planner is not None:
                 self._planned_rows()
                 rows, counts = self._before_first_step()
-                self._planner.compile(rows, counts, self._times())
+                self._planner.compile(rows, counts)
             if self._uses_clock:
                 self.replan()
             first = {self.steps.buckets[0], self._bucket(int(self._wanted[1]))}

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.decoding.policy_runner import StepTimes, advance_rows
+from bass_jax.decoding.policy_runner import StepTimes, advance_rows, no_times
 from bass_jax.policies import Plan, Policy
 from bass_jax.runtime.cpu_workarounds import call_beside_steps
 from bass_jax.runtime.jit_cache import JIT_CACHE
@@ -45,19 +45,19 @@ class Planner:
         Returns:
             ``(plan, wanted)`` as NumPy arrays; see `plan_rows`.
         """
-        update = self.compile(rows, counts, times)
+        update = self.compile(rows, counts)
         arguments = self._policy, self.state, self._is_new, tuple(rows), tuple(counts), times
         self.state, plan, wanted = call_beside_steps(update, *arguments)
         self._is_new = np.zeros_like(self._is_new)
         return jax.tree.map(np.asarray, (plan, wanted))
 
-    def compile(self, rows: Sequence[Any], counts: Sequence[Any], times: StepTimes) -> Callable:
-        """Returns the compiled update for this batch size."""
+    def compile(self, rows: Sequence[Any], counts: Sequence[Any]) -> Callable:
+        """Returns the update for this batch size; a thread compiles it."""
         size = len(self._is_new)
         if size not in self._compiled:
-            arguments = self._policy, self.state, self._is_new, tuple(rows), tuple(counts), times
+            arguments = self._policy, self.state, self._is_new, tuple(rows), tuple(counts), no_times(self._policy)
             with jax.default_device(self._device):
-                self._compiled[size] = JIT_CACHE.get(plan_rows, *arguments)
+                self._compiled[size] = JIT_CACHE.get(plan_rows, *arguments, in_background=True)
         return self._compiled[size]
 
     def insert(self, row: int) -> None:

@@ -110,9 +110,9 @@ def _matrices(model: Any) -> list[Any]:
 def _product_seconds(weight: Any, num_tokens: Sequence[int]) -> list[float]:
     """Returns the shortest times of products, taken in turns, so that other work on the machine affects all of them."""
     inputs = [np.ones((num, weight.shape[-1]), weight.dtype) for num in num_tokens]
-    steps = [JIT_CACHE.get(product, one, weight) for one in inputs]
+    steps = [JIT_CACHE.get(product, one, weight, in_background=True) for one in inputs]
     if np.isnan([step.seconds for step in steps]).any():
-        turns = [[_call_seconds(step, one, weight) for step, one in zip(steps, inputs, strict=True)] for _ in range(6)]
+        turns = [[_call_seconds(step, one, weight) for step, one in zip(steps, inputs, strict=True)] for _ in range(4)]
         for step, seconds in zip(steps, np.min(turns[1:], axis=0), strict=True):
             step.seconds = float(seconds)
     return [step.seconds for step in steps]

@@ -10,7 +10,7 @@ import bass_jax as bass
 from bass_jax import policies
 from bass_jax.decoding.policy_runner import StepTimes
 from bass_jax.drafters import NgramDrafter
-from bass_jax.engine import device_executor
+from bass_jax.engine import device_executor, step_clock
 from bass_jax.engine.device_executor import PLAN_INTERVAL, DeviceExecutor
 from bass_jax.engine.generate import GenerateLoop
 from bass_jax.engine.planner import Planner
@@ -168,12 +168,15 @@ def test_the_first_length_is_the_best_power_of_two(pair, monkeypatch):
 
 def test_nothing_is_compiled_in_a_thread_during_the_calibration(pair, monkeypatch):
     """It would take one of two processors, and make the products of many tokens slower than those of few."""
-    order = []
-    monkeypatch.setattr(device_executor, "calibrate", lambda *args: order.append("calibrate") or calibrate(*args))
-    begin = JIT_CACHE._in_background
-    monkeypatch.setattr(JIT_CACHE, "_in_background", lambda function: order.append("compile") or begin(function))
+    timed, compiled = [], []
+    time_call, get = step_clock._call_seconds, JIT_CACHE.get
+    monkeypatch.setattr(step_clock, "_call_seconds", lambda *args: timed.append(compiled[:]) or time_call(*args))
+    monkeypatch.setattr(
+        JIT_CACHE, "get", lambda *args, **options: compiled.append(args[0].__name__) or get(*args, **options)
+    )
     GenerateLoop(pair, tiny.PROMPTS, max_new_tokens=40)
-    assert order == ["calibrate", "compile"]
+    assert timed and "_fill_caches" in compiled
+    assert not {"_fill_caches", "speculate_step"} & set(timed[-1])
 
 
 def test_a_plan_that_is_cut_to_a_compiled_length_counts_as_cut(pair):
