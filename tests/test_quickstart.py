@@ -1,5 +1,6 @@
 """The quickstart pair, as `make demo` uses it."""
 
+import dataclasses
 import importlib.util
 from pathlib import Path
 
@@ -92,34 +93,33 @@ def test_shared_noise_equals_regular_sampling_over_1000_rows(pairs, encoded, tem
     Passes of other shapes round differently. If the two best scores (log-probability plus Gumbel noise) differ by less
     than 1e-3 in logits, either token is accepted, and the row is compared up to it. Such rows are counted.
     """
-    random, num_rows, num_new = np.random.default_rng(0), 1000, 16
-    sampling = bass.SamplingParams(temperature=temperature)
-    spec = bass.SpecConfig(4, "shared_noise", num_logprobs=100)
-    prompts = [encoded[row % 4] for row in range(num_rows)]
-    tokens, alternatives = [], []
-    for start in range(0, num_rows, 50):
-        seeds = range(start, start + 50)
+    random, num_rows, num_new = np.random.default_rng(0), 1024, 16
+    sampling, spec = bass.SamplingParams(temperature=temperature), bass.SpecConfig(4, "shared_noise")
+    regular = {}  # by seed
+    for start in range(0, num_rows, 64):
+        seeds = sample_seeds(start, 64)
         run = bass.generate(
             pairs["ngram"],
-            prompts[start : start + 50],
-            spec,
+            encoded,
+            dataclasses.replace(spec, num_logprobs=100),
             step="decode",
             sampling=sampling,
+            num_samples=16,
             seeds=seeds,
             max_new_tokens=num_new,
         )
-        tokens += run.tokens
-        alternatives += [(found.warped_top_tokens, found.warped_top_logprobs) for found in run.token_logprobs]
+        regular |= dict(zip(seeds, zip(run.tokens, run.token_logprobs, strict=True), strict=True))
     num_rounded = 0
-    for start, size in [(0, 8), (8, 2), *((start, 30) for start in range(10, num_rows, 30))]:
-        rows = range(start, start + size)
+    for start, size in [(0, 8), (8, 4), (12, 20), *((start, 32) for start in range(32, num_rows, 32))]:
+        seeds = sample_seeds(start, size)
         policy = random.choice([None, "bass_heuristic(start=3, limit=6)", "bandit"])
         run = GenerateLoop(
             pairs[random.choice(["draft_model", "ngram"])],
-            prompts[start : start + size],
-            bass.SpecConfig(4, "shared_noise"),
+            encoded,
+            spec,
             sampling=sampling,
-            seeds=rows,
+            num_samples=size // 4,
+            seeds=seeds,
             max_new_tokens=num_new,
             policy=policy,
         )
@@ -127,20 +127,27 @@ def test_shared_noise_equals_regular_sampling_over_1000_rows(pairs, encoded, tem
             if policy is None:  # Another draft length in every row and step.
                 lengths = random.integers(0, 5, run.state.lengths.shape)
                 run.state = run.state._replace(draft_lens=jnp.asarray(lengths, jnp.int32))
-        for row, found in zip(rows, run.result().tokens, strict=True):
-            expected, num = tokens[row], min(len(tokens[row]), len(found))
+        for seed, found in zip(seeds, run.result().tokens, strict=True):
+            expected, logprobs = regular[seed]
+            num = min(len(expected), len(found))
             is_different = expected[:num] != found[:num]
             if not is_different.any():
                 assert len(found) == len(expected)
                 continue
             first = int(is_different.argmax())
-            position = len(prompts[row]) + first
-            scores = sampling_scores(row, position, *(field[first] for field in alternatives[row]), pairs)
+            position = len(encoded[seed % 4]) + first
+            top = logprobs.warped_top_tokens[first], logprobs.warped_top_logprobs[first]
+            scores = sampling_scores(seed, position, *top, pairs)
             margin = temperature * abs(scores[expected[first]] - scores[found[first]])
-            assert margin < 1e-3, f"row {row}, token {first}: expected {expected[first]}, not {found[first]}: {margin}"
+            assert margin < 1e-3, f"seed {seed}, token {first}: {found[first]} instead of {expected[first]}: {margin}"
             num_rounded += 1
     record_property("rows where rounding decided", num_rounded)
     assert num_rounded <= num_rows // 100
+
+
+def sample_seeds(start: int, size: int) -> list[int]:
+    """Returns the seeds of a batch of samples of four prompts; those of prompt i are i, i + 4, i + 8 and so on."""
+    return [seed for prompt in range(4) for seed in range(start + prompt, start + size, 4)]
 
 
 def sampling_scores(seed, position, tokens, logprobs, pairs) -> dict[int, float]:
