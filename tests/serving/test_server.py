@@ -427,6 +427,7 @@ def test_a_request_that_takes_too_long_is_cancelled(client, server, monkeypatch)
 
 def test_models_health_page_and_metrics(url, client):
     assert [model.id for model in client.models.list()] == [MODEL]
+    client.completions.create(model=MODEL, prompt="the", n=4, max_tokens=30, temperature=0)
     texts = {}
     for path in ("/health", "/", "/metrics"):
         with urllib.request.urlopen(url + path, timeout=60) as response:
