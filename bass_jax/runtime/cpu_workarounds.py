@@ -6,6 +6,7 @@ On other platforms every function computes the obvious expression.
 import functools
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -57,12 +58,19 @@ def matmul(rows: Float[Array, "M D"], matrix: Float[Array, "C D"], dtype: Any = 
     A product of one row is computed on one core, which cannot saturate the memory, but a batch of products is
     distributed over the cores. One row is therefore multiplied by a batch of parts of the matrix.
 
+    On a CPU with AVX-512 BF16, XLA's products in bfloat16 are fast as they are, but not with one row, which is padded
+    to two. A pass of SmolLM2-135M over 1, 5 and 40 tokens takes 40, 41 and 69 ms instead of 182, 188 and 232
+    (2026-11-27).
+
     On a mesh the product is left as it is, because the mesh partitions it.
     """
     num_rows, is_float32 = len(rows), rows.dtype == matrix.dtype == jnp.float32
     is_plain = not jax.sharding.get_abstract_mesh().empty or current_target().platform != "cpu"
     if is_plain or num_rows > _MAX_ROWS:
         return jnp.einsum("md,cd->mc", rows, matrix, preferred_element_type=dtype)
+    if rows.dtype == matrix.dtype == jnp.bfloat16 and _has_bfloat16_products():
+        rows = jnp.pad(rows, ((0, max(2 - num_rows, 0)), (0, 0)))
+        return jnp.einsum("md,cd->mc", rows, matrix, preferred_element_type=dtype)[:num_rows]
     if num_rows == 1 and is_float32:
         num_parts = math.gcd(len(matrix), _MAX_PARTS)
         parts = matrix.reshape(num_parts, -1, matrix.shape[1])
@@ -72,6 +80,13 @@ def matmul(rows: Float[Array, "M D"], matrix: Float[Array, "C D"], dtype: Any = 
     columns = jnp.pad(rows, ((0, padding), (0, 0))).T
     product = jnp.dot(matrix, columns, preferred_element_type=dtype)
     return jax.lax.optimization_barrier(product).T[:num_rows]
+
+
+@functools.cache
+def _has_bfloat16_products() -> bool:
+    """Returns whether this CPU has instructions for products of bfloat16 numbers."""
+    path = Path("/proc/cpuinfo")
+    return path.exists() and "avx512_bf16" in path.read_text()
 
 
 def call_beside_steps(function: Callable, *arguments: Any) -> Any:

@@ -1,5 +1,6 @@
-"""Our `argmax` for CPUs returns the same indices as NumPy's, and a plan does not wait for a step."""
+"""Our `argmax` and products for CPUs are those of NumPy, and a plan does not wait for a step."""
 
+import functools
 import itertools
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bass_jax.runtime.cpu_workarounds import argmax
+from bass_jax.runtime import cpu_workarounds
+from bass_jax.runtime.cpu_workarounds import argmax, matmul
 from tests.marks import mostly_slow
 
 
@@ -57,6 +59,22 @@ def test_on_a_cpu_the_vocabulary_is_reduced_in_blocks():
     program = jax.jit(argmax).lower(jax.ShapeDtypeStruct((5, 49152), jnp.float32)).as_text()
     assert "5x384xf32" in program
     assert "reduce" in program and "5x49152xi32" not in program
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("has_instructions", [False, True])
+def test_products_are_those_of_numpy(dtype, has_instructions, monkeypatch):
+    """Of one row, of few and padded ones, and of too many for the workarounds."""
+    monkeypatch.setattr(cpu_workarounds, "_has_bfloat16_products", lambda: has_instructions)
+    random = np.random.default_rng(0)
+    matrix = jnp.asarray(random.normal(size=(36, 24)), dtype)
+    for num_rows in (1, 2, 5, 11, 65):
+        rows = jnp.asarray(random.normal(size=(num_rows, 24)), dtype)
+        expected = np.asarray(rows, np.float32) @ np.asarray(matrix, np.float32).T
+        found = jax.jit(functools.partial(matmul, dtype=jnp.float32))(rows, matrix)
+        assert found.dtype == jnp.float32
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        assert jax.jit(matmul)(rows, matrix).dtype == dtype
 
 
 BESIDE_A_FUNCTION_THAT_RUNS = """
