@@ -166,8 +166,8 @@ def test_the_first_length_is_the_best_power_of_two(pair, monkeypatch):
     assert [bucket for bucket in steps.buckets if steps.find(bucket, len(run.state.lengths))] == [4]
 
 
-def test_nothing_is_compiled_in_a_thread_during_the_calibration(pair, monkeypatch):
-    """It would take one of two processors, and make the products of many tokens slower than those of few."""
+def test_no_pass_or_step_is_compiled_before_the_calibration_ends(pair, monkeypatch):
+    """A thread that compiles takes one of two processors, and changes the ratios of the times."""
     timed, compiled = [], []
     time_call, get = step_clock._call_seconds, JIT_CACHE.get
     monkeypatch.setattr(step_clock, "_call_seconds", lambda *args: timed.append(compiled[:]) or time_call(*args))
