@@ -94,6 +94,11 @@ def test_the_calibration_counts_the_drafter():
     assert times[1] >= 4 * times[0]
 
 
+def test_the_calibration_does_not_time_odd_lengths():
+    first, odd, last = calibrate(bass.Pair(tiny.model(1), NgramDrafter()), 2, (0, 1, 2))
+    assert odd == pytest.approx((first + last) / 2)
+
+
 @pytest.fixture
 def pair():
     JIT_CACHE.clear()  # Other tests of this process may have compiled the same steps.
