@@ -91,7 +91,7 @@ test: install $(GPU_COMPILE)/.installed peers
 
 # With JAX_DISABLE_MOST_OPTIMIZATIONS=false in the environment, all tests compile with the compiler's optimizations.
 test-all: install $(GPU_COMPILE)/.installed peers
-	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE) $(RUN)/python -m pytest -n 2 --dist loadfile --durations 15
+	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE) $(RUN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15
 
 lint: install
 	$(RUN)/ruff check .

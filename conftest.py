@@ -38,6 +38,10 @@ if "--gpu" not in sys.argv:
     # LLVM's optimizations take more than half of the compile time. Tests marked `optimized` compile with them.
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 
+# The slow tests of these files take 8 to 20 minutes each. `make test-all` starts them first, so that no worker is left
+# with one of them at the end.
+LONG_FILES = {"test_quickstart.py", "test_decoder_distribution.py", "test_config_edits.py", "test_all_drafters.py"}
+
 # Annotations are checked where arrays are annotated. A check costs more than most functions of the host's code do.
 ANNOTATED = "acceptance analysis decoding drafters engine.slots models policies sampling training"
 CHECKER = f"{checked.__module__}.{checked.__name__}"
@@ -61,9 +65,10 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Marks the Python of slow pages, and skips tests that need a GPU."""
+    """Marks the Python of slow pages, skips tests that need a GPU, and puts the longest files first."""
     from tests.snippets import is_slow
 
+    items.sort(key=lambda item: item.path.name not in LONG_FILES)
     for item in items:
         if is_slow(item):
             item.add_marker("slow")

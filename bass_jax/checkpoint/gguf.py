@@ -140,7 +140,15 @@ class GgufFile:
 
 
 class _Reader(GGUFReader):
-    """The library's reader, with errors that name the tensor of an unknown type or without data."""
+    """The library's reader, with errors that name the tensor of an unknown type or without data.
+
+    A damaged length is an error here. The library would read an array of numbers beyond the end of the file forever.
+    """
+
+    def _get(self, offset: int, dtype: Any, count: Any = 1, *args: Any, **options: Any) -> np.ndarray:
+        if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
+            raise ValueError("a value is beyond the end of the file")
+        return super()._get(offset, dtype, count, *args, **options)
 
     def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
         try:

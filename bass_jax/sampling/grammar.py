@@ -94,6 +94,12 @@ class Grammar:
     def __reduce__(self) -> tuple:
         return _without_parser, (self.text, self.index)
 
+    def __copy__(self) -> "Grammar":
+        return self  # A grammar never changes, and `__reduce__` leaves the parser out.
+
+    def __deepcopy__(self, memo: Any) -> "Grammar":
+        return self
+
     def compile(self, tokenizer: Any) -> None:
         """Compiles a grammar that comes, without its parser, from another process, whose number it keeps."""
         self._source = _source(self.text, tokenizer, self.index)

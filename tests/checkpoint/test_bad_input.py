@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import gguf
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -159,6 +160,20 @@ def test_a_truncated_file_is_refused(checkpoint):
             path.write_bytes(content[:size])
             assert_refused(path if path.suffix == ".gguf" else path.parent, message)
         path.write_bytes(content)
+
+
+def test_a_damaged_length_in_a_gguf_file_is_refused(tmp_path, model):
+    """An array of numbers in a file of 39 KB with the length 2**20; the library would read its end again and again."""
+    path = tmp_path / "model.gguf"
+    write_gguf(path, model, extra={"numbers": [1, 2, 3]})
+    field = gguf.GGUFReader(path).get_field("llama.numbers")
+    start = field.offset + sum(part.nbytes for part in field.parts[:4])  # length and name, types of field and items
+    content = bytearray(path.read_bytes())
+    assert content[start : start + 8] == (3).to_bytes(8, "little")
+    content[start : start + 8] = (2**20).to_bytes(8, "little")
+    content += bytes((start - len(content)) % 4)  # The library notices numbers that the end cuts.
+    path.write_bytes(content)
+    assert_refused(path, r"model.gguf: not readable as GGUF: a value is beyond the end of the file")
 
 
 def test_an_index_that_does_not_match_its_files_is_refused(checkpoint):

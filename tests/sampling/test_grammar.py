@@ -1,5 +1,6 @@
 """Grammars: masks at every position of a step, valid outputs, and the target's distribution under a mask."""
 
+import copy
 import importlib.util
 import itertools
 import json
@@ -65,6 +66,13 @@ def follows(output: list[int]) -> list[bool]:
     text = TOKENIZER.decode(output)
     texts = [text + token.decode() for token in TOKENS[:END]]
     return [*(any(word.startswith(one) for word in LANGUAGE) for one in texts), text in LANGUAGE]
+
+
+def test_a_copy_of_a_grammar_has_its_parser():
+    grammar = Grammar(TOKENIZER, regex=PATTERN)
+    for found in (copy.copy(grammar), copy.deepcopy({"grammar": grammar})["grammar"]):
+        assert found.index == grammar.index
+        assert not found.new_matcher().is_accepting()
 
 
 def test_masks_follow_the_drafts_of_every_row():
