@@ -243,7 +243,10 @@ def test_the_error_of_a_truncated_file_names_the_truncated_tensor(tmp_path, mode
     write_gguf(path, model)
     last = max(GGUFReader(path).tensors, key=lambda tensor: tensor.data_offset)
     path.write_bytes(path.read_bytes()[: last.data_offset + last.n_bytes - 4])
-    with pytest.raises(ValueError, match=rf"model.gguf: not readable as GGUF: tensor {last.name!r}: cannot reshape"):
+    with pytest.raises(
+        ValueError,
+        match=rf"model.gguf: not readable as GGUF: tensor {last.name!r}: a value is beyond the end of the file",
+    ):
         load_model(path)
 
 
