@@ -21,7 +21,7 @@ help:
 	@echo "make notebooks  run the notebooks in place"
 	@echo "make docs       build the documentation site in build/docs"
 	@echo "make test       run the quick tests, in 4 to 9 minutes on two cores"
-	@echo "make test-all   run all tests, the slow ones too, in about an hour"
+	@echo "make test-all   run all tests, the slow ones too, in about 90 minutes"
 	@echo "make lint       run ruff"
 	@echo "make types      run pyright"
 	@echo "make check      run lint, types and test"
