@@ -38,9 +38,15 @@ if "--gpu" not in sys.argv:
     # LLVM's optimizations take more than half of the compile time. Tests marked `optimized` compile with them.
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 
-# The slow tests of these files take 8 to 20 minutes each. `make test-all` starts them first, so that no worker is left
+# The slow tests of these files take 11 to 26 minutes each. `make test-all` starts them first, so that no worker is left
 # with one of them at the end.
-LONG_FILES = {"test_quickstart.py", "test_decoder_distribution.py", "test_config_edits.py", "test_all_drafters.py"}
+LONG_FILES = {
+    "test_quickstart.py",
+    "test_decoder_distribution.py",
+    "test_config_edits.py",
+    "test_steps_of_shapes_compile_for_gpus.py",
+    "test_all_drafters.py",
+}
 
 # Annotations are checked where arrays are annotated. A check costs more than most functions of the host's code do.
 ANNOTATED = "acceptance analysis decoding drafters engine.slots models policies sampling training"

@@ -146,7 +146,7 @@ class _Reader(GGUFReader):
     """
 
     def _get(self, offset: int, dtype: Any, count: Any = 1, *args: Any, **options: Any) -> np.ndarray:
-        if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
+        if int(offset) + np.dtype(dtype).itemsize * int(count) > len(self.data):
             raise ValueError("a value is beyond the end of the file")
         return super()._get(offset, dtype, count, *args, **options)
 

@@ -92,7 +92,8 @@ def calibrate(pair: Pair, num_rows: int, lengths: Sequence[int]) -> list[float]:
 
     It times the product of the target's largest matrix with as many tokens as a step verifies. A draft takes the
     drafter's share of the target's weights. The products are timed once per process, and not for odd lengths, whose
-    times are interpolated: each product costs a request 0.04 s if the process is new.
+    times are interpolated: each product delays the first request of a process by 0.03 to 0.05 s (two cores,
+    2026-11-27).
     """
     weights = _matrices(pair.target)
     own = [one for one in _matrices(pair.drafter) if not any(one is other for other in weights)]

@@ -20,7 +20,7 @@ from bass_jax.cli.generate_display import describe_compilation
 from bass_jax.cli.main import COMMANDS, main
 from bass_jax.cli.prompt_arguments import collect_prompts
 from bass_jax.config import SpecConfig
-from bass_jax.engine.generate import GenerateLoop
+from bass_jax.engine.generate import GenerateLoop, generate
 from bass_jax.runtime.bundled import find_bundled
 from bass_jax.runtime.jit_cache import JIT_CACHE, JitCache
 from tests.checkpoint.small import random_model, small_config, small_tokenizer
@@ -58,7 +58,14 @@ def fails(capsys, *arguments: str) -> str:
 
 def test_the_demo_compares_every_batch_size(pair, tmp_path, capsys, monkeypatch):
     """With the defaults of speculation; both ways decode the same prompts to the same tokens."""
-    monkeypatch.setattr("bass_jax.cli.demo.MIN_SECONDS", 0.01)
+    monkeypatch.setattr("bass_jax.cli.demo.MIN_SECONDS", 0)
+    runs: list[tuple[int, str]] = []
+
+    def counted(*args, **options):
+        runs.append((options["max_batch"], options["step"]))
+        return generate(*args, **options)
+
+    monkeypatch.setattr(importlib.import_module("bass_jax.engine.generate"), "generate", counted)
     prompts, plot = tmp_path / "prompts.txt", tmp_path / "demo.svg"
     prompts.write_text("one\nthe other\nand a third\n")
     options = ("--pair", pair, "--file", str(prompts), "--plot", str(plot), "--max-new-tokens", "6")
@@ -66,6 +73,8 @@ def test_the_demo_compares_every_batch_size(pair, tmp_path, capsys, monkeypatch)
     printed = capsys.readouterr().out
     assert printed.count(" identical") == 2 and "NOT" not in printed
     assert printed.count("speculative █") == printed.count("regular █") == 2
+    # Two rounds, because `auto` still adapts in the first one.
+    assert runs == [(batch, step) for batch in (1, 2) for _ in range(2) for step in ("speculate", "decode")]
     assert "<svg" in plot.read_text()
     assert "nowhere.txt" in fails(capsys, "demo", "--pair", pair, "--file", "nowhere.txt")
 
