@@ -77,8 +77,13 @@ class CompiledSteps:
         self._compiled: dict[tuple[int, int], CompiledFunction] = {}
 
     def find(self, bucket: int, num_rows: int) -> CompiledFunction | None:
-        """Returns the step of `bucket` for a batch of `num_rows` if `get` or `find_all` has returned it before."""
-        return self._compiled.get((bucket, num_rows))
+        """Returns the step of `bucket` for a batch of `num_rows` if it is compiled and was asked for before."""
+        found = self._compiled.get((bucket, num_rows))
+        return found if found is not None and found.is_ready() else None
+
+    def is_compiling(self) -> bool:
+        """Returns whether a thread compiles a step."""
+        return not all(step.is_ready() for step in self._compiled.values())
 
     def find_all(self, pair: Pair, state: SpecState) -> None:
         """Finds the steps of this batch that the process has compiled already."""
@@ -86,6 +91,11 @@ class CompiledSteps:
             found = JIT_CACHE.find(*self._function(bucket, pair, state), donate_argnums=(1,))
             if found is not None:
                 self._compiled[bucket, len(state.lengths)] = found
+
+    def start(self, bucket: int, pair: Pair, state: SpecState) -> None:
+        """Traces the step of `bucket` for this batch, and compiles it in a thread."""
+        function = self._function(bucket, pair, state)
+        self._compiled[bucket, len(state.lengths)] = JIT_CACHE.get(*function, donate_argnums=(1,), in_background=True)
 
     def get(self, bucket: int, pair: Pair, state: SpecState) -> CompiledFunction:
         """Returns the step of `bucket`, ``(pair, state, spec)`` to ``(state, info)``, compiled for this batch.

@@ -135,9 +135,12 @@ class DeviceExecutor:
         self._is_auto = isinstance(self._policy, Auto) and self._uses_clock
         # A step that runs ahead has the plan that was made before the last step. Only these policies plan as well then.
         self._runs_ahead = (self._is_auto or isinstance(self._policy, Fixed | None)) and self.channel is None
+        # On a CPU the compiler would take the processors from the steps, which then take twice as long.
+        self._compiles_beside = self._uses_clock and self.channel is None and jax.default_backend() != "cpu"
         self._last_end = 0.0  # when the last step had ended
         self._clock: StepClock | None = None
         self._calibration: dict[int, Sequence[float] | None] = {}
+        self._compile_cost = 0.0  # seconds that a further step is expected to take
         self._may_compile = False
         self._is_timed = False
         self._has_drafted = True
@@ -285,6 +288,11 @@ class DeviceExecutor:
             self.state = self.state._replace(draft_lens=self.state.draft_lens * place_whole(drafts, self._mesh))
             num_wanted = num_wanted if any(h is not None and h.request.is_speculative for h in self._handles) else 0
         bucket = self._bucket(num_wanted)
+        if self._compiles_beside and (found := self._found_steps()) and bucket not in found:
+            self.steps.start(bucket, self._pair, self.state)
+            JIT_CACHE.run_seconds = max(JIT_CACHE.run_seconds - self._compile_cost, 0.0)
+            self._may_compile = False
+            bucket = self._bucket(num_wanted)
         if bucket < num_wanted:  # The policy counts a draft that it wanted and did not get as rejected.
             self.state = self.state._replace(draft_lens=jnp.minimum(self.state.draft_lens, bucket))
         self._num_steps += 1
@@ -320,10 +328,11 @@ class DeviceExecutor:
         end = time.perf_counter()
         seconds, self._last_end = end - max(start, self._last_end), end
         JIT_CACHE.run_seconds += seconds
-        # A prompt that was read before the step would count as its time.
-        if self._clock is not None and self._is_timed:
+        is_compiling = self.steps.is_compiling()
+        # A prompt that was read before the step would count as its time, and a thread that compiles slows it down.
+        if self._clock is not None and self._is_timed and not is_compiling:
             self._clock.record(self._step(bucket), seconds, resumes=bucket > 0 and not self._has_drafted)
-        self._is_timed, self._has_drafted = True, bucket > 0
+        self._is_timed, self._has_drafted = not is_compiling, bucket > 0
         if rows is not None:
             self._plan(rows, counts_of(info), num_steps)
         elif plan is not None:
@@ -427,8 +436,9 @@ class DeviceExecutor:
         """Returns the bucket to run for `num_wanted` drafts.
 
         With a policy that measures times, a further step is compiled only when steps have run for as long as it takes
-        to compile one, in addition to the compilations since, and at most `MAX_MEASURED` are compiled. Else the nearest
-        compiled step is used. A compiled step with fewer drafts that was not measured often enough comes first.
+        to compile one, in addition to the compilations since, and at most `MAX_MEASURED` are compiled. Else, and while
+        a thread compiles it, the nearest compiled step is used. A compiled step with fewer drafts that was not measured
+        often enough comes first.
         """
         bucket, found = plan_bucket(self.steps.buckets, num_wanted), self._found_steps()
         if self._clock is None:
@@ -459,7 +469,8 @@ class DeviceExecutor:
         times = self._clock.times()
         # The compilation cache may hold the steps that are compiled, and not the next one.
         costs = [step.compile_seconds + step.saved_seconds for step in found.values()]
-        self._may_compile = JIT_CACHE.run_seconds >= max(costs, default=math.inf)
+        self._compile_cost = max(costs, default=math.inf)
+        self._may_compile = JIT_CACHE.run_seconds >= self._compile_cost and not self.steps.is_compiling()
         if not self._may_compile or len(found) >= MAX_MEASURED:
             # A length that cannot be compiled now runs in the next larger step, and takes as long. The first step that
             # is compiled has a power of two as its length, so that a process finds it in the compilation cache although

@@ -37,6 +37,7 @@ class CompiledFunction:
         call: the function.
         compile_seconds: time that its compilation took, including tracing and the first call.
         saved_seconds: time that the compilation cache on disk saved.
+        is_ready: whether a thread that compiles it, if any, has ended. A call waits for it.
         is_prepared: whether it needs no first call; see `JitCache.get`.
         num_calls: measured calls; see `bass_jax.engine.step_clock`, as for the other attributes.
         seconds: estimated time of a call; NaN if it was not measured.
@@ -46,6 +47,7 @@ class CompiledFunction:
     call: Callable
     compile_seconds: float
     saved_seconds: float = 0.0
+    is_ready: Callable[[], bool] = lambda: True
     is_prepared: bool = False
     num_calls: int = 0
     seconds: float = float("nan")
@@ -64,7 +66,7 @@ class JitCache:
 
     Attributes:
         num_compiled: functions compiled so far.
-        compile_seconds: time that this took, tracing included.
+        compile_seconds: time that callers waited for this, tracing included.
         run_seconds: time of the steps, which the executor adds, less that of the compilations since; at least 0.
     """
 
@@ -96,8 +98,8 @@ class JitCache:
         This counts as compilation, so that the calls of a step take equally long. Where an argument is a
         `jax.ShapeDtypeStruct`, a later call of `get` prepares the function.
 
-        With `in_background`, only tracing is done here, and XLA compiles in a thread. `compile_seconds` then has the
-        time that the first call waits for it.
+        With `in_background`, only tracing is done here, and XLA compiles in a thread, which a process that exits waits
+        for. The function can be called at once; the call then waits.
         """
         key, placements = _key(function, args, donate_argnums)
         found = self._compiled.pop(key, None)
@@ -111,8 +113,10 @@ class JitCache:
                 traced = _renewed(with_checks(function) if is_debugging() else function)
                 lowered = jax.jit(traced, donate_argnums=donate_argnums).lower(*args)
                 compile_it = functools.partial(_compile, lowered, has_checks=is_debugging())
-                compiled = self._in_background(compile_it) if in_background else compile_it()
-            found = CompiledFunction(compiled, 0.0, self._saved.seconds - saved_before)
+                if in_background:
+                    found = self._in_background(compile_it)
+                else:
+                    found = CompiledFunction(compile_it(), 0.0, self._saved.seconds - saved_before)
             self._add_seconds(found, time.perf_counter() - start)
             self.num_compiled += 1
             self._make_room()
@@ -129,22 +133,28 @@ class JitCache:
         self.compile_seconds += seconds
         self.run_seconds = max(self.run_seconds - seconds, 0.0)
 
-    def _in_background(self, compile_it: Callable[[], Callable]) -> Callable:
+    def _in_background(self, compile_it: Callable[[], Callable]) -> CompiledFunction:
         """Compiles in a thread; returns a function that waits for it."""
         from concurrent.futures import ThreadPoolExecutor  # Only where something is compiled, not at every import.
 
-        thread = ThreadPoolExecutor(1)
-        future = thread.submit(compile_it)
-        thread.shutdown(wait=False)
-
-        def call(*args):
+        def run() -> None:
             start = time.perf_counter()
-            if not future.done():
-                future.exception()
-                self._count(time.perf_counter() - start)
-            return future.result()(*args)
+            compiled = compile_it()
+            found.compile_seconds += time.perf_counter() - start
+            found.saved_seconds, found.call = self._saved.seconds, compiled  # The thread has compiled nothing else.
 
-        return call
+        def wait_and_call(*args):
+            start = time.perf_counter()
+            future.result()
+            self._count(time.perf_counter() - start)
+            return found.call(*args)
+
+        found = CompiledFunction(wait_and_call, 0.0)
+        thread = ThreadPoolExecutor(1)
+        future = thread.submit(run)
+        thread.shutdown(wait=False)
+        found.is_ready = future.done
+        return found
 
     def _prepare(self, compiled: CompiledFunction, args: tuple, donate_argnums: tuple[int, ...]) -> None:
         if jax.default_backend() == "cpu":

@@ -1,7 +1,10 @@
 """The measured times of steps, and what the policy `auto` compiles and plans with them."""
 
 import dataclasses
+import threading
+import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import pytest
 import bass_jax as bass
 from bass_jax import policies
 from bass_jax.decoding.policy_runner import StepTimes
+from bass_jax.decoding.state import output_tokens
 from bass_jax.drafters import NgramDrafter
 from bass_jax.engine import device_executor, step_clock
 from bass_jax.engine.device_executor import PLAN_INTERVAL, DeviceExecutor
@@ -16,6 +20,7 @@ from bass_jax.engine.generate import GenerateLoop
 from bass_jax.engine.planner import Planner
 from bass_jax.engine.step_clock import NUM_FIRST, StepClock, calibrate
 from bass_jax.policies.auto import Auto
+from bass_jax.runtime import jit_cache
 from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
 from tests import tiny
 
@@ -97,6 +102,14 @@ def test_the_calibration_counts_the_drafter():
 def test_the_calibration_does_not_time_odd_lengths():
     first, odd, last = calibrate(bass.Pair(tiny.model(1), NgramDrafter()), 2, (0, 1, 2))
     assert odd == pytest.approx((first + last) / 2)
+
+
+def test_nothing_is_timed_before_the_first_step_on_a_gpu(monkeypatch):
+    """A call takes longer than the product, and ``auto`` did not draft where six drafts were twice as fast (H200)."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(step_clock, "_product_seconds", lambda *_: pytest.fail("a product is timed"))
+    times = calibrate(bass.Pair(tiny.model(1), NgramDrafter()), 2, (0, 1, 4))
+    assert times[0] < times[1] < times[2] < 2 * times[0]
 
 
 @pytest.fixture
@@ -204,6 +217,47 @@ def test_a_compiled_step_with_fewer_drafts_is_measured_before_others(pair):
         pass
     regular = run._executor.steps.find(0, len(run.state.lengths))
     assert regular is not None and np.isfinite(regular.seconds)
+
+
+def test_steps_go_on_while_a_thread_compiles_a_further_length(pair, monkeypatch):
+    """They are slower then, so they are not measured. The compiled length runs when it is ready."""
+    monkeypatch.setattr(device_executor, "calibrate", lambda *_: [1.0, 9.0])
+    settings = {"max_new_tokens": 60, "policy": policies.auto(lengths=(2, 8))}
+    executor = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(), **settings)._executor
+    short = executor._step(2)
+    set_measured(short)
+
+    def num_drafts_of_next_step() -> int:
+        executor._wanted = np.array([8, 8], np.int32)
+        executor.dispatch()
+        return executor.collect().draft_len
+
+    may_end, compile_now = threading.Event(), jit_cache._compile
+
+    def compile_later(*args, **options):
+        if threading.current_thread() is not threading.main_thread():
+            assert may_end.wait(60)
+        return compile_now(*args, **options)
+
+    monkeypatch.setattr(jit_cache, "_compile", compile_later)
+    executor._compiles_beside = True  # as on a GPU
+    executor._may_compile, executor._compile_cost = True, 5.0
+    monkeypatch.setattr(JIT_CACHE, "run_seconds", 1e9)
+    num_calls = short.num_calls
+    for _ in range(3):
+        assert num_drafts_of_next_step() == 2 and executor.steps.is_compiling() and not executor._may_compile
+    assert short.num_calls == num_calls
+    assert JIT_CACHE.run_seconds < 1e9 - 4, "the compilation postpones the next one"
+    may_end.set()
+    while executor.steps.is_compiling():
+        time.sleep(0.01)
+    assert num_drafts_of_next_step() == 8 and executor._step(8).num_calls == 0
+    assert num_drafts_of_next_step() == 8 and executor._step(8).num_calls == 1
+    while not executor.state.done.all():
+        num_drafts_of_next_step()
+    regular = bass.generate(pair, tiny.PROMPTS, step="decode", max_new_tokens=60)
+    for row, expected in enumerate(regular.tokens):
+        np.testing.assert_array_equal(output_tokens(executor.state, row), expected)
 
 
 def test_compile_time_does_not_enter_an_estimate(pair):
