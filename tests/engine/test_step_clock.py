@@ -260,6 +260,18 @@ def test_steps_go_on_while_a_thread_compiles_a_further_length(pair, monkeypatch)
         np.testing.assert_array_equal(output_tokens(executor.state, row), expected)
 
 
+def test_every_compiled_length_is_measured_whatever_the_calibration_says(pair, monkeypatch):
+    """Else ``auto`` never drafts if the calibration is wrong, as on an H200, where six drafts were twice as fast."""
+    monkeypatch.setattr(device_executor, "calibrate", lambda *_: [1.0, 50.0, 100.0])
+    settings = {"max_new_tokens": 60, "policy": policies.auto(lengths=(0, 2, 4))}
+    run = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(), **settings)
+    steps = [run._executor._step(bucket) for bucket in (0, 2, 4)]
+    assert [step.num_calls for step in steps] == [0, 0, 0]
+    for _ in run:
+        pass
+    assert np.isfinite([step.seconds for step in steps]).all()
+
+
 def test_compile_time_does_not_enter_an_estimate(pair):
     run = GenerateLoop(pair, tiny.PROMPTS, max_new_tokens=60)
     for _ in run:
