@@ -481,6 +481,10 @@ class DeviceExecutor:
             larger = [min((one for one in usable if one >= bucket), default=bucket) for bucket in buckets]
             seconds = [estimates.get(one, estimates[own]) for own, one in zip(buckets, larger, strict=True)]
             times = times._replace(step_seconds=np.asarray(seconds, np.float32))
+        elif found.keys() == {0}:
+            # A calibration that was wrong, because other processes were busy, must not keep drafts from being tried.
+            short = min(np.searchsorted(buckets, 2), len(buckets) - 1)
+            times.step_seconds[short] = min(times.step_seconds[short], times.step_seconds[0])
         if self.channel is not None:
             times, self._may_compile = self.channel.share((times, self._may_compile))
         return times

@@ -272,6 +272,21 @@ def test_every_compiled_length_is_measured_whatever_the_calibration_says(pair, m
     assert np.isfinite([step.seconds for step in steps]).all()
 
 
+def test_a_length_with_drafts_is_compiled_whatever_the_calibration_says(pair, monkeypatch):
+    """Without drafts seems best at first, and no other length would be measured."""
+    monkeypatch.setattr(device_executor, "calibrate", lambda *_: [1.0, 50.0, 60.0, 70.0])
+    monkeypatch.setattr(JIT_CACHE, "run_seconds", 0.0)
+    settings = {"max_new_tokens": 60, "policy": policies.auto(lengths=(0, 1, 2, 4))}
+    run = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(), **settings)
+    steps, num_rows = run._executor.steps, len(run.state.lengths)
+    assert [bucket for bucket in steps.buckets if steps.find(bucket, num_rows)] == [0]
+    JIT_CACHE.run_seconds = 1e9
+    for _ in run:
+        pass
+    tried = steps.find(2, num_rows)
+    assert tried is not None and np.isfinite(tried.seconds)
+
+
 def test_compile_time_does_not_enter_an_estimate(pair):
     run = GenerateLoop(pair, tiny.PROMPTS, max_new_tokens=60)
     for _ in run:
