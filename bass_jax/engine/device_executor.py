@@ -492,7 +492,8 @@ class DeviceExecutor:
     def warm_up(self) -> None:
         """Compiles all functions for all batch sizes. The steps are not run; the other functions are.
 
-        For a policy that measures times, the steps are those without drafts and with the length that it starts from.
+        A policy that measures times and has more than `MAX_MEASURED` lengths gets the steps without drafts and with the
+        length that it starts from.
         """
         handle, pair = RequestHandle(Request(np.zeros(2, np.int32), 1)), self._pair
         sizes = self._config.sizes
@@ -505,8 +506,10 @@ class DeviceExecutor:
                 self._planner.compile(rows, counts)
             if self._uses_clock:
                 self.replan()
+                jnp.minimum(self.state.draft_lens, 0)  # as in `dispatch`
             first = {self.steps.buckets[0], self._bucket(int(self._wanted[1]))}
-            for bucket in first if self._uses_clock else self.steps.buckets:
+            is_all = not self._uses_clock or len(self.steps.buckets) <= MAX_MEASURED
+            for bucket in self.steps.buckets if is_all else first:
                 self._step(bucket)
             self.read(handle, 0, self._config.chunk)  # longer than the prompt, which makes no difference
             self.read(handle, 0, 1)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import bass_jax as bass
+from bass_jax import policies
 from bass_jax.drafters import ModelDrafter, NgramDrafter, suffix_drafter
 from bass_jax.engine import EngineClosed, QueueFull, device_executor
 from bass_jax.policies import Plan
@@ -239,6 +240,17 @@ def test_a_policy_is_compiled_in_the_warm_up_too(quick_pair):
     engine = bass.Engine(quick_pair, bass.SpecConfig(None, "greedy"), config=config, policy=policy)
     with recorded_compilations() as compiled:
         engine.submit([1, 2, 3], max_new_tokens=8).result()
+    assert not compiled
+
+
+def test_a_policy_with_few_lengths_compiles_nothing_while_it_serves(quick_pair, monkeypatch):
+    monkeypatch.setattr(JIT_CACHE, "run_seconds", 1e9)  # A further length could be compiled at once.
+    config, policy = bass.EngineConfig(4, 64, buckets=(4,), chunk=16), policies.auto(lengths=(0, 1, 3))
+    engine = bass.Engine(quick_pair, config=config, policy=policy)
+    with recorded_compilations() as compiled:
+        for seed in range(4):
+            engine.submit([1, 2, 3 + seed], max_new_tokens=30)
+        engine.run()
     assert not compiled
 
 
