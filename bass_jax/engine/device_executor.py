@@ -156,6 +156,8 @@ class DeviceExecutor:
 
         Other steps are compiled on first use.
         """
+        if self._plans:
+            self._planned_rows()
         for bucket in (self._bucket(int(self._wanted[0])),) if self._uses_clock else self.steps.buckets:
             self._step(bucket)
 

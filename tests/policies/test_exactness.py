@@ -144,7 +144,7 @@ def test_rows_of_a_batch_can_have_different_lengths(pair):
 
 @pytest.mark.slow
 def test_every_bucket_is_compiled_before_the_first_step(pair):
-    """Functions compiled are one per bucket and one for the update. The same batch compiles nothing again."""
+    """Functions compiled are one per bucket and two for the plan. The same batch compiles nothing again."""
     target = tiny.model(3, mlp_width=28)  # Its shape is used in no other test, so nothing is compiled yet.
     pair = bass.Pair(target, NgramDrafter())
     policy = policies.bandit(lengths=(0, 1, 2), use_clock=False)
@@ -159,7 +159,7 @@ def test_every_bucket_is_compiled_before_the_first_step(pair):
         pass
     assert JIT_CACHE.num_compiled == warm
     timings = run.result().timings
-    assert timings.num_compiled == warm - before - prefill_and_decode == 3  # Buckets 1 and 2, and the update.
+    assert timings.num_compiled == warm - before - prefill_and_decode == 4  # Buckets 1 and 2, the rows and the update.
     assert timings.compile >= sum(timings.warm_up.values()) > 0
     again = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(4), max_new_tokens=50, policy=policy).timings
     assert (again.num_compiled, again.compile) == (0, 0.0)
