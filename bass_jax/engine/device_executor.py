@@ -49,6 +49,10 @@ from bass_jax.runtime.processes import Channel
 MAX_MEASURED = 4
 """Steps per batch size that are compiled for a policy that measures times."""
 
+MAX_FIRST = 4
+"""Drafts of the step that is compiled first, at most. Which of 4 and 8 seems better differs between processes, and the
+compiled code on disk is that of one of them."""
+
 PLAN_INTERVAL = 8
 """Steps between two plans of ``auto`` while it does not draft. A plan costs 0.7 ms of two cores that run a step."""
 
@@ -448,7 +452,9 @@ class DeviceExecutor:
         unmeasured = [one for one, step in found.items() if one < bucket and not is_measured(step)]
         if unmeasured or bucket in found:
             return min(unmeasured, default=bucket)
-        if not found or (self._may_compile and len(found) < MAX_MEASURED):
+        if not found:
+            return max((one for one in self.steps.buckets if one <= min(bucket, MAX_FIRST)), default=bucket)
+        if self._may_compile and len(found) < MAX_MEASURED:
             return bucket
         return min((one for one in found if one >= bucket), default=max(found))
 

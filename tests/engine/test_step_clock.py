@@ -184,6 +184,14 @@ def test_the_first_length_is_the_best_power_of_two(pair, monkeypatch):
     assert [bucket for bucket in steps.buckets if steps.find(bucket, len(run.state.lengths))] == [4]
 
 
+def test_the_first_length_is_at_most_four(pair, monkeypatch):
+    monkeypatch.setattr(device_executor, "calibrate", lambda *_: [1.0] * 7)  # Eight drafts seem best.
+    run = GenerateLoop(pair, tiny.PROMPTS, max_new_tokens=40)
+    steps = run._executor.steps
+    assert run._executor._wanted[0] == 8
+    assert [bucket for bucket in steps.buckets if steps.find(bucket, len(run.state.lengths))] == [4]
+
+
 def test_no_pass_or_step_is_compiled_before_the_calibration_ends(pair, monkeypatch):
     """A thread that compiles takes one of two processors, and changes the ratios of the times."""
     timed, compiled = [], []
