@@ -198,7 +198,7 @@ def masked_acceptance(
             from kernels_pallas.acceptance.triton import masked_acceptance_triton as kernel
         return kernel(inputs, tiles=tiles, interpret=interpret)
 
-    # On an H100, Triton's kernels are 1.1 to 1.2 times as fast, and a step is traced in half the time (2026-11-26).
+    # On Hopper, Triton's kernels are faster and are traced in less time; see docs/concepts/kernels.md.
     return _run_first_supported(implementation, _fallback_order(target, target.is_blackwell), run)
 
 

@@ -514,10 +514,10 @@ class DeviceExecutor:
                 self._planner.compile(rows, counts)
             if self._uses_clock:
                 self.replan()
-                jnp.minimum(self.state.draft_lens, 0)  # as in `dispatch`
+                jnp.minimum(self.state.draft_lens, 0)  # compiles what `dispatch` calls
+            compiles_all = not self._uses_clock or len(self.steps.buckets) <= MAX_MEASURED
             first = {self.steps.buckets[0], self._bucket(int(self._wanted[1]))}
-            is_all = not self._uses_clock or len(self.steps.buckets) <= MAX_MEASURED
-            for bucket in self.steps.buckets if is_all else first:
+            for bucket in self.steps.buckets if compiles_all else first:
                 self._step(bucket)
             self.read(handle, 0, self._config.chunk)  # longer than the prompt, which makes no difference
             self.read(handle, 0, 1)

@@ -80,14 +80,14 @@ class StepClock:
         """
         seconds = [math.nan if step is None else step.seconds for step in self._steps]
         fastest = min((one for one in seconds if math.isfinite(one)), default=math.nan)
-        is_untried = [step is not None and math.isnan(step.seconds) for step in self._steps]
         if self._prior is not None:
             pairs = enumerate(zip(seconds, self._prior, strict=True))
             ratios = {index: own / prior for index, (own, prior) in pairs if math.isfinite(own)} or {0: 1.0}
             all_ratios = np.interp(range(len(seconds)), list(ratios), list(ratios.values()))
             seconds = (all_ratios * self._prior).tolist()
         if math.isfinite(fastest):
-            seconds = [min(fastest, one) if untried else one for one, untried in zip(seconds, is_untried, strict=True)]
+            pairs = zip(seconds, self._steps, strict=True)
+            seconds = [min(fastest, one) if step and math.isnan(step.seconds) else one for one, step in pairs]
         resume = [step.resume_seconds for step in self._steps if step is not None]
         resume = max((value for value in resume if math.isfinite(value)), default=math.nan)
         is_compiled = np.asarray([step is not None for step in self._steps])

@@ -92,6 +92,7 @@ def test_a_step_is_one_graph_with_our_kernels_and_without_a_sort(step, drafter):
     assert " sort(" not in text
     assert "ragged_attention" in text and "acceptance_draw_token" in text
     assert text.count('custom_call_target="mosaic_gpu') >= LAYERS, "attention of every layer of the target"
+    assert text.count('custom_call_target="__gpu$xla.gpu.triton"') == 3, "the three launches of acceptance"
 
 
 @needs_gpu_compiler
