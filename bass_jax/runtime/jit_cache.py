@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from bass_jax.runtime.cpu_workarounds import CPU_COMPILER_OPTIONS
+from bass_jax.runtime.cpu_workarounds import CPU_COMPILER_OPTIONS, CPU_OPTIMIZATION_LEVEL
 from bass_jax.runtime.debug import is_debugging, raising, with_checks
 from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS
 
@@ -208,7 +208,8 @@ class _SavedSeconds(threading.local):
 
 
 def _compile(lowered: Any, *, has_checks: bool) -> Callable:
-    compiled = lowered.compile(compiler_options=COMPILER_OPTIONS)
+    options = COMPILER_OPTIONS | (CPU_OPTIMIZATION_LEVEL if jax.default_backend() == "cpu" else {})
+    compiled = lowered.compile(compiler_options=options)
     return raising(compiled) if has_checks else compiled
 
 
