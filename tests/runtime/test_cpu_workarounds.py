@@ -65,7 +65,7 @@ def test_on_a_cpu_the_vocabulary_is_reduced_in_blocks():
 @pytest.mark.parametrize("has_instructions", [False, True])
 def test_products_are_those_of_numpy(dtype, has_instructions, monkeypatch):
     """Of one row, of few and padded ones, and of too many for the workarounds."""
-    monkeypatch.setattr(cpu_workarounds, "_has_bfloat16_products", lambda: has_instructions)
+    monkeypatch.setattr(cpu_workarounds, "_has_instructions", lambda name: has_instructions)
     random = np.random.default_rng(0)
     matrix = jnp.asarray(random.normal(size=(36, 24)), dtype)
     for num_rows in (1, 2, 5, 11, 65):
@@ -75,6 +75,24 @@ def test_products_are_those_of_numpy(dtype, has_instructions, monkeypatch):
         assert found.dtype == jnp.float32
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
         assert jax.jit(matmul)(rows, matrix).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "has_avx512, dtype, num_rows, is_exchanged",
+    [
+        (False, "float32", 64, True),
+        (False, "float32", 65, False),
+        (True, "float32", 8, True),
+        (True, "float32", 9, False),
+        (True, "bfloat16", 9, True),
+    ],
+)
+def test_the_matrix_is_the_left_operand_of_a_product_with_few_rows(
+    has_avx512, dtype, num_rows, is_exchanged, monkeypatch
+):
+    monkeypatch.setattr(cpu_workarounds, "_has_instructions", lambda name: has_avx512 and name == "avx512f")
+    rows, matrix = (jax.ShapeDtypeStruct((num, 24), dtype) for num in (num_rows, 36))
+    assert ("optimization_barrier" in jax.jit(matmul).lower(rows, matrix).as_text()) == is_exchanged
 
 
 BESIDE_A_FUNCTION_THAT_RUNS = """
