@@ -480,14 +480,15 @@ class DeviceExecutor:
         self._compile_cost = max(costs, default=math.inf)
         self._may_compile = JIT_CACHE.run_seconds >= self._compile_cost and not self.steps.is_compiling()
         if not self._may_compile or len(found) >= MAX_MEASURED:
-            # A length that cannot be compiled now runs in the next larger step, and takes as long. The first step that
+            # A length that cannot be compiled now runs in the next larger step, and takes as long. Instead of one above
+            # all of them the longest one runs, so it gets a time with which it cannot seem better. The first step that
             # is compiled has a power of two as its length, so that a process finds it in the compilation cache although
             # its estimates differ a bit.
             estimates = dict(zip(buckets, times.step_seconds.tolist(), strict=True))
             estimates |= {bucket: step.seconds for bucket, step in found.items() if np.isfinite(step.seconds)}
             usable = found or [bucket for bucket in buckets if bucket & (bucket - 1) == 0]
-            larger = [min((one for one in usable if one >= bucket), default=bucket) for bucket in buckets]
-            seconds = [estimates.get(one, estimates[own]) for own, one in zip(buckets, larger, strict=True)]
+            larger = [min((one for one in usable if one >= bucket), default=max(usable)) for bucket in buckets]
+            seconds = [estimates[one] * max((1 + own) / (1 + one), 1) for own, one in zip(buckets, larger, strict=True)]
             times = times._replace(step_seconds=np.asarray(seconds, np.float32))
         elif found.keys() == {0}:
             # A calibration that was wrong, because other processes were busy, must not keep drafts from being tried.

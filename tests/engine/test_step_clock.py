@@ -217,6 +217,22 @@ def test_a_plan_that_is_cut_to_a_compiled_length_counts_as_cut(pair):
     assert compiled == 2 and not executor._planner.state.num_reached[2:].any()
 
 
+@pytest.mark.parametrize("lengths", [(2, 8), (0, 8)])
+def test_a_length_above_the_compiled_ones_is_not_planned(pair, monkeypatch, lengths):
+    """The longest compiled one would run in its place, and take its own time."""
+    monkeypatch.setattr(device_executor, "calibrate", lambda *_: [1.0, 0.5])  # Eight drafts seem to be faster.
+    settings = {"max_new_tokens": 40, "policy": policies.auto(lengths=lengths)}
+    executor = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(), **settings)._executor
+    assert executor.steps.find(8, len(executor.state.lengths)) is None
+    set_measured(executor._step(lengths[0]))
+    monkeypatch.setattr(JIT_CACHE, "run_seconds", 0.0)
+    executor.replan()
+    assert executor._wanted.tolist() == [lengths[0]] * 2
+    monkeypatch.setattr(JIT_CACHE, "run_seconds", 1e9)
+    executor.replan()
+    assert executor._wanted.tolist() == [8, 8]
+
+
 def test_a_compiled_step_with_fewer_drafts_is_measured_before_others(pair):
     """The regular steps of another run are compiled, so the default measures what it would gain without drafts."""
     bass.generate(pair, tiny.PROMPTS, step="decode", max_new_tokens=40)
@@ -248,7 +264,7 @@ def test_steps_go_on_while_a_thread_compiles_a_further_length(pair, monkeypatch)
         return compile_now(*args, **options)
 
     monkeypatch.setattr(jit_cache, "_compile", compile_later)
-    executor._compiles_beside = True  # as on a GPU
+    executor._compiles_beside, executor._is_timed = True, True  # as on a GPU, after other steps
     executor._may_compile, executor._compile_cost = True, 5.0
     monkeypatch.setattr(JIT_CACHE, "run_seconds", 1e9)
     num_calls = short.num_calls
