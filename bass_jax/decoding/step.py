@@ -67,9 +67,8 @@ def draft_and_verify(pair: Pair, state: SpecState, spec: SpecConfig) -> tuple[Sp
     accept_keys, residual_keys = (draw_keys(state.keys, state.num_steps, role) for role in (Role.ACCEPT, Role.RESIDUAL))
     keys = RuleKeys(accept_keys, residual_keys, position_keys(state.keys, state.lengths, spec.bucket + 1))
     record = None
-    if (
-        proposal.tokens.ndim == 3
-    ):  # Several candidates, unless nothing is drafted; no drafter of them reads hidden states.
+    # Several candidates, unless nothing is drafted; no drafter of them reads hidden states.
+    if proposal.tokens.ndim == 3:
         step_tokens, num_drafted, target_cache = verify_candidates(pair, state, spec, rule, proposal, processors, keys)
     else:
         num_drafted = proposal.num_drafted

@@ -80,7 +80,7 @@ class Loop:
         self.scheduler, self.executor, self.clock = scheduler, executor, clock
         self.counts = Counts()
         self.last: StepResult | None = None
-        self.host_seconds = 0.0
+        self.host_seconds, self._executor_seconds = 0.0, 0.0
         self.intake: Callable[[], None] = lambda: None
         self.events: list[tuple[RequestHandle, RequestEvent]] = []
         self.requests = np.zeros(0, np.int32)
@@ -231,8 +231,6 @@ class Loop:
         """Advances until there is nothing to do."""
         while self.advance():
             pass
-
-    _executor_seconds = 0.0
 
     def _call(self, method: Callable, *arguments) -> None:
         """Calls a method of the executor and adds its time to the executor's."""
