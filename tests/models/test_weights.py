@@ -34,7 +34,7 @@ def test_products_are_those_of_numpy(rows, columns, width):
 def test_one_row_is_a_batch_of_parts_and_few_rows_are_the_right_operand():
     values = draw(1, 8, 64)
     assert primitives(draw(0, 1, 64), values)[1] == (0,)
-    for rows, has_barrier in ((2, True), (64, True), (65, False)):
+    for rows, has_barrier in ((2, True), (8, True), (65, False)):  # Between them it depends on the processor.
         names, batch_axes = primitives(draw(0, rows, 64), values)
         assert batch_axes == () and ("optimization_barrier" in names) == has_barrier
 
