@@ -22,9 +22,9 @@ XLA's default is 256 bits, with which a product of one row, computed on one core
 can. On CPUs with 256-bit vectors the option has no effect.
 """
 
-CPU_OPTIMIZATION_LEVEL = {"xla_backend_optimization_level": 2}
-"""XLA's default is 3, with which the functions of a first request take 5.2 s to compile instead of 4.8 and do not run
-faster (SmolLM2-135M, two cores with AVX-512, medians of four, 2026-11-28). XLA for a GPU does not ignore this option.
+CPU_OPTIMIZATION_LEVEL = {"xla_backend_optimization_level": 1}
+"""XLA's default is 3. A step compiles in 0.9 of the time of level 2 and runs as fast (SmolLM2-135M, two cores with AVX2,
+2026-11-28). Level 0 makes steps 1.3 to 1.8 times as slow. XLA for a GPU does not ignore this option.
 """
 
 _ARGMAX_BLOCK = 128
@@ -58,7 +58,7 @@ def matmul(rows: Float[Array, "M D"], matrix: Float[Array, "C D"], dtype: Any = 
     XLA for a CPU rearranges the right operand of a product before it multiplies. With few rows this takes longer than
     the product, so the matrix is the left operand here. A barrier keeps XLA from exchanging the operands again. The
     products of a pass of SmolLM2-135M with 2 to 16 rows take 41 to 58 ms instead of 64 to 124 (two cores with AVX2,
-    2026-11-24). Rows are padded to a multiple of 8: 10 rows take 60 ms instead of 80.
+    2026-11-24). Some numbers of rows take longer than the next multiple of 8, to which they are padded.
 
     With AVX-512 this holds for at most 8 rows in float32. The products of 18 to 56 rows take 0.6 to 0.9 of the time if
     they are left as they are, and steps of batch 8 with 2, 4 and 6 drafts 82, 109 and 126 ms instead of 94, 121 and 180
@@ -86,10 +86,21 @@ def matmul(rows: Float[Array, "M D"], matrix: Float[Array, "C D"], dtype: Any = 
         parts = matrix.reshape(num_parts, -1, matrix.shape[1])
         row = jnp.broadcast_to(rows, (num_parts, rows.shape[1]))
         return jnp.einsum("pd,pcd->pc", row, parts).reshape(1, -1).astype(dtype or rows.dtype)
-    padding = -num_rows % _ROWS if num_rows > _ROWS else 0
+    padding = -num_rows % _ROWS if _is_slow(num_rows) else 0
     columns = jnp.pad(rows, ((0, padding), (0, 0))).T
     product = jnp.dot(matrix, columns, preferred_element_type=dtype)
     return jax.lax.optimization_barrier(product).T[:num_rows]
+
+
+def _is_slow(num_rows: int) -> bool:
+    """Returns whether a product takes longer than one of the next multiple of 8 rows.
+
+    Products of 6, 10 and 28 rows take 62, 87 and 134 ms if they are padded instead of 72, 112 and 151, those of 5, 9
+    and 20 rows 58, 80 and 107 instead of 48, 66 and 90 (SmolLM2-135M, two cores with AVX2, 2026-11-28).
+    """
+    if num_rows < _ROWS and _has_instructions("avx512f"):
+        return False
+    return num_rows % 16 > 5 and num_rows % 16 != 9
 
 
 @functools.cache

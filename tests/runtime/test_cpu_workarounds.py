@@ -68,7 +68,7 @@ def test_products_are_those_of_numpy(dtype, has_instructions, monkeypatch):
     monkeypatch.setattr(cpu_workarounds, "_has_instructions", lambda name: has_instructions)
     random = np.random.default_rng(0)
     matrix = jnp.asarray(random.normal(size=(36, 24)), dtype)
-    for num_rows in (1, 2, 5, 11, 65):
+    for num_rows in (1, 2, 5, 7, 11, 65):
         rows = jnp.asarray(random.normal(size=(num_rows, 24)), dtype)
         expected = np.asarray(rows, np.float32) @ np.asarray(matrix, np.float32).T
         found = jax.jit(functools.partial(matmul, dtype=jnp.float32))(rows, matrix)
@@ -92,7 +92,18 @@ def test_the_matrix_is_the_left_operand_of_a_product_with_few_rows(
 ):
     monkeypatch.setattr(cpu_workarounds, "_has_instructions", lambda name: has_avx512 and name == "avx512f")
     rows, matrix = (jax.ShapeDtypeStruct((num, 24), dtype) for num in (num_rows, 36))
-    assert ("optimization_barrier" in jax.jit(matmul).lower(rows, matrix).as_text()) == is_exchanged
+    fresh = functools.partial(matmul)  # jax knows the traced `matmul` of other tests
+    assert ("optimization_barrier" in jax.jit(fresh).lower(rows, matrix).as_text()) == is_exchanged
+
+
+@pytest.mark.parametrize(
+    "has_avx512, num_rows, num_computed", [(False, 5, 5), (False, 7, 8), (True, 7, 7), (False, 9, 9), (False, 12, 16)]
+)
+def test_rows_are_padded_where_the_padded_product_is_faster(has_avx512, num_rows, num_computed, monkeypatch):
+    monkeypatch.setattr(cpu_workarounds, "_has_instructions", lambda name: has_avx512 and name == "avx512f")
+    rows, matrix = (jax.ShapeDtypeStruct((num, 24), "float32") for num in (num_rows, 36))
+    fresh = functools.partial(matmul)  # jax knows the traced `matmul` of other tests
+    assert f"tensor<36x{num_computed}xf32>" in jax.jit(fresh).lower(rows, matrix).as_text()
 
 
 BESIDE_A_FUNCTION_THAT_RUNS = """
