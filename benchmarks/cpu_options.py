@@ -25,7 +25,7 @@ OPTIONS = {
     "512-bit vectors": {"xla_cpu_prefer_vector_width": 512},
     "no YNNPACK": {"xla_cpu_experimental_ynn_fusion_type": ""},
     "both": {"xla_cpu_prefer_vector_width": 512, "xla_cpu_experimental_ynn_fusion_type": ""},
-    "512-bit, level 2": {"xla_cpu_prefer_vector_width": 512, "xla_backend_optimization_level": 2},
+    "512-bit, level 1": {"xla_cpu_prefer_vector_width": 512, "xla_backend_optimization_level": 1},
 }
 
 
