@@ -23,8 +23,8 @@ can. On CPUs with 256-bit vectors the option has no effect.
 """
 
 CPU_OPTIMIZATION_LEVEL = {"xla_backend_optimization_level": 1}
-"""XLA's default is 3. A step compiles in 0.9 of the time of level 2 and runs as fast (SmolLM2-135M, two cores with AVX2,
-2026-11-28). Level 0 makes steps 1.3 to 1.8 times as slow. XLA for a GPU does not ignore this option.
+"""XLA's default is 3. A step compiles in 0.9 of the time of level 2 and runs as fast (SmolLM2-135M, two cores with
+AVX2, 2026-11-28). Level 0 makes steps 1.3 to 1.8 times as slow. XLA for a GPU does not ignore this option.
 """
 
 _ARGMAX_BLOCK = 128
