@@ -1,8 +1,11 @@
 """Measures steps, for policies that choose the draft length by time."""
 
+import contextlib
+import json
 import math
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +16,7 @@ from bass_jax.config import draft_len_bucket
 from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.policy_runner import StepTimes
 from bass_jax.models.weights import product
+from bass_jax.runtime.files import read_json, write_atomically
 from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
 
 NUM_FIRST = 3
@@ -105,7 +109,8 @@ def calibrate(pair: Pair, num_rows: int, lengths: Sequence[int]) -> list[float]:
     It times the product of the target's largest matrix with as many tokens as a step verifies. A draft takes the
     drafter's share of the target's weights. The products are timed once per process, and not for odd lengths, whose
     times are interpolated: each product delays the first request of a process by 0.03 to 0.05 s (two cores,
-    2026-11-27).
+    2026-11-27). If compiled code is kept on disk, the times lie beside it: with other times, the next process may start
+    with a step that is not compiled.
 
     On a GPU a product takes less time than the call that starts it, so a cost is assumed.
     """
@@ -127,6 +132,22 @@ def _matrices(model: Any) -> list[Any]:
 
 
 def _product_seconds(weight: Any, num_tokens: Sequence[int]) -> list[float]:
+    """Returns the times of products, those of an earlier process if they are on disk."""
+    folder = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    if not folder or "://" in folder:
+        return _measured_product_seconds(weight, num_tokens)
+    parts = (*weight.shape, weight.dtype, len(weight.sharding.device_set), *num_tokens)
+    path = Path(folder, f"products-{'-'.join(map(str, parts))}.json")
+    with contextlib.suppress(ValueError, KeyError):
+        return read_json(path)["seconds"]
+    seconds = _measured_product_seconds(weight, num_tokens)
+    with contextlib.suppress(OSError):  # jax does not require that it can be written either.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps({"seconds": seconds}))
+    return seconds
+
+
+def _measured_product_seconds(weight: Any, num_tokens: Sequence[int]) -> list[float]:
     """Returns the shortest times of products, taken in turns, so that other work on the machine affects all of them."""
     inputs = [np.ones((num, weight.shape[-1]), weight.dtype) for num in num_tokens]
     steps = [JIT_CACHE.get(product, one, weight, in_background=True) for one in inputs]

@@ -1,6 +1,7 @@
 """The measured times of steps, and what the policy `auto` compiles and plans with them."""
 
 import dataclasses
+import itertools
 import threading
 import time
 
@@ -104,6 +105,33 @@ def test_the_calibration_does_not_time_odd_lengths():
     assert odd == pytest.approx((first + last) / 2)
 
 
+@pytest.mark.parametrize("content", [None, "", "{}"])
+def test_the_next_process_takes_the_calibration_from_disk(tmp_path, monkeypatch, content):
+    """Else it may start with another step, which is not compiled. A file that cannot be read is replaced."""
+    before = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    folder, times = tmp_path / "xla", itertools.count(1.0)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    monkeypatch.setattr(step_clock, "_call_seconds", lambda *_: next(times))
+    try:
+        pair = bass.Pair(tiny.model(1), NgramDrafter())
+        JIT_CACHE.clear()
+        first = calibrate(pair, 2, (0, 4))
+        JIT_CACHE.clear()
+        (file,) = folder.glob("*.json")
+        if content is None:
+            num_compiled = JIT_CACHE.num_compiled
+            assert calibrate(pair, 2, (0, 4)) == first and JIT_CACHE.num_compiled == num_compiled
+        else:
+            file.write_text(content)
+            second = calibrate(pair, 2, (0, 4))
+            assert second != first
+            JIT_CACHE.clear()
+            assert calibrate(pair, 2, (0, 4)) == second
+        assert calibrate(pair, 3, (0, 4)) != first
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
 def test_nothing_is_timed_before_the_first_step_on_a_gpu(monkeypatch):
     """A call takes longer than the product, and ``auto`` did not draft where six drafts were twice as fast (H200)."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -194,6 +222,7 @@ def test_the_first_length_is_at_most_four(pair, monkeypatch):
 
 def test_no_pass_or_step_is_compiled_before_the_calibration_ends(pair, monkeypatch):
     """A thread that compiles takes one of two processors, and changes the ratios of the times."""
+    monkeypatch.setattr(step_clock, "_product_seconds", step_clock._measured_product_seconds)  # not those on disk
     timed, compiled = [], []
     time_call, get = step_clock._call_seconds, JIT_CACHE.get
     monkeypatch.setattr(step_clock, "_call_seconds", lambda *args: timed.append(compiled[:]) or time_call(*args))
