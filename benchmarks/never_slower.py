@@ -78,7 +78,9 @@ def main() -> None:
 
 def measure(options, pair: bass.Pair, kind: str, context: int, batch: int) -> dict:
     """Decodes one cell with all methods in turns."""
-    texts = itertools.islice(messages(options, pair.tokenizer, kind.split()[0], context), 2 * batch)
+    # Some kinds have fewer messages that are short enough: HumanEval has 36 of at most 128 tokens.
+    found = itertools.cycle(messages(options, pair.tokenizer, kind.split()[0], context))
+    texts = itertools.islice(found, 2 * batch)
     prompts = [pair.tokenizer.encode_chat(text) for text in texts]
     sampling = bass.SamplingParams(temperature=0.8 if "0.8" in kind else 0.0)
     settings = {"sampling": sampling, "max_new_tokens": options.max_new_tokens}
