@@ -109,8 +109,8 @@ def calibrate(pair: Pair, num_rows: int, lengths: Sequence[int]) -> list[float]:
     It times the product of the target's largest matrix with as many tokens as a step verifies. A draft takes the
     drafter's share of the target's weights. The products are timed once per process, and not for odd lengths, whose
     times are interpolated: each product delays the first request of a process by 0.03 to 0.05 s (two cores,
-    2026-11-27). If compiled code is kept on disk, the times lie beside it: with other times, the next process may start
-    with a step that is not compiled.
+    2026-11-27). If compiled code is kept on disk, the times are stored with it: with other times, the next process may
+    start with a step that is not compiled.
 
     On a GPU a product takes less time than the call that starts it, so a cost is assumed.
     """
