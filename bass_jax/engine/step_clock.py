@@ -132,9 +132,12 @@ def _matrices(model: Any) -> list[Any]:
 
 
 def _product_seconds(weight: Any, num_tokens: Sequence[int]) -> list[float]:
-    """Returns the times of products, those of an earlier process if they are on disk."""
+    """Returns the times of products, those of an earlier process if they are on disk.
+
+    Several processes compute a product together, so none of them may find its time on disk where another does not.
+    """
     folder = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
-    if not folder or "://" in folder:
+    if not folder or "://" in folder or not weight.is_fully_addressable:
         return _measured_product_seconds(weight, num_tokens)
     parts = (*weight.shape, weight.dtype, len(weight.sharding.device_set), *num_tokens)
     path = Path(folder, f"products-{'-'.join(map(str, parts))}.json")

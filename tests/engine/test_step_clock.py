@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import threading
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -130,6 +131,15 @@ def test_the_next_process_takes_the_calibration_from_disk(tmp_path, monkeypatch,
         assert calibrate(pair, 3, (0, 4)) != first
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_a_product_of_several_processes_is_measured_in_all_of_them(monkeypatch):
+    """One that waited for another, which has found the time on disk, would wait forever."""
+    weight = types.SimpleNamespace(is_fully_addressable=False)
+    monkeypatch.setattr(step_clock, "_measured_product_seconds", lambda *_: [1.0])
+    monkeypatch.setattr(step_clock, "read_json", lambda *_: pytest.fail("a time is read"))
+    assert jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    assert step_clock._product_seconds(weight, [1]) == [1.0]
 
 
 def test_nothing_is_timed_before_the_first_step_on_a_gpu(monkeypatch):
