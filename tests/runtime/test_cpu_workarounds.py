@@ -77,6 +77,14 @@ def test_products_are_those_of_numpy(dtype, has_instructions, monkeypatch):
         assert jax.jit(matmul)(rows, matrix).dtype == dtype
 
 
+def lowered_product(monkeypatch, has_avx512, dtype, num_rows) -> str:
+    """Returns the product of rows and a matrix of 36 rows, as lowered for a CPU with or without AVX-512."""
+    monkeypatch.setattr(cpu_workarounds, "_has_instructions", lambda name: has_avx512 and name == "avx512f")
+    rows, matrix = (jax.ShapeDtypeStruct((num, 24), dtype) for num in (num_rows, 36))
+    fresh = functools.partial(matmul)  # jax knows the traced `matmul` of other tests
+    return jax.jit(fresh).lower(rows, matrix).as_text()
+
+
 @pytest.mark.parametrize(
     "has_avx512, dtype, num_rows, is_exchanged",
     [
@@ -90,20 +98,14 @@ def test_products_are_those_of_numpy(dtype, has_instructions, monkeypatch):
 def test_the_matrix_is_the_left_operand_of_a_product_with_few_rows(
     has_avx512, dtype, num_rows, is_exchanged, monkeypatch
 ):
-    monkeypatch.setattr(cpu_workarounds, "_has_instructions", lambda name: has_avx512 and name == "avx512f")
-    rows, matrix = (jax.ShapeDtypeStruct((num, 24), dtype) for num in (num_rows, 36))
-    fresh = functools.partial(matmul)  # jax knows the traced `matmul` of other tests
-    assert ("optimization_barrier" in jax.jit(fresh).lower(rows, matrix).as_text()) == is_exchanged
+    assert ("optimization_barrier" in lowered_product(monkeypatch, has_avx512, dtype, num_rows)) == is_exchanged
 
 
 @pytest.mark.parametrize(
     "has_avx512, num_rows, num_computed", [(False, 5, 5), (False, 7, 8), (True, 7, 7), (False, 9, 9), (False, 12, 16)]
 )
 def test_rows_are_padded_where_the_padded_product_is_faster(has_avx512, num_rows, num_computed, monkeypatch):
-    monkeypatch.setattr(cpu_workarounds, "_has_instructions", lambda name: has_avx512 and name == "avx512f")
-    rows, matrix = (jax.ShapeDtypeStruct((num, 24), "float32") for num in (num_rows, 36))
-    fresh = functools.partial(matmul)  # jax knows the traced `matmul` of other tests
-    assert f"tensor<36x{num_computed}xf32>" in jax.jit(fresh).lower(rows, matrix).as_text()
+    assert f"tensor<36x{num_computed}xf32>" in lowered_product(monkeypatch, has_avx512, "float32", num_rows)
 
 
 BESIDE_A_FUNCTION_THAT_RUNS = """
