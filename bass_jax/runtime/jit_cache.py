@@ -208,7 +208,9 @@ class _SavedSeconds(threading.local):
 
 
 def _compile(lowered: Any, *, has_checks: bool) -> Callable:
-    options = COMPILER_OPTIONS | (CPU_OPTIMIZATION_LEVEL if jax.default_backend() == "cpu" else {})
+    # jax's option is for level 0, which an option given here would replace.
+    sets_level = jax.default_backend() == "cpu" and not jax.config.read("jax_disable_most_optimizations")
+    options = COMPILER_OPTIONS | (CPU_OPTIMIZATION_LEVEL if sets_level else {})
     compiled = lowered.compile(compiler_options=options)
     return raising(compiled) if has_checks else compiled
 

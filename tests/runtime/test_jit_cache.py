@@ -128,3 +128,16 @@ def test_a_failed_compilation_raises_and_is_tried_again(monkeypatch):
             cache.get(double, x)
     assert cache.num_compiled == 0
     np.testing.assert_array_equal(cache.get(double, x)(x)["twice"], [0, 2, 4])
+
+
+@pytest.mark.parametrize("is_disabled", [False, True])
+def test_the_optimization_level_yields_to_the_option_of_jax(is_disabled, monkeypatch):
+    name, options = "jax_disable_most_optimizations", {}
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda _, compiler_options: options.update(compiler_options))
+    before = jax.config.read(name)
+    jax.config.update(name, is_disabled)
+    try:
+        JitCache().get(double, jnp.arange(3.0))
+    finally:
+        jax.config.update(name, before)
+    assert ("xla_backend_optimization_level" in options) != is_disabled
