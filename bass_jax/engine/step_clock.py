@@ -35,7 +35,8 @@ class StepClock:
 
     The estimates are stored with the compiled steps, so that later runs of the process start from them. A change that
     affects all lengths, such as a longer context or a busier machine, is seen only in the length that is in use;
-    therefore half of every change of its estimate is added to the estimates of the others.
+    therefore the estimates of the others change by half of the same factor. A number of seconds instead of a factor
+    would make the shortest steps seem too slow after long ones on a busy machine.
 
     The time of a step that follows compilation, or steps without drafts, is not the time of a usual step: the first
     call of a compiled function is slower, and the drafter reads the tokens of the steps without drafts.
@@ -71,10 +72,10 @@ class StepClock:
             return
         # The limits keep an interruption by another process from spoiling the estimate.
         change = WEIGHT * (min(max(seconds, 0.5 * step.seconds), 2 * step.seconds) - step.seconds)
-        step.seconds += change
         for other in self._steps:
-            if other is not None and other is not step and np.isfinite(other.seconds):
-                other.seconds = max(other.seconds + change / 2, 0.1 * other.seconds)
+            if other is not None and other is not step:
+                other.seconds *= 1 + change / step.seconds / 2
+        step.seconds += change
 
     def times(self) -> StepTimes:
         """Returns the estimates. Between measured lengths, the ratio to the prior is interpolated.

@@ -57,18 +57,36 @@ def test_an_interruption_moves_the_estimate_little():
     assert 1.0 < clock.times().step_seconds[0] <= 1.2
 
 
-def test_a_longer_context_is_seen_in_the_lengths_that_are_not_in_use():
-    """Every step becomes slower by the same time. Only one length measures it."""
-    used, other = compiled(), compiled()
-    clock = StepClock([other, used])
-    for step, seconds in ((other, 1.0), (used, 1.5)):
+def clock_with(*all_seconds: float) -> tuple[StepClock, list[CompiledFunction]]:
+    """A clock with steps of several lengths, all of which were measured."""
+    steps = [compiled() for _ in all_seconds]
+    clock = StepClock([*steps])
+    for step, seconds in zip(steps, all_seconds, strict=True):
         for _ in range(1 + NUM_FIRST):
             clock.record(step, seconds, resumes=False)
+    return clock, steps
+
+
+def test_a_longer_context_is_seen_in_the_lengths_that_are_not_in_use():
+    """Every step becomes slower by the same factor. Only one length measures it."""
+    clock, (_, used) = clock_with(1.0, 1.5)
     for _ in range(50):
         clock.record(used, 1.9, resumes=False)
     times = clock.times().step_seconds
     assert times[1] == pytest.approx(1.9, rel=0.01)
-    assert 1.15 < times[0] < 1.4
+    assert 1.1 < times[0] < 1.9 / 1.5
+
+
+def test_a_busy_machine_does_not_make_short_steps_seem_slower_than_they_are():
+    """All steps take 1.5 times as long. If regular steps seem to take longer still, drafts go on where they lose."""
+    clock, (_, middle, longest) = clock_with(1.0, 2.0, 3.0)
+    for _ in range(4):
+        for step, seconds in ((longest, 4.5), (middle, 3.0)):
+            for _ in range(10):
+                clock.record(step, seconds, resumes=False)
+    times = clock.times().step_seconds
+    assert times[2] == pytest.approx(4.5, rel=0.1)
+    assert 1.2 < times[0] < 1.5
 
 
 def test_lengths_without_a_measurement_are_in_proportion_to_the_calibration():
