@@ -145,7 +145,11 @@ class JitCache:
 
         def wait_and_call(*args):
             start = time.perf_counter()
-            future.result()
+            try:
+                future.result()
+            except BaseException:
+                self._forget(found)
+                raise
             self._count(time.perf_counter() - start)
             return found.call(*args)
 
@@ -155,6 +159,12 @@ class JitCache:
         thread.shutdown(wait=False)
         found.is_ready = future.done
         return found
+
+    def _forget(self, compiled: CompiledFunction) -> None:
+        """Drops a function whose compilation has failed, so that it is tried again."""
+        num_before = len(self._compiled)
+        self._compiled = {key: kept for key, kept in self._compiled.items() if kept is not compiled}
+        self.num_compiled -= num_before - len(self._compiled)
 
     def _prepare(self, compiled: CompiledFunction, args: tuple, donate_argnums: tuple[int, ...]) -> None:
         if jax.default_backend() == "cpu":

@@ -120,12 +120,13 @@ def test_400_shapes_in_one_process(monkeypatch):
     assert cache.num_compiled == 400 and most < start + 400
 
 
-def test_a_failed_compilation_raises_and_is_tried_again(monkeypatch):
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_failed_compilation_raises_and_is_tried_again(in_background, monkeypatch):
     cache, x = JitCache(), jnp.arange(3.0)
     with monkeypatch.context() as patch:
         patch.setattr(jax.stages.Lowered, "compile", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            cache.get(double, x)
+            cache.get(double, x, in_background=in_background)(x)
     assert cache.num_compiled == 0
     np.testing.assert_array_equal(cache.get(double, x)(x)["twice"], [0, 2, 4])
 
