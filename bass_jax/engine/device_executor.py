@@ -444,12 +444,16 @@ class DeviceExecutor:
         With a policy that measures times, a further step is compiled only when steps have run for as long as it takes
         to compile one, in addition to the compilations since, and at most `MAX_MEASURED` are compiled. Else, and while
         a thread compiles it, the nearest compiled step is used. A compiled step with fewer drafts that was not measured
-        often enough comes first.
+        often enough comes first, but not where the step is not timed, such as after a pass over a prompt: where
+        requests arrive, a length that loses would take its place in many more steps than measure it.
         """
         bucket, found = plan_bucket(self.steps.buckets, num_wanted), self._found_steps()
         if self._clock is None:
             return bucket
-        unmeasured = [one for one, step in found.items() if one < bucket and not is_measured(step)]
+        measured = [one for one, step in found.items() if is_measured(step)]
+        if not self._is_timed and measured and bucket in found:
+            return max((one for one in measured if one <= bucket), default=min(measured))
+        unmeasured = [one for one in found if one < bucket and one not in measured]
         if unmeasured or bucket in found:
             return min(unmeasured, default=bucket)
         if not found:

@@ -300,6 +300,18 @@ def test_a_compiled_step_with_fewer_drafts_is_measured_before_others(pair):
     assert regular is not None and np.isfinite(regular.seconds)
 
 
+def test_a_step_that_is_not_timed_has_a_measured_length(pair):
+    """One after a pass over a prompt measures nothing, so a length that may lose does not run there."""
+    settings = {"max_new_tokens": 40, "policy": policies.auto(lengths=(0, 2, 8))}
+    executor = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(), **settings)._executor
+    steps = {bucket: executor._step(bucket) for bucket in (0, 2, 8)}
+    for bucket in (0, 2):
+        set_measured(steps[bucket])
+    for is_timed, longest in ((False, 2), (True, 8)):
+        executor._is_timed = is_timed
+        assert [executor._bucket(num) for num in (0, 2, 8)] == [0, 2, longest]
+
+
 def test_steps_go_on_while_a_thread_compiles_a_further_length(pair, monkeypatch):
     """They are slower then, so they are not measured. The compiled length runs when it is ready."""
     monkeypatch.setattr(device_executor, "calibrate", lambda *_: [1.0, 9.0])
@@ -332,7 +344,7 @@ def test_steps_go_on_while_a_thread_compiles_a_further_length(pair, monkeypatch)
     may_end.set()
     while executor.steps.is_compiling():
         time.sleep(0.01)
-    assert num_drafts_of_next_step() == 8 and executor._step(8).num_calls == 0
+    assert num_drafts_of_next_step() == 2, "a step after one beside the compiler is not timed"
     assert num_drafts_of_next_step() == 8 and executor._step(8).num_calls == 1
     while not executor.state.done.all():
         num_drafts_of_next_step()
