@@ -344,7 +344,7 @@ def test_steps_go_on_while_a_thread_compiles_a_further_length(pair, monkeypatch)
     may_end.set()
     while executor.steps.is_compiling():
         time.sleep(0.01)
-    assert num_drafts_of_next_step() == 2, "a step after one beside the compiler is not timed"
+    assert num_drafts_of_next_step() == 2, "the first step after a compilation in a thread is not timed"
     assert num_drafts_of_next_step() == 8 and executor._step(8).num_calls == 1
     while not executor.state.done.all():
         num_drafts_of_next_step()
