@@ -445,7 +445,7 @@ class DeviceExecutor:
         to compile one, in addition to the compilations since, and at most `MAX_MEASURED` are compiled. Else, and while
         a thread compiles it, the nearest compiled step is used. A compiled step with fewer drafts that was not measured
         often enough comes first. A step that is not timed, such as one after a pass over a prompt, runs with a measured
-        length: where requests arrive slow lengths would otherwise run in many steps that measure nothing.
+        length: while requests arrive, slow lengths would otherwise run in many steps that measure nothing.
         """
         bucket, found = plan_bucket(self.steps.buckets, num_wanted), self._found_steps()
         if self._clock is None:
