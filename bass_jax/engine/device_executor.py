@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,10 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bass_jax.config import draft_len_bucket
 from bass_jax.decoding.compiled_steps import CompiledSteps, bucket_spec
 from bass_jax.decoding.pair import Pair
-from bass_jax.decoding.policy_runner import StepTimes, counts_of, no_step, no_times, rows_of, with_plan
+from bass_jax.decoding.policy_runner import counts_of, no_step, rows_of, with_plan
 from bass_jax.decoding.prefill import PromptState, reads_in_chunks
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
 from bass_jax.drafters.protocols import hidden_layers_of, keeps_finished_text, reads_hidden_states
@@ -36,22 +34,15 @@ from bass_jax.engine.slots import (
     regroup_rows,
     remember_finished,
 )
-from bass_jax.engine.step_clock import StepClock, calibrate, is_measured
+from bass_jax.engine.timed_steps import TimedSteps
 from bass_jax.models.kv_cache import KVCache, pages_of, with_pages
 from bass_jax.models.mesh import mesh_of, place_whole
 from bass_jax.models.protocol import hidden_width_of, is_recurrent
 from bass_jax.policies.auto import Auto
 from bass_jax.policies.fixed import Fixed
-from bass_jax.policies.protocol import Plan, Policy, plan_bucket
+from bass_jax.policies.protocol import Plan, Policy
 from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
 from bass_jax.runtime.processes import Channel
-
-MAX_MEASURED = 4
-"""Steps per batch size that are compiled for a policy that measures times."""
-
-MAX_FIRST = 4
-"""Drafts of the step that is compiled first, at most. Which of 4 and 8 seems better differs between processes, and the
-compiled code on disk is that of one of them."""
 
 PLAN_INTERVAL = 8
 """Steps between two plans of ``auto`` while it does not draft. A plan costs 0.7 ms of two cores that run a step."""
@@ -135,19 +126,11 @@ class DeviceExecutor:
         self._num_steps = 0  # dispatched since the last one after which a plan is made
         self._is_due = False  # whether a plan is made after the next one in any case
         self._in_flight: deque[_InFlight] = deque()
-        self._uses_clock = getattr(self._policy, "use_clock", False)
-        self._is_auto = isinstance(self._policy, Auto) and self._uses_clock
+        self._timed_steps = TimedSteps(steps, self.channel)
+        self._is_auto = isinstance(self._policy, Auto) and self._timed_steps.uses_clock
         # A step that runs ahead has the plan that was made before the last step. Only these policies plan as well then.
         self._runs_ahead = (self._is_auto or isinstance(self._policy, Fixed | None)) and self.channel is None
-        # On a CPU the compiler would take the processors from the steps, which then take twice as long.
-        self._compiles_beside = self._uses_clock and self.channel is None and jax.default_backend() != "cpu"
         self._last_end = 0.0  # when the last step had ended
-        self._clock: StepClock | None = None
-        self._calibration: dict[int, Sequence[float] | None] = {}
-        self._compile_cost = 0.0  # seconds that a further step is expected to take
-        self._may_compile = False
-        self._is_timed = False
-        self._has_drafted = True
         self._wanted = np.zeros(2, np.int32)  # see `plan_rows`; without a policy there is one bucket
         self._rates_key = jax.tree.structure(pair), steps.spec.acceptance
         self._planner = None if self._policy is None else Planner(self._start_policy(), num_rows)
@@ -162,7 +145,8 @@ class DeviceExecutor:
         """
         if self._plans:
             self._planned_rows()
-        for bucket in (self._bucket(int(self._wanted[0])),) if self._uses_clock else self.steps.buckets:
+        planned = self._timed_steps.bucket(int(self._wanted[0]), len(self.state.lengths))
+        for bucket in (planned,) if self._timed_steps.uses_clock else self.steps.buckets:
             self._step(bucket)
 
     def compile_shortest_step(self) -> None:
@@ -197,7 +181,7 @@ class DeviceExecutor:
 
     def read(self, handle: RequestHandle, start: int, num: int) -> None:
         """Dispatches a pass over a chunk of a prompt."""
-        self._is_timed = False
+        self._timed_steps.skip_next()
         prompt = handle.request.prompt
         if self._new is None or self._new[0] is not handle:
             if self._new is not None:  # The request ended while its prompt was being read.
@@ -242,7 +226,7 @@ class DeviceExecutor:
 
     def insert(self, handle: RequestHandle, row: int) -> None:
         """Dispatches the move of the prompt that was read into `row`."""
-        self._is_timed = False
+        self._timed_steps.skip_next()
         assert self._new is not None and self._new[0] is handle, "another prompt was read"
         new = self._new[1]
         if handle.request.prompt is not self._prompt and not self._reads_in_chunks:
@@ -264,7 +248,7 @@ class DeviceExecutor:
 
     def regroup(self, sources: Sequence[int]) -> None:
         """Dispatches the gather of rows into a batch of another size."""
-        self._is_timed = False
+        self._timed_steps.skip_next()
         kept = np.asarray(sources, np.int32)
         rows = np.maximum(kept, 0)
         self._handles = [None if source < 0 else self._handles[source] for source in sources]
@@ -293,12 +277,7 @@ class DeviceExecutor:
         if not drafts.all():
             self.state = self.state._replace(draft_lens=self.state.draft_lens * place_whole(drafts, self._mesh))
             num_wanted = num_wanted if any(h is not None and h.request.is_speculative for h in self._handles) else 0
-        bucket = self._bucket(num_wanted)
-        if self._compiles_beside and (found := self._found_steps()) and bucket not in found:
-            self.steps.start(bucket, self._pair, self.state)
-            JIT_CACHE.run_seconds = max(JIT_CACHE.run_seconds - self._compile_cost, 0.0)
-            self._may_compile = False
-            bucket = self._bucket(num_wanted)
+        bucket = self._timed_steps.next_bucket(num_wanted, self._pair, self.state)
         if bucket < num_wanted:  # The policy counts a draft that it wanted and did not get as rejected.
             self.state = self.state._replace(draft_lens=jnp.minimum(self.state.draft_lens, bucket))
         self._num_steps += 1
@@ -323,8 +302,7 @@ class DeviceExecutor:
         if not self._runs_ahead or self._stopped or len(self._in_flight) != 1:
             return False
         room = max((one.request.max_new_tokens - one.num_tokens for one in self._handles if one is not None), default=0)
-        step = self.steps.find(self._bucket(int(self._wanted[0])), len(self.state.lengths))
-        is_ready = step is not None and (self._clock is None or step.num_calls > 0)
+        is_ready = self._timed_steps.is_ready(int(self._wanted[0]), len(self.state.lengths))
         return is_ready and room > self._in_flight[0].bucket + 1
 
     def collect(self) -> StepResult:
@@ -334,11 +312,7 @@ class DeviceExecutor:
         end = time.perf_counter()
         seconds, self._last_end = end - max(start, self._last_end), end
         JIT_CACHE.run_seconds += seconds
-        is_compiling = self.steps.is_compiling()
-        # A prompt that was read before the step would count as its time, and a thread that compiles slows it down.
-        if self._clock is not None and self._is_timed and not is_compiling:
-            self._clock.record(self._step(bucket), seconds, resumes=bucket > 0 and not self._has_drafted)
-        self._is_timed, self._has_drafted = not is_compiling, bucket > 0
+        self._timed_steps.record(bucket, len(self.state.lengths), seconds)
         if rows is not None:
             self._plan(rows, counts_of(info), num_steps)
         elif plan is not None:
@@ -385,7 +359,7 @@ class DeviceExecutor:
     def _plan(self, rows: Sequence[Any], counts: Sequence[Any], num_steps: int = 1) -> None:
         assert self._planner is not None
         self._planner.compile(rows, counts)  # in a thread, while the products of the calibration are compiled too
-        times = self._times()._replace(num_steps=np.asarray(num_steps, np.int32))
+        times = self._timed_steps.times(self._pair, self.state)._replace(num_steps=np.asarray(num_steps, np.int32))
         plan, self._wanted = self._planner.plan(rows, counts, times)
         if self._is_auto:
             _LAST_RATES[self._rates_key] = np.asarray(self._planner.state.rates)
@@ -433,80 +407,10 @@ class DeviceExecutor:
     def _step(self, bucket: int) -> CompiledFunction:
         return self.steps.get(bucket, self._pair, self.state)
 
-    def _found_steps(self) -> dict[int, CompiledFunction]:
-        """Returns the compiled steps of this batch size by bucket."""
-        steps = ((bucket, self.steps.find(bucket, len(self.state.lengths))) for bucket in self.steps.buckets)
-        return {bucket: step for bucket, step in steps if step is not None}
-
-    def _bucket(self, num_wanted: int) -> int:
-        """Returns the bucket to run for `num_wanted` drafts.
-
-        With a policy that measures times, a further step is compiled only when steps have run for as long as it takes
-        to compile one, in addition to the compilations since, and at most `MAX_MEASURED` are compiled. Else, and while
-        a thread compiles it, the nearest compiled step is used. A compiled step with fewer drafts that was not measured
-        often enough comes first. A step that is not timed, such as one after a pass over a prompt, runs with a measured
-        length: while requests arrive, slow lengths would otherwise run in many steps that measure nothing.
-        """
-        bucket, found = plan_bucket(self.steps.buckets, num_wanted), self._found_steps()
-        if self._clock is None:
-            return bucket
-        measured = [one for one, step in found.items() if is_measured(step)]
-        if not self._is_timed and measured and bucket in found:
-            return max((one for one in measured if one <= bucket), default=min(measured))
-        unmeasured = [one for one in found if one < bucket and one not in measured]
-        if unmeasured or bucket in found:
-            return min(unmeasured, default=bucket)
-        if not found:
-            return max((one for one in self.steps.buckets if one <= min(bucket, MAX_FIRST)), default=bucket)
-        if self._may_compile and len(found) < MAX_MEASURED:
-            return bucket
-        return min((one for one in found if one >= bucket), default=max(found))
-
-    def _times(self) -> StepTimes:
-        """Returns the measured times of the policy's lengths, and decides whether another step may be compiled.
-
-        On a mesh over several processes all take those of process 0, so that they plan and compile the same.
-        """
-        policy, num_rows = self._policy, len(self.state.lengths)
-        assert policy is not None
-        if not self._uses_clock:
-            return no_times(policy)
-        if num_rows not in self._calibration:
-            self.steps.find_all(self._pair, self.state)
-            has_cost = getattr(policy, "cost", None) is not None
-            self._calibration[num_rows] = None if has_cost else calibrate(self._pair, num_rows, policy.lengths)
-        found = self._found_steps()
-        buckets = [draft_len_bucket(length) for length in policy.lengths]
-        self._clock = StepClock([found.get(bucket) for bucket in buckets], self._calibration[num_rows])
-        times = self._clock.times()
-        # The compilation cache may hold the steps that are compiled, and not the next one.
-        costs = [step.compile_seconds + step.saved_seconds for step in found.values()]
-        self._compile_cost = max(costs, default=math.inf)
-        self._may_compile = JIT_CACHE.run_seconds >= self._compile_cost and not self.steps.is_compiling()
-        if not self._may_compile or len(found) >= MAX_MEASURED:
-            # A length that cannot be compiled now runs in the next larger step, and takes as long. Instead of one above
-            # all of them the longest one runs, so it gets a time with which it cannot seem better. The first step that
-            # is compiled has a power of two as its length, so that a process finds it in the compilation cache although
-            # its estimates differ a bit.
-            estimates = dict(zip(buckets, times.step_seconds.tolist(), strict=True))
-            estimates |= {bucket: step.seconds for bucket, step in found.items() if np.isfinite(step.seconds)}
-            usable = found or [bucket for bucket in buckets if bucket & (bucket - 1) == 0]
-            larger = [min((one for one in usable if one >= bucket), default=max(usable)) for bucket in buckets]
-            seconds = [estimates[one] * max((1 + own) / (1 + one), 1) for own, one in zip(buckets, larger, strict=True)]
-            times = times._replace(step_seconds=np.asarray(seconds, np.float32))
-        elif found.keys() == {0}:
-            # A calibration that was wrong, because other processes were busy, must not keep drafts from being tried.
-            short = min(np.searchsorted(buckets, 2), len(buckets) - 1)
-            times.step_seconds[short] = min(times.step_seconds[short], times.step_seconds[0])
-        if self.channel is not None:
-            times, self._may_compile = self.channel.share((times, self._may_compile))
-        return times
-
     def warm_up(self) -> None:
         """Compiles all functions for all batch sizes. The steps are not run; the other functions are.
 
-        A policy that measures times and has more than `MAX_MEASURED` lengths gets the steps without drafts and with the
-        length that it starts from.
+        `TimedSteps.first_buckets` are the steps.
         """
         handle, pair = RequestHandle(Request(np.zeros(2, np.int32), 1)), self._pair
         sizes = self._config.sizes
@@ -517,12 +421,10 @@ class DeviceExecutor:
                 self._planned_rows()
                 rows, counts = self._before_first_step()
                 self._planner.compile(rows, counts)
-            if self._uses_clock:
+            if self._timed_steps.uses_clock:
                 self.replan()
                 jnp.minimum(self.state.draft_lens, 0)  # compiles what `dispatch` calls
-            compiles_all = not self._uses_clock or len(self.steps.buckets) <= MAX_MEASURED
-            first = {self.steps.buckets[0], self._bucket(int(self._wanted[1]))}
-            for bucket in self.steps.buckets if compiles_all else first:
+            for bucket in self._timed_steps.first_buckets(int(self._wanted[1]), size):
                 self._step(bucket)
             self.read(handle, 0, self._config.chunk)  # longer than the prompt, which makes no difference
             self.read(handle, 0, 1)

@@ -45,7 +45,7 @@ def serve(engine: bass.Engine) -> list[list]:
 
 
 PROGRAM = """
-from bass_jax.engine import device_executor
+from bass_jax.engine import device_executor, timed_steps
 from bass_jax.runtime import processes
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from tests.engine import test_several_processes as shared
@@ -53,7 +53,7 @@ from tests.engine import test_several_processes as shared
 is_first = jax.process_index() == 0
 processes._NUM_KEPT = 50  # Old values are dropped.
 # Alone, the second process would plan without drafts, and compile nothing further.
-device_executor.calibrate = lambda pair, num_rows, lengths: np.asarray(lengths, np.float32) * 9 * (not is_first) + 1
+timed_steps.calibrate = lambda pair, num_rows, lengths: np.asarray(lengths, np.float32) * 9 * (not is_first) + 1
 collect, steps = device_executor.DeviceExecutor.collect, []
 
 def recorded(executor):

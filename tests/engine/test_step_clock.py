@@ -16,8 +16,8 @@ from bass_jax import policies
 from bass_jax.decoding.policy_runner import StepTimes
 from bass_jax.decoding.state import output_tokens
 from bass_jax.drafters import NgramDrafter
-from bass_jax.engine import device_executor, step_clock
-from bass_jax.engine.device_executor import PLAN_INTERVAL, DeviceExecutor
+from bass_jax.engine import device_executor, step_clock, timed_steps
+from bass_jax.engine.device_executor import PLAN_INTERVAL
 from bass_jax.engine.generate import GenerateLoop
 from bass_jax.engine.planner import Planner
 from bass_jax.engine.step_clock import NUM_FIRST, StepClock, calibrate
@@ -179,7 +179,7 @@ def pair():
 def test_the_default_compiles_one_step_first_and_at_most_four(pair, monkeypatch):
     """A further step is compiled when the steps so far took as long as a compilation."""
     run = GenerateLoop(pair, tiny.PROMPTS, max_new_tokens=40)
-    executor = run._executor
+    executor, timed = run._executor, run._executor._timed_steps
     assert isinstance(executor.steps.policy, Auto)
     num_rows = len(run.state.lengths)
 
@@ -188,13 +188,13 @@ def test_the_default_compiles_one_step_first_and_at_most_four(pair, monkeypatch)
 
     assert len(buckets()) == 1
     assert buckets()[0] in (0, 1, 2, 4, 8)
-    assert not executor._may_compile
+    assert not timed._may_compile
     set_measured(executor.steps.find(buckets()[0], num_rows))
-    assert {executor._bucket(num) for num in range(9)} == set(buckets())  # Too early to compile another.
-    monkeypatch.setattr(device_executor, "MAX_MEASURED", 2)
+    assert {timed.bucket(num, num_rows) for num in range(9)} == set(buckets())  # Too early to compile another.
+    monkeypatch.setattr(timed_steps, "MAX_MEASURED", 2)
     for num in (0, 1, 2, 8):
-        executor._may_compile = True
-        set_measured(executor._step(executor._bucket(num)))
+        timed._may_compile = True
+        set_measured(executor._step(timed.bucket(num, num_rows)))
     assert len(buckets()) == 2
     regular = bass.generate(pair, tiny.PROMPTS, step="decode", max_new_tokens=40)
     for _ in run:
@@ -218,7 +218,7 @@ def test_a_compilation_postpones_the_next_one_by_its_own_time(monkeypatch):
 
 def test_a_length_that_cannot_be_compiled_takes_as_long_as_the_next_larger_step(pair, monkeypatch):
     monkeypatch.setattr(JIT_CACHE, "run_seconds", 0.0)
-    monkeypatch.setattr(device_executor, "calibrate", lambda *_: [1.0, 9.0, 10.0])  # Without drafts is best at first.
+    monkeypatch.setattr(timed_steps, "calibrate", lambda *_: [1.0, 9.0, 10.0])  # Without drafts is best at first.
     run = GenerateLoop(
         pair, tiny.PROMPTS, bass.SpecConfig(), max_new_tokens=40, policy=policies.auto(lengths=(0, 3, 4))
     )
@@ -226,22 +226,22 @@ def test_a_length_that_cannot_be_compiled_takes_as_long_as_the_next_larger_step(
     num_rows = len(run.state.lengths)
     set_measured(executor._step(4))
     assert executor.steps.find(3, num_rows) is None
-    assert executor._times().step_seconds[1:].tolist() == [1.0, 1.0]
+    assert executor._timed_steps.times(executor._pair, executor.state).step_seconds[1:].tolist() == [1.0, 1.0]
     JIT_CACHE.run_seconds = 1e9  # Now it can be compiled, so its own time counts, as far as it is known.
-    assert executor._times().step_seconds[1] != 1.0
+    assert executor._timed_steps.times(executor._pair, executor.state).step_seconds[1] != 1.0
 
 
 def test_the_first_length_is_the_best_power_of_two(pair, monkeypatch):
     """Lengths of 3 and 6 are the best and the second best, by little; of the powers of two 4 is."""
     times = {0: 1.0, 1: 1.0, 2: 1.2, 3: 1.05, 4: 1.25, 6: 1.3, 8: 2.0}
-    monkeypatch.setattr(device_executor, "calibrate", lambda *_: list(times.values()))
+    monkeypatch.setattr(timed_steps, "calibrate", lambda *_: list(times.values()))
     run = GenerateLoop(pair, tiny.PROMPTS, max_new_tokens=40)
     steps = run._executor.steps
     assert [bucket for bucket in steps.buckets if steps.find(bucket, len(run.state.lengths))] == [4]
 
 
 def test_the_first_length_is_at_most_four(pair, monkeypatch):
-    monkeypatch.setattr(device_executor, "calibrate", lambda *_: [1.0] * 7)  # Eight drafts seem best.
+    monkeypatch.setattr(timed_steps, "calibrate", lambda *_: [1.0] * 7)  # Eight drafts seem best.
     run = GenerateLoop(pair, tiny.PROMPTS, max_new_tokens=40)
     steps = run._executor.steps
     assert run._executor._wanted[0] == 8
@@ -269,7 +269,7 @@ def test_a_plan_that_is_cut_to_a_compiled_length_counts_as_cut(pair):
     (compiled,) = [bucket for bucket in (2, 8) if executor.steps.find(bucket, len(run.state.lengths))]
     run.state = run.state._replace(draft_lens=jnp.full_like(run.state.draft_lens, 8))
     executor._wanted = np.array([8, 8], np.int32)
-    executor._may_compile = False
+    executor._timed_steps._may_compile = False
     next(iter(run))
     assert compiled == 2 and not executor._planner.state.num_reached[2:].any()
 
@@ -277,7 +277,7 @@ def test_a_plan_that_is_cut_to_a_compiled_length_counts_as_cut(pair):
 @pytest.mark.parametrize("lengths", [(2, 8), (0, 8)])
 def test_a_length_above_the_compiled_ones_is_not_planned(pair, monkeypatch, lengths):
     """The longest compiled one would run in its place, and take its own time."""
-    monkeypatch.setattr(device_executor, "calibrate", lambda *_: [1.0, 0.5])  # Eight drafts seem to be faster.
+    monkeypatch.setattr(timed_steps, "calibrate", lambda *_: [1.0, 0.5])  # Eight drafts seem to be faster.
     settings = {"max_new_tokens": 40, "policy": policies.auto(lengths=lengths)}
     executor = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(), **settings)._executor
     assert executor.steps.find(8, len(executor.state.lengths)) is None
@@ -308,13 +308,14 @@ def test_a_step_that_is_not_timed_has_a_measured_length(pair):
     for bucket in (0, 2):
         set_measured(steps[bucket])
     for is_timed, longest in ((False, 2), (True, 8)):
-        executor._is_timed = is_timed
-        assert [executor._bucket(num) for num in (0, 2, 8)] == [0, 2, longest]
+        executor._timed_steps._is_timed = is_timed
+        found = [executor._timed_steps.bucket(num, len(executor.state.lengths)) for num in (0, 2, 8)]
+        assert found == [0, 2, longest]
 
 
 def test_steps_go_on_while_a_thread_compiles_a_further_length(pair, monkeypatch):
     """They are slower then, so they are not measured. The compiled length runs when it is ready."""
-    monkeypatch.setattr(device_executor, "calibrate", lambda *_: [1.0, 9.0])
+    monkeypatch.setattr(timed_steps, "calibrate", lambda *_: [1.0, 9.0])
     settings = {"max_new_tokens": 60, "policy": policies.auto(lengths=(2, 8))}
     executor = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(), **settings)._executor
     short = executor._step(2)
@@ -333,12 +334,13 @@ def test_steps_go_on_while_a_thread_compiles_a_further_length(pair, monkeypatch)
         return compile_now(*args, **options)
 
     monkeypatch.setattr(jit_cache, "_compile", compile_later)
-    executor._compiles_beside, executor._is_timed = True, True  # as on a GPU, after other steps
-    executor._may_compile, executor._compile_cost = True, 5.0
+    timed = executor._timed_steps
+    timed._compiles_beside, timed._is_timed = True, True  # as on a GPU, after other steps
+    timed._may_compile, timed._compile_cost = True, 5.0
     monkeypatch.setattr(JIT_CACHE, "run_seconds", 1e9)
     num_calls = short.num_calls
     for _ in range(3):
-        assert num_drafts_of_next_step() == 2 and executor.steps.is_compiling() and not executor._may_compile
+        assert num_drafts_of_next_step() == 2 and executor.steps.is_compiling() and not timed._may_compile
     assert short.num_calls == num_calls
     assert JIT_CACHE.run_seconds < 1e9 - 4, "the compilation postpones the next one"
     may_end.set()
@@ -355,7 +357,7 @@ def test_steps_go_on_while_a_thread_compiles_a_further_length(pair, monkeypatch)
 
 def test_every_compiled_length_is_measured_whatever_the_calibration_says(pair, monkeypatch):
     """Else ``auto`` never drafts if the calibration is wrong, as on an H200, where six drafts were twice as fast."""
-    monkeypatch.setattr(device_executor, "calibrate", lambda *_: [1.0, 50.0, 100.0])
+    monkeypatch.setattr(timed_steps, "calibrate", lambda *_: [1.0, 50.0, 100.0])
     settings = {"max_new_tokens": 60, "policy": policies.auto(lengths=(0, 2, 4))}
     run = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(), **settings)
     steps = [run._executor._step(bucket) for bucket in (0, 2, 4)]
@@ -367,7 +369,7 @@ def test_every_compiled_length_is_measured_whatever_the_calibration_says(pair, m
 
 def test_a_length_with_drafts_is_compiled_whatever_the_calibration_says(pair, monkeypatch):
     """Without drafts seems best at first, and no other length would be measured."""
-    monkeypatch.setattr(device_executor, "calibrate", lambda *_: [1.0, 50.0, 60.0, 70.0])
+    monkeypatch.setattr(timed_steps, "calibrate", lambda *_: [1.0, 50.0, 60.0, 70.0])
     monkeypatch.setattr(JIT_CACHE, "run_seconds", 0.0)
     settings = {"max_new_tokens": 60, "policy": policies.auto(lengths=(0, 1, 2, 4))}
     run = GenerateLoop(pair, tiny.PROMPTS, bass.SpecConfig(), **settings)
@@ -434,7 +436,7 @@ def test_while_it_does_not_draft_the_default_does_not_plan_after_every_step(pair
 
 def test_a_request_drafts_from_its_first_step_when_no_other_runs(pair, monkeypatch):
     times = StepTimes(np.asarray([1.0, 1.1], np.float32), np.ones(2, bool), np.float32(np.nan))
-    monkeypatch.setattr(DeviceExecutor, "_times", lambda self: times)
+    monkeypatch.setattr(timed_steps.TimedSteps, "times", lambda *_: times)
     policy = Auto(None, jnp.full((2,), 0.9), prior_weight=1e9, trial_share=0.0, lengths=(0, 2))
     output = bass.generate(pair, tiny.PROMPTS, bass.SpecConfig(), policy=policy, max_batch=1, max_new_tokens=20)
     drafted = [int(info.num_drafted.sum()) for info in output.infos]
