@@ -264,10 +264,11 @@ def test_a_step_runs_ahead_as_long_as_a_row_has_room_for_it(ngram_pair, monkeypa
 
     def observed(self):
         room = max(one.request.max_new_tokens - one.num_tokens for one in self._handles if one is not None)
-        step = self.steps.find(self._bucket(int(self._wanted[0])), len(self.state.lengths))
+        timed, num_rows = self._timed_steps, len(self.state.lengths)
+        step = self.steps.find(timed.bucket(int(self._wanted[0]), num_rows), num_rows)
         found = can_run_ahead(self)
         # A further step that `auto` has chosen is compiled first.
-        if room > DRAFT_LEN_BUCKETS[-1] and step is not None and (self._clock is None or step.num_calls > 0):
+        if room > DRAFT_LEN_BUCKETS[-1] and step is not None and (not timed.uses_clock or step.num_calls > 0):
             ahead.append((num_new - room, found))
         return found
 
