@@ -145,8 +145,10 @@ class DeviceExecutor:
         """
         if self._plans:
             self._planned_rows()
-        planned = self._timed_steps.bucket(int(self._wanted[0]), len(self.state.lengths))
-        for bucket in (planned,) if self._timed_steps.uses_clock else self.steps.buckets:
+        buckets = self.steps.buckets
+        if self._timed_steps.uses_clock:
+            buckets = (self._timed_steps.bucket(int(self._wanted[0]), len(self.state.lengths)),)
+        for bucket in buckets:
             self._step(bucket)
 
     def compile_shortest_step(self) -> None:
