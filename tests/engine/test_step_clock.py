@@ -313,6 +313,27 @@ def test_a_step_that_is_not_timed_has_a_measured_length(pair):
         assert found == [0, 2, longest]
 
 
+def test_a_step_after_a_pass_over_a_prompt_is_not_timed(pair, monkeypatch):
+    """Its time contains that of the pass."""
+    config = bass.EngineConfig(num_slots=4, capacity=64, chunk=16, buckets=(4,))
+    engine = bass.Engine(pair, config=config, warm_up=False)
+    calls, executor = [], engine.executor
+    for owner, name in ((executor, "read"), (executor, "collect"), (StepClock, "record")):
+        own = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda *args, own=own, name=name, **options: calls.append(name) or own(*args, **options)
+        )
+    for prompt in tiny.PROMPTS:
+        engine.submit(prompt, max_new_tokens=20)
+        for _ in range(4):
+            engine.advance()
+    assert "record" in calls
+    for index, name in enumerate(calls):
+        if name == "read":
+            following = calls[index + 1 :]
+            assert following[following.index("collect") + 1] != "record"
+
+
 def test_steps_go_on_while_a_thread_compiles_a_further_length(pair, monkeypatch):
     """They are slower then, so they are not measured. The compiled length runs when it is ready."""
     monkeypatch.setattr(timed_steps, "calibrate", lambda *_: [1.0, 9.0])
