@@ -19,6 +19,7 @@ import bass_jax as bass
 from bass_jax import policies
 from bass_jax.drafters import ModelDrafter, NgramDrafter, suffix_drafter
 from bass_jax.engine import EngineClosed, QueueFull, device_executor
+from bass_jax.engine.step_clock import is_measured
 from bass_jax.policies import Plan
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from tests import tiny
@@ -243,10 +244,12 @@ def test_a_policy_is_compiled_in_the_warm_up_too(quick_pair):
     assert not compiled
 
 
-def test_a_policy_with_few_lengths_compiles_nothing_while_it_serves(quick_pair, monkeypatch):
+def test_a_policy_with_few_lengths_compiles_and_measures_all_before_it_serves(quick_pair, monkeypatch):
     monkeypatch.setattr(JIT_CACHE, "run_seconds", 1e9)  # A further length could be compiled at once.
     config, policy = bass.EngineConfig(4, 64, buckets=(4,), chunk=16), policies.auto(lengths=(0, 1, 3))
     engine = bass.Engine(quick_pair, config=config, policy=policy)
+    steps = [engine.executor.steps.find(bucket, 4) for bucket in engine.executor.steps.buckets]
+    assert all(step is not None and is_measured(step) for step in steps), "no request waits for a measurement"
     with recorded_compilations() as compiled:
         for seed in range(4):
             engine.submit([1, 2, 3 + seed], max_new_tokens=30)
