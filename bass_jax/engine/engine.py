@@ -85,7 +85,8 @@ class Engine:
                 and allocate an array ``[B, V]`` for them. Otherwise the first such request does so, and all functions
                 are compiled anew.
             num_stop_tokens: the largest number of stop tokens of a request.
-            warm_up: compile everything before the first request; False compiles on first use.
+            warm_up: compile everything before the first request, and measure the steps for a policy that uses their
+                times; False compiles on first use.
             clock: returns the time in seconds, for `RequestHandle.times`.
             on_step: called on the host after every step.
 
