@@ -16,7 +16,7 @@ from bass_jax.decoding.pair import Pair
 from bass_jax.decoding.policy_runner import counts_of, no_step, rows_of, with_plan
 from bass_jax.decoding.prefill import PromptState, reads_in_chunks
 from bass_jax.decoding.state import FinishReason, SpecState, StepInfo
-from bass_jax.drafters.protocols import hidden_layers_of, keeps_finished_text, reads_hidden_states
+from bass_jax.drafters.protocols import keeps_finished_text, reads_hidden_states
 from bass_jax.engine.engine_config import EngineConfig
 from bass_jax.engine.executor import StepResult
 from bass_jax.engine.page_pool import PagePool
@@ -38,7 +38,7 @@ from bass_jax.engine.step_clock import is_measured
 from bass_jax.engine.timed_steps import TimedSteps
 from bass_jax.models.kv_cache import KVCache, pages_of, with_pages
 from bass_jax.models.mesh import mesh_of, place_whole
-from bass_jax.models.protocol import hidden_width_of, is_recurrent
+from bass_jax.models.protocol import is_recurrent
 from bass_jax.policies.auto import Auto
 from bass_jax.policies.fixed import Fixed
 from bass_jax.policies.protocol import Plan, Policy
@@ -108,7 +108,9 @@ class DeviceExecutor:
         if state is None:
             pages = None
             if config.page_size is not None:
-                _check_pages(pair)
+                if not isinstance(jax.eval_shape(lambda: pair.target.init_cache(1, 64)), KVCache):
+                    kind = type(pair.target).__name__
+                    raise ValueError(f"page_size: expected None, because {kind} has its own cache layout")
                 pages = Pages(config.num_pages, config.page_size)
                 self.pool = PagePool(config.num_pages, config.page_size, config.capacity // config.page_size)
             blank = lay_out(RequestHandle(Request(np.zeros(1, np.int32), 1)))
@@ -455,29 +457,3 @@ class DeviceExecutor:
 def _with_pages(function: Callable, pages: Pages | None) -> Callable:
     """Returns the same function object for the same pages, so that engines share compiled functions."""
     return function if pages is None else functools.partial(function, pages=pages)
-
-
-def _check_pages(pair: Pair) -> None:
-    """Checks that paged caches are supported.
-
-    Raises:
-        ValueError: with a target that has a cache of its own layout, or with a drafter that has a cache and does not
-            read prompts in chunks.
-    """
-    if not isinstance(jax.eval_shape(lambda: pair.target.init_cache(1, 64)), KVCache):
-        raise ValueError(f"page_size: expected None, because {type(pair.target).__name__} has its own cache layout")
-    if reads_in_chunks(pair):
-        return
-    shapes = [((1, 64), np.int32), ((1,), np.int32)]
-    if reads_hidden_states(pair.drafter):
-        width, dtype = hidden_width_of(pair.target, hidden_layers_of(pair.drafter))
-        shapes.append(((1, 64, width), dtype))
-    state = jax.eval_shape(pair.drafter.init, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
-    if any(isinstance(node, KVCache) for node in jax.tree.leaves(state, is_leaf=_is_dense)):
-        raise ValueError(
-            "page_size: expected None, because the drafter has a cache and does not read prompts in chunks"
-        )
-
-
-def _is_dense(node: Any) -> bool:
-    return isinstance(node, KVCache)

@@ -91,8 +91,8 @@ class Engine:
             on_step: called on the host after every step.
 
         Raises:
-            ValueError: if `spec` records drafts, the tokenizer has too many stop tokens, or pages are not supported
-                with the number of candidates, the cache dtype or the drafter.
+            ValueError: if `spec` records drafts, the tokenizer has too many stop tokens, or the target's cache has a
+                layout of its own and `config` has pages.
         """
         check_pair(pair)
         check_kind("spec", spec, SpecConfig | None)

@@ -10,7 +10,7 @@ from bass_jax.acceptance import find_rule
 from bass_jax.acceptance.base import check_greedy
 from bass_jax.config import SpecConfig
 from bass_jax.decoding.pair import Pair
-from bass_jax.decoding.prefill import PromptState, finish_prompts, read_chunk, start_prompts
+from bass_jax.decoding.prefill import PromptState, finish_prompts, read_chunk, reads_in_chunks, start_prompts
 from bass_jax.decoding.state import FinishReason, SpecState
 from bass_jax.drafters.protocols import FinishedTextDrafter, remember_rows
 from bass_jax.engine.request import Request
@@ -85,12 +85,14 @@ def empty_state(pair: Pair, row: SpecState, num_rows: Int[Array, "B"], pages: Pa
     state = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (batch, *leaf.shape[1:])), row)
     prompts = start_prompts(pair, batch, capacity)
     prompts = finish_prompts(pair, prompts, jnp.zeros((batch, capacity), jnp.int32), jnp.ones(batch, jnp.int32))
-    caches = prompts.target_cache, prompts.drafter_state
+    target_cache, drafter_state = prompts.target_cache, prompts.drafter_state
     if pages is not None:
         tables = jnp.full((batch, capacity // pages.page_size), pages.num_pages, jnp.int32)
-        caches = as_paged(caches, pages.num_pages, pages.page_size, tables)
+        target_cache = as_paged(target_cache, pages.num_pages, pages.page_size, tables)
+        if reads_in_chunks(pair):  # A whole prompt is read into a dense cache, because the pages stay with the batch.
+            drafter_state = as_paged(drafter_state, pages.num_pages, pages.page_size, tables)
     finish = jnp.full(batch, int(FinishReason.INACTIVE), jnp.int32)  # An enum would make the type weak.
-    return replicate_on_mesh(state._replace(finish=finish, target_cache=caches[0], drafter_state=caches[1]))
+    return replicate_on_mesh(state._replace(finish=finish, target_cache=target_cache, drafter_state=drafter_state))
 
 
 def empty_prompt(pair: Pair, tokens: Int[Array, "1 C"], table: Int[Array, "1 M"] | None = None) -> PromptState:

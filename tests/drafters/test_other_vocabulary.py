@@ -10,6 +10,7 @@ import pytest
 import bass_jax as bass
 from bass_jax.drafters import EnsembleDrafter, NgramDrafter, other_vocabulary_drafter
 from bass_jax.drafters.other_vocabulary import VocabularyMatch
+from bass_jax.models.kv_cache import KVCache, is_paged
 from bass_jax.testing import check_drafter, verify_lossless
 from bass_jax.testing.lossless import SETTINGS
 from tests import tiny
@@ -170,10 +171,12 @@ def test_an_engine_gives_requests_that_come_and_go_what_they_get_alone(target):
     assert engine.counts.num_accepted > 10
 
 
-def test_paged_caches_are_refused(target):
+def test_the_cache_is_dense_beside_a_target_with_pages(target):
+    """`tests/engine/test_all_drafters.py` compares the tokens."""
     config = bass.EngineConfig(2, 64, page_size=16)
-    with pytest.raises(ValueError, match="page_size: expected None"):
-        bass.Engine(bass.Pair(target, tiny.other_vocabulary()), SPEC, config=config, warm_up=False)
+    engine = bass.Engine(bass.Pair(target, tiny.other_vocabulary()), SPEC, config=config, warm_up=False)
+    state = engine.executor.state
+    assert is_paged(state.target_cache) and isinstance(state.drafter_state.cache, KVCache)
 
 
 @pytest.mark.slow

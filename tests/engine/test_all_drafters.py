@@ -25,11 +25,13 @@ DRAFTERS = {
     "shared suffix": lambda target: tiny.shared_suffix(),
     "forced tokens": lambda target: ForcedTokensDrafter(),
     "retrieval": lambda target: tiny.retrieval_drafter(),
+    "other vocabulary": lambda target: tiny.other_vocabulary(),
     "table": lambda target: tiny.table_drafter(),
     "ensemble": lambda target: tiny.ensemble_drafter(tiny.model_drafter(tiny.perturbed(target, 0.07))),
     "ensemble_eagle": lambda target: tiny.ensemble_drafter(tiny.eagle_drafter(target)),
     "ensemble with finished text": lambda target: EnsembleDrafter((NgramDrafter(), tiny.shared_suffix())),
     "ensemble_eagle3": lambda target: tiny.ensemble_drafter(tiny.eagle3_drafter(target)),
+    "ensemble with other vocabulary": lambda target: EnsembleDrafter((NgramDrafter(), tiny.other_vocabulary())),
 }
 CACHES = ("dense", "pages", "INT8 pages")
 CASES = [(drafter, cache, num) for drafter in DRAFTERS for cache in CACHES for num in (1, 2)]

@@ -20,6 +20,7 @@ from bass_jax import policies
 from bass_jax.drafters import ModelDrafter, NgramDrafter, suffix_drafter
 from bass_jax.engine import EngineClosed, QueueFull, device_executor
 from bass_jax.engine.step_clock import is_measured
+from bass_jax.models.kv_cache import pages_of
 from bass_jax.policies import Plan
 from bass_jax.runtime.jit_cache import JIT_CACHE
 from tests import tiny
@@ -541,9 +542,25 @@ def test_equal_beginnings_of_prompts_are_read_once(drafter):
     assert engine.page_use.num_kept == 0 and serve(shared[:1]) == 35
 
 
-def test_options_without_paged_caches_are_refused(pair):
-    with pytest.raises(ValueError, match="page_size: expected None, because the drafter has a cache and does not"):
-        bass.Engine(pair.with_drafter(WholePrompts(pair.drafter)), config=PAGED)
+@pytest.mark.slow
+def test_a_drafter_that_reads_whole_prompts_keeps_a_dense_cache_beside_pages(pair):
+    """The second prompt shares its first page. The target reads the rest of it, and the drafter the whole prompt."""
+    pair = pair.with_drafter(WholePrompts(pair.drafter))
+    engine = bass.Engine(pair, SPEC, config=dataclasses.replace(PAGED, buckets=(8,)), warm_up=False)
+    for prompt, num_read in (([1, 2, 3, 4, 5, 6] * 6, 35), ([1, 2, 3, 4, 5, 6] * 5 + [0, 2, 1], 16)):
+        before = engine.counts.num_read
+        request = {"prompt": prompt, "max_new_tokens": 12, "stop_tokens": (), "seed": 0}
+        handle = engine.submit(**request)
+        engine.run()
+        output, expected = handle.output(), alone(pair, SPEC, request)
+        np.testing.assert_array_equal(output.tokens, expected.tokens[0])
+        assert handle.num_steps == expected.metrics.num_steps
+        assert engine.counts.num_read - before == num_read
+    assert len(pages_of(engine.executor.state)) == 1, "the target's"
+    check_empty(engine)
+
+
+def test_a_page_size_that_does_not_divide_the_capacity_is_refused():
     with pytest.raises(ValueError, match="page_size=24"):
         bass.EngineConfig(2, 64, page_size=24)
 
