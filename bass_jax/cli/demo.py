@@ -16,7 +16,7 @@ EXAMPLES = """examples:
   bass-jax demo --batches 1,8 --file prompts.txt --plot demo.svg
 """
 
-MIN_SECONDS = 12
+MIN_SECONDS = 10
 """Both ways of decoding take turns for at least so long per batch size, compilation not counted."""
 
 BAR_WIDTH = 40
