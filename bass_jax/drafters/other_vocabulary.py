@@ -90,7 +90,7 @@ class OtherVocabularyDrafter:
 
     The model's cache has `SLOTS_PER_TOKEN` slots per token of the row's capacity. A row whose committed text needs more
     stops drafting. Where a token is in this cache follows from the tokens before it, which are counted in every round.
-    The cache is dense, also beside a target with pages, prompts are read whole, and there is a single candidate.
+    The cache is dense, also if the target's cache has pages, prompts are read whole, and there is a single candidate.
 
     Attributes:
         model: the draft model, restricted to the shared tokens.

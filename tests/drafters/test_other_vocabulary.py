@@ -171,7 +171,7 @@ def test_an_engine_gives_requests_that_come_and_go_what_they_get_alone(target):
     assert engine.counts.num_accepted > 10
 
 
-def test_the_cache_is_dense_beside_a_target_with_pages(target):
+def test_the_cache_is_dense_if_that_of_the_target_has_pages(target):
     """`tests/engine/test_all_drafters.py` compares the tokens."""
     config = bass.EngineConfig(2, 64, page_size=16)
     engine = bass.Engine(bass.Pair(target, tiny.other_vocabulary()), SPEC, config=config, warm_up=False)

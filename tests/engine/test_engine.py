@@ -543,7 +543,7 @@ def test_equal_beginnings_of_prompts_are_read_once(drafter):
 
 
 @pytest.mark.slow
-def test_a_drafter_that_reads_whole_prompts_keeps_a_dense_cache_beside_pages(pair):
+def test_a_drafter_that_reads_whole_prompts_keeps_a_dense_cache(pair):
     """The second prompt shares its first page. The target reads the rest of it, and the drafter the whole prompt."""
     pair = pair.with_drafter(WholePrompts(pair.drafter))
     engine = bass.Engine(pair, SPEC, config=dataclasses.replace(PAGED, buckets=(8,)), warm_up=False)
