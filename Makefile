@@ -20,7 +20,7 @@ help:
 	@echo "make demo       decode eight prompts at batch 1, 2, 4 and 8, with and without speculation"
 	@echo "make notebooks  run the notebooks in place"
 	@echo "make docs       build the documentation site in build/docs"
-	@echo "make test       run the quick tests, in 4 to 13 minutes on two cores"
+	@echo "make test       run the quick tests, in 4 to 14 minutes on two cores"
 	@echo "make test-all   run all tests, the slow ones too, in 90 minutes or, on slow machines, hours"
 	@echo "make lint       run ruff"
 	@echo "make types      run pyright"
