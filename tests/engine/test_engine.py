@@ -27,6 +27,7 @@ from tests import tiny
 from tests.compilations import recorded_compilations
 from tests.letters import Letters
 from tests.marks import mostly_slow
+from tests.models import own_models
 
 CONFIG = bass.EngineConfig(num_slots=6, capacity=64, chunk=16, buckets=(1, 8))
 ONE_SIZE = dataclasses.replace(CONFIG, buckets=(8,))
@@ -560,7 +561,11 @@ def test_a_drafter_that_reads_whole_prompts_keeps_a_dense_cache(pair):
     check_empty(engine)
 
 
-def test_a_page_size_that_does_not_divide_the_capacity_is_refused():
+def test_pages_that_do_not_fit_are_refused():
+    """A model's own cache layout cannot be paged, and pages fill the capacity."""
+    target = own_models.plain_model(tiny.VOCAB, 1)
+    with pytest.raises(ValueError, match=r"page_size: expected None, because .* has its own cache layout"):
+        bass.Engine(bass.Pair(target, NgramDrafter()), SPEC, config=PAGED, warm_up=False)
     with pytest.raises(ValueError, match="page_size=24"):
         bass.EngineConfig(2, 64, page_size=24)
 
