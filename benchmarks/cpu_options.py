@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import bass_jax as bass
+from bass_jax.runtime.cpu_workarounds import CPU_COMPILE_TIME_OPTIONS, CPU_COMPILER_OPTIONS
 
 OPTIONS = {
     "default": {},
@@ -26,6 +27,7 @@ OPTIONS = {
     "no YNNPACK": {"xla_cpu_experimental_ynn_fusion_type": ""},
     "both": {"xla_cpu_prefer_vector_width": 512, "xla_cpu_experimental_ynn_fusion_type": ""},
     "512-bit, level 1": {"xla_cpu_prefer_vector_width": 512, "xla_backend_optimization_level": 1},
+    "as in JitCache": CPU_COMPILER_OPTIONS | CPU_COMPILE_TIME_OPTIONS,
 }
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from bass_jax.runtime.cpu_workarounds import CPU_COMPILER_OPTIONS, CPU_OPTIMIZATION_LEVEL
+from bass_jax.runtime.cpu_workarounds import CPU_COMPILE_TIME_OPTIONS, CPU_COMPILER_OPTIONS
 from bass_jax.runtime.debug import is_debugging, raising, with_checks
 from kernels_pallas.graph_capture import ONE_GRAPH_OPTIONS
 
@@ -220,7 +220,7 @@ class _SavedSeconds(threading.local):
 def _compile(lowered: Any, *, has_checks: bool) -> Callable:
     # jax's option is for level 0, which an option given here would replace.
     sets_level = jax.default_backend() == "cpu" and not jax.config.read("jax_disable_most_optimizations")
-    options = COMPILER_OPTIONS | (CPU_OPTIMIZATION_LEVEL if sets_level else {})
+    options = COMPILER_OPTIONS | (CPU_COMPILE_TIME_OPTIONS if sets_level else {})
     compiled = lowered.compile(compiler_options=options)
     return raising(compiled) if has_checks else compiled
 
