@@ -41,7 +41,7 @@ from bass_jax.models.mesh import mesh_of, place_whole
 from bass_jax.models.protocol import is_recurrent
 from bass_jax.policies.auto import Auto
 from bass_jax.policies.fixed import Fixed
-from bass_jax.policies.protocol import Plan, Policy
+from bass_jax.policies.protocol import Plan
 from bass_jax.runtime.jit_cache import JIT_CACHE, CompiledFunction
 from bass_jax.runtime.processes import Channel
 
@@ -51,8 +51,11 @@ PLAN_INTERVAL = 8
 SHORT_CHUNK = 64
 """A chunk of at most so many tokens is read by a pass of this size, because a pass over a whole chunk takes longer."""
 
-_LAST_RATES: dict[Any, np.ndarray] = {}
-"""Acceptance rates by position that ``auto`` has estimated last, by the structure of the pair and by the rule."""
+_LAST_RUNS: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
+"""The rates and the budgets of the last `AutoState`, by the structure of the pair, the rule and the lengths.
+
+Without the budgets, short runs that begin without drafts would never try any.
+"""
 
 
 class _InFlight(NamedTuple):
@@ -135,8 +138,8 @@ class DeviceExecutor:
         self._runs_ahead = (self._is_auto or isinstance(self._policy, Fixed | None)) and self.channel is None
         self._last_end = 0.0  # when the last step had ended
         self._wanted = np.zeros(2, np.int32)  # see `plan_rows`; without a policy there is one bucket
-        self._rates_key = jax.tree.structure(pair), steps.spec.acceptance
-        self._planner = None if self._policy is None else Planner(self._start_policy(), num_rows)
+        self._run_key = jax.tree.structure(pair), steps.spec.acceptance, getattr(self._policy, "lengths", None)
+        self._planner = None if self._policy is None else self._start_planner(self._policy, num_rows)
         self._plans = not isinstance(self._policy, Fixed | None)  # after every step
         if self._planner is not None:
             self.replan()
@@ -346,16 +349,17 @@ class DeviceExecutor:
         """Plans the next step as if it were the first."""
         self._plan(*self._before_first_step())
 
-    def _start_policy(self) -> Policy:
-        """Returns the policy; ``auto`` starts from the acceptance rates of the last run of such a pair, if any."""
-        policy: Any = self._policy
-        if not self._is_auto:
-            return policy
-        rates = _LAST_RATES.get(self._rates_key)
-        if self.channel is not None:
-            rates = self.channel.share(rates)
-        is_usable = rates is not None and rates.shape == policy.prior.shape
-        return dataclasses.replace(policy, prior=rates) if is_usable else policy
+    def _start_planner(self, policy: Any, num_rows: int) -> Planner:
+        """Returns a planner; ``auto`` starts from the rates and budgets of the last run of such a pair, if any."""
+        last = _LAST_RUNS.get(self._run_key) if self._is_auto else None
+        if self._is_auto and self.channel is not None:
+            last = self.channel.share(last)
+        if last is None:
+            return Planner(policy, num_rows)
+        rates, budget = last
+        planner = Planner(dataclasses.replace(policy, prior=rates), num_rows)
+        planner.state = planner.state._replace(budget=budget)
+        return planner
 
     def _before_first_step(self) -> tuple[tuple, tuple]:
         """Returns the rows and the counts that a policy gets before the first step."""
@@ -367,7 +371,8 @@ class DeviceExecutor:
         times = self._timed_steps.times(self._pair, self.state)._replace(num_steps=np.asarray(num_steps, np.int32))
         plan, self._wanted = self._planner.plan(rows, counts, times)
         if self._is_auto:
-            _LAST_RATES[self._rates_key] = np.asarray(self._planner.state.rates)
+            state = self._planner.state
+            _LAST_RUNS[self._run_key] = np.asarray(state.rates), np.asarray(state.budget)
         # The call of the step places a NumPy array in less time than `device_put` does, but only on one device.
         self.state = with_plan(self.state, plan if self._mesh is None else place_whole(plan, self._mesh))
 

@@ -54,8 +54,8 @@ class Auto:
     To notice changes, the policy tries the other compiled lengths from time to time. A trial costs the time by which it
     emits its tokens later than the best length would; all trials together may cost `trial_share` of the time.
 
-    A run starts from the rates of the last run of such a pair in the process in place of `prior`, unless `use_clock` is
-    False.
+    A run starts from the rates of the last run of such a pair in the process in place of `prior`, and from what was
+    saved for trials, unless `use_clock` is False.
 
     Attributes:
         cost: cost model for lengths that were not measured, and for loops without a clock; None assumes that a draft
@@ -101,8 +101,8 @@ class Auto:
         resumes = (lengths[best] == 0) & (lengths > 0)
         loss = jnp.where(resumes, 2 * loss + jnp.nan_to_num(stats.resume_seconds), loss)
         has_stepped = stats.is_active.any()
-        earned = stats.num_steps * self.trial_share / len(lengths) * seconds[best]
-        budget = state.budget + jnp.where(has_stepped, earned, 0.0)
+        earned = stats.num_steps * self.trial_share / stats.is_compiled.sum() * seconds[best]
+        budget = state.budget + jnp.where(has_stepped & stats.is_compiled, earned, 0.0)
         is_due = (budget >= loss) & (jnp.arange(len(lengths)) != best) & has_stepped
         is_due &= stats.is_compiled
         trial = jnp.argmax(jnp.where(is_due, budget / jnp.maximum(loss, 1e-9), -1.0)).astype(jnp.int32)

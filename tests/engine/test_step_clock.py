@@ -171,7 +171,7 @@ def test_nothing_is_timed_before_the_first_step_on_a_gpu(monkeypatch):
 @pytest.fixture
 def pair():
     JIT_CACHE.clear()  # Other tests of this process may have compiled the same steps.
-    device_executor._LAST_RATES.clear()
+    device_executor._LAST_RUNS.clear()
     target = tiny.model(5)
     return bass.Pair(target, tiny.model_drafter(tiny.perturbed(target, 0.1)))
 
@@ -431,6 +431,16 @@ def test_a_run_starts_from_the_acceptance_of_the_last_one(pair):
     # A policy that repeats exactly starts from its own prior, as does one with other positions.
     for other in (dataclasses.replace(policy, use_clock=False), policies.auto(lengths=(4,))):
         np.testing.assert_allclose(run_with(other)[0], other.prior)
+
+
+def test_short_runs_save_for_a_trial_together(pair, monkeypatch):
+    """A trial of two drafts costs what 20 steps save. A run has 17 steps, and plans after the 8th and the 16th."""
+    times = StepTimes(np.asarray([1.0, 2.0], np.float32), np.ones(2, bool), np.float32(np.nan))
+    monkeypatch.setattr(timed_steps.TimedSteps, "times", lambda *_: times)
+    policy = Auto(None, jnp.full((2,), 0.01), trial_share=0.2, lengths=(0, 2))
+    runs = [bass.generate(pair, tiny.PROMPTS, policy=policy, max_new_tokens=17) for _ in range(2)]
+    drafted = [[int(info.num_drafted.sum()) for info in run.infos] for run in runs]
+    assert not any(drafted[0]) and any(drafted[1])
 
 
 def never_drafts() -> Auto:

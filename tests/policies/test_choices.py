@@ -168,6 +168,16 @@ def test_auto_bounds_the_time_of_trials_and_resumes_drafting():
     assert min(back[-10:]) > 0
 
 
+def test_auto_saves_for_trials_of_compiled_lengths():
+    """Of a step that takes 2 seconds, 1 % is divided among them; the length in use needs none."""
+    policy = policies.auto(lengths=(0, 1, 2, 4))
+    is_compiled = jnp.asarray([True, True, False, False])
+    seen = stats(2, accepted=0, seconds=(2.0, 9.0, 9.0, 9.0))._replace(is_compiled=is_compiled)
+    state, plan = update(policy, policy.init(2), seen)
+    assert plan.draft_lens.tolist() == [0, 0]
+    np.testing.assert_allclose(state.budget, [0.0, 0.01, 0.0, 0.0])
+
+
 def test_auto_follows_the_times():
     """Another process makes steps with drafts three times as slow."""
     policy = policies.auto()
