@@ -52,7 +52,7 @@ SHORT_CHUNK = 64
 """A chunk of at most so many tokens is read by a pass of this size, because a pass over a whole chunk takes longer."""
 
 _LAST_RUNS: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
-"""The rates and the budgets of the last `AutoState`, by the structure of the pair, the rule and the lengths.
+"""Rates and budgets of the last `AutoState`, by the structure of the pair, the rule, and the sizes of the policy.
 
 Without the budgets, short runs that begin without drafts would never try any.
 """
@@ -138,8 +138,10 @@ class DeviceExecutor:
         self._runs_ahead = (self._is_auto or isinstance(self._policy, Fixed | None)) and self.channel is None
         self._last_end = 0.0  # when the last step had ended
         self._wanted = np.zeros(2, np.int32)  # see `plan_rows`; without a policy there is one bucket
-        self._run_key = jax.tree.structure(pair), steps.spec.acceptance, getattr(self._policy, "lengths", None)
-        self._planner = None if self._policy is None else self._start_planner(self._policy, num_rows)
+        policy: Any = self._policy
+        parts = (policy.lengths, policy.prior.shape) if self._is_auto else ()
+        self._run_key = jax.tree.structure(pair), steps.spec.acceptance, *parts
+        self._planner = None if policy is None else self._start_planner(policy, num_rows)
         self._plans = not isinstance(self._policy, Fixed | None)  # after every step
         if self._planner is not None:
             self.replan()

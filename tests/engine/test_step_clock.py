@@ -429,7 +429,8 @@ def test_a_run_starts_from_the_acceptance_of_the_last_one(pair):
     assert not np.allclose(learned, first)
     np.testing.assert_array_equal(run_with(policy)[0], learned)
     # A policy that repeats exactly starts from its own prior, as does one with other positions.
-    for other in (dataclasses.replace(policy, use_clock=False), policies.auto(lengths=(4,))):
+    short = dataclasses.replace(policy, prior=jnp.full(3, 0.5))
+    for other in (dataclasses.replace(policy, use_clock=False), policies.auto(lengths=(4,)), short):
         np.testing.assert_allclose(run_with(other)[0], other.prior)
 
 
