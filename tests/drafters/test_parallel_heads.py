@@ -46,7 +46,7 @@ def test_the_layers_are_traversed_once_per_step(draft_len):
     passes = {}
     for name, drafter in drafters.items():
         hidden = jnp.zeros((*rows.tokens.shape, 2 * target.config.width))
-        state = drafter.init(rows.tokens, rows.lengths, hidden)
+        state = jax.eval_shape(drafter.init, rows.tokens, rows.lengths, hidden)
         propose = jax.make_jaxpr(lambda state, own=drafter: own.propose(state, rows, draft_len, is_sampled=False))
         jaxpr = propose(state).jaxpr
         passes[name] = count_layers(jaxpr, in_loops=False), count_layers(jaxpr, in_loops=True)

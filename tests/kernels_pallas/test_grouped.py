@@ -25,6 +25,8 @@ SIZES = {
 }
 SPEC_BY_NAME = {spec.name: spec for spec in GROUPED_SPECS}
 run = jax.jit(functools.partial(grouped_product, interpret=True), static_argnames="implementation")
+make_blocks = jax.jit(blocks_of_groups, static_argnums=(1, 2))
+compare_blocks = jax.jit(functools.partial(blocks_by_comparison, interpret=True), static_argnums=(1, 2))
 
 
 def groups_of(sizes, num_rows):
@@ -136,8 +138,8 @@ def test_sides_that_16_does_not_divide_use_xla():
 @pytest.mark.parametrize(("num_rows", "num_groups", "block_m"), [(1, 1, 16), (130, 7, 16), (64, 200, 32), (300, 3, 64)])
 def test_the_maps_to_blocks_are_equal(num_rows, num_groups, block_m):
     groups = jnp.asarray(np.random.default_rng(num_rows).integers(num_groups, size=num_rows), jnp.int32)
-    expected = jax.tree.map(np.asarray, blocks_of_groups(groups, num_groups, block_m))
-    found = jax.tree.map(np.asarray, blocks_by_comparison(groups, num_groups, block_m, interpret=True))
+    expected = jax.tree.map(np.asarray, make_blocks(groups, num_groups, block_m))
+    found = jax.tree.map(np.asarray, compare_blocks(groups, num_groups, block_m))
     np.testing.assert_array_equal(found.sizes, expected.sizes)
     is_block = found.sizes > 0
     np.testing.assert_array_equal(found.groups[is_block], expected.groups[is_block])
@@ -153,7 +155,7 @@ def test_matrices_are_read_about_once(num_tokens):
     rng = np.random.default_rng(num_tokens)
     chosen = np.concatenate([rng.choice(128, 8, replace=False) for _ in range(num_tokens)])
     tiles = grouped_tiles(8 * num_tokens, spec.shapes()["weights"].shape, spec.dtype)
-    blocks = jax.tree.map(np.asarray, blocks_of_groups(jnp.asarray(chosen, jnp.int32), 128, tiles.block_m))
+    blocks = jax.tree.map(np.asarray, make_blocks(jnp.asarray(chosen, jnp.int32), 128, tiles.block_m))
     is_block = blocks.sizes > 0
     rows = blocks.rows.reshape(-1, tiles.block_m)[np.arange(tiles.block_m) < blocks.sizes[:, None]]
     assert sorted(rows) == [*range(8 * num_tokens)]
