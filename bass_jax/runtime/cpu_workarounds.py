@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bass_jax.typing import Array, Float, Int
+from bass_jax.typing import Array, Float, Int, Key
+from kernels_pallas.acceptance.random_bits import gumbel_at
 from kernels_pallas.targets import current_target
 
 CPU_COMPILER_OPTIONS = {"xla_cpu_prefer_vector_width": 512}
@@ -52,6 +53,20 @@ def argmax(scores: Float[Array, "*rows V"]) -> Int[Array, "*rows"]:
     block = jnp.argmax(blocks.max(axis=-1), axis=-1)
     inside = jnp.take_along_axis(blocks, block[..., None, None], axis=-2)[..., 0, :]
     return (block * _ARGMAX_BLOCK + jnp.argmax(inside, axis=-1)).astype(jnp.int32)
+
+
+def gumbel(keys: Key[Array, "B"], size: int) -> Float[Array, "B size"]:
+    """Returns one vector of Gumbel noise per key, float32.
+
+    On a CPU, jax computes Threefry in a loop, each pass of which reads and writes two arrays of all numbers. In one
+    expression the same numbers take a third to a seventh of the time: 1.4 ms instead of 4.5 for 8 rows of 49,152, and
+    4.9 instead of 33 for 32 rows (two cores with AVX2, 2026-11-29).
+    """
+    is_threefry = str(jax.random.key_impl(keys)) == "threefry2x32" and jax.config.jax_threefry_partitionable
+    if not is_threefry or current_target().platform != "cpu":
+        return jax.vmap(lambda key: jax.random.gumbel(key, (size,), jnp.float32))(keys)
+    words = jax.random.key_data(keys)
+    return gumbel_at((words[:, :1], words[:, 1:]), jnp.arange(size, dtype=jnp.uint32)[None])
 
 
 def matmul(rows: Float[Array, "M D"], matrix: Float[Array, "C D"], dtype: Any = None) -> Float[Array, "M C"]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bass_jax.runtime import cpu_workarounds
 from bass_jax.sampling.params import SamplingArrays
@@ -29,8 +30,8 @@ def token_distribution(logits: Float[Array, "B T V"], sampling_arrays: SamplingA
     """Applies temperature, top-k, top-p and min-p, in this order and in float32.
 
     The result is called the *warped* distribution, and the softmax of the model's own logits the *raw* distribution.
-    Tokens that are equal to the last one kept are kept too. Thresholds are found by bisection on the bits of the
-    logits. This takes at most 32 passes over V instead of a sort, and none for a setting that is off.
+    Tokens that are equal to the last one kept are kept too. Thresholds are found by bisection instead of a sort. This
+    takes 5 to 20 passes over V, at most 32, and none for a setting that is off.
 
     Args:
         logits: ``[B, T, V]``, processed by `bass_jax.sampling.logits_processors.LogitsProcessors`.
@@ -47,19 +48,13 @@ def token_distribution(logits: Float[Array, "B T V"], sampling_arrays: SamplingA
     is_greedy = temperature < jnp.finfo(jnp.float32).tiny
     scaled = (logits - logits.max(axis=-1, keepdims=True)) / jnp.where(is_greedy, 1.0, temperature)
     weights = jnp.exp(scaled)
-    order = _ordered_bits(scaled)
 
-    wants_top_k = (top_k > 0) & ~is_greedy
-    kept = order >= _threshold(order, jnp.ones_like(weights), top_k.astype(jnp.float32), wants_top_k)
-    weights = jnp.where(kept, weights, 0.0)
-
-    wants_top_p = (top_p < 1) & ~is_greedy
-    mass = top_p * weights.sum(axis=-1, keepdims=True)
-    kept = order >= _threshold(order, weights, mass, wants_top_p)
-    weights = jnp.where(kept, weights, 0.0)
-
+    threshold = jnp.full((*scaled.shape[:-1], 1), -jnp.inf)
+    threshold = _threshold(scaled, None, top_k.astype(jnp.float32), (top_k > 0) & ~is_greedy, threshold)
+    mass = jnp.where(scaled < threshold, 0.0, weights).sum(axis=-1, keepdims=True)
+    threshold = _threshold(scaled, weights, top_p * mass, (top_p < 1) & ~is_greedy, threshold)
     # The largest weight is always exp(0) = 1.
-    weights = jnp.where(weights >= min_p, weights, 0.0)
+    weights = jnp.where((scaled < threshold) | (weights < min_p), 0.0, weights)
     probs = weights / weights.sum(axis=-1, keepdims=True)
     one_hot = jax.nn.one_hot(argmax, logits.shape[-1], dtype=jnp.float32)
     return TokenDistribution(probs=jnp.where(is_greedy, one_hot, probs), argmax=argmax)
@@ -87,6 +82,55 @@ def log_normalizer(logits: Float[Array, "... V"]) -> Float[Array, "..."]:
     return jnp.where(exists, largest + jnp.log(total), jnp.nan)
 
 
+def _threshold(values: Array, weights: Array | None, needed: Array, is_wanted: Array, lowest: Array) -> Array:
+    """Returns the largest of `values` at or above which the weights add up to at least `needed`.
+
+    A pass halves the interval between two bounds, as integers, and moves a bound on to the next one of `values`.
+    Where few values lie near the threshold, few passes are needed.
+
+    Args:
+        values: ``[B, T, V]`` float32, at most 0.
+        weights: ``[B, T, V]`` float32, not negative; None if all are 1.
+        needed: ``[B, 1, 1]`` or ``[B, T, 1]`` float32.
+        is_wanted: ``[B, 1, 1]``.
+        lowest: ``[B, T, 1]`` float32, the result for other rows, and if the weights above it add up to less.
+
+    Returns:
+        ``[B, T, 1]`` float32.
+    """
+    low = _ordered_bits(lowest)
+    high = jnp.where(is_wanted, _ordered_bits(jnp.float32(0)), low)
+
+    def is_open(bounds):
+        return (bounds[0] < bounds[1]).any()
+
+    def narrow(bounds):
+        low, high = bounds
+        middle = high - (high - low) // 2
+        is_above = values >= _from_ordered_bits(middle)
+        ones, zeros, largest = (jnp.full_like(values, x) for x in (1, 0, jnp.finfo(jnp.float32).max))
+        # XLA for a CPU computes this in one loop that reads the values once. With three reductions, with infinities
+        # in place of the largest numbers or with scalars in `jnp.where`, it takes four times as long.
+        mass, above, below = jax.lax.reduce(
+            (
+                jax.lax.select(is_above, ones if weights is None else weights, zeros),
+                jax.lax.select(is_above, values, largest),
+                jax.lax.select(is_above, -largest, values),
+            ),
+            (np.float32(0), np.finfo(np.float32).max, np.finfo(np.float32).min),
+            lambda one, other: (one[0] + other[0], jnp.minimum(one[1], other[1]), jnp.maximum(one[2], other[2])),
+            (values.ndim - 1,),
+        )
+        is_enough = mass[..., None] >= needed
+        # NaN among the values must not keep the bounds from meeting.
+        above = jnp.maximum(_ordered_bits(above[..., None]), middle)
+        below = jnp.minimum(_ordered_bits(below[..., None]), middle - 1)
+        # Where the bounds are equal, they stay as they are.
+        return jnp.where(is_enough, jnp.minimum(above, high), low), jnp.where(is_enough | (low == high), high, below)
+
+    return _from_ordered_bits(jax.lax.while_loop(is_open, narrow, (low, high))[0])
+
+
 def _ordered_bits(values: Float[Array, "..."]) -> Array:
     """Maps float32 to uint32 so that the integers have the order of the floats."""
     # -0 and 0 have different bits and must be equal.
@@ -95,31 +139,7 @@ def _ordered_bits(values: Float[Array, "..."]) -> Array:
     return jnp.where(is_negative, ~bits, bits | jnp.uint32(1 << 31))
 
 
-def _threshold(order: Array, weights: Array, needed: Array, is_wanted: Array) -> Array:
-    """Returns the largest `t`, at most ``order.max()``, with ``weights[order >= t].sum() >= needed``.
-
-    Args:
-        order: ``[B, T, V]`` uint32.
-        weights: ``[B, T, V]`` float32, not negative.
-        needed: ``[B, 1, 1]`` or ``[B, T, 1]`` float32.
-        is_wanted: ``[B, 1, 1]``; for other rows the threshold is 0, which keeps everything.
-
-    Returns:
-        ``[B, T, 1]`` uint32.
-    """
-    highest = order.max(axis=-1, keepdims=True)
-    low = jnp.zeros_like(highest)
-    high = jnp.where(is_wanted, highest, low)
-
-    def is_open(bounds):
-        return (bounds[0] < bounds[1]).any()
-
-    def halve(bounds):
-        low, high = bounds
-        # Computed from `high`, because `low + high` can overflow: NaN on a GPU is mapped to 2**32 - 1.
-        middle = high - (high - low) // 2
-        is_enough = jnp.where(order >= middle, weights, 0.0).sum(axis=-1, keepdims=True) >= needed
-        # Where the bounds are equal, they stay as they are.
-        return jnp.where(is_enough, middle, low), jnp.where(is_enough | (low == high), high, middle - 1)
-
-    return jax.lax.while_loop(is_open, halve, (low, high))[0]
+def _from_ordered_bits(order: Array) -> Array:
+    """The inverse of `_ordered_bits`."""
+    bits = jnp.where(order >> 31 == 1, order ^ jnp.uint32(1 << 31), ~order)
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bass_jax.runtime import cpu_workarounds
 from bass_jax.runtime.checks import shown
 from bass_jax.typing import Array, Float, Int, Key, UInt
 
@@ -69,7 +70,7 @@ def position_keys(keys: Key[Array, "B"], start: Int[Array, "B"], num_positions: 
 
 def gumbel(keys: Key[Array, "B"], vocab_size: int) -> Float[Array, "B V"]:
     """Samples one vector of Gumbel noise per row, float32."""
-    return jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,), jnp.float32))(keys)
+    return cpu_workarounds.gumbel(keys, vocab_size)
 
 
 def uniform(keys: Key[Array, "B"], num: int) -> Float[Array, "B num"]:

@@ -1,4 +1,4 @@
-"""Our `argmax` and products for CPUs are those of NumPy, and a plan does not wait for a step."""
+"""Our `argmax`, products and noise for CPUs are those of NumPy and jax, and a plan does not wait for a step."""
 
 import functools
 import itertools
@@ -52,6 +52,16 @@ def test_infinities_and_nan(size):
     found = jax.jit(argmax)(scores)
     assert (found >= 0).all() and (found < size).all()
     np.testing.assert_array_equal(found[:5], np.argmax(scores[:5], axis=-1))
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_noise_is_that_of_jax(impl):
+    keys = jax.random.split(jax.random.key(5, impl=impl), 3)
+    expected = jax.jit(jax.vmap(lambda key: jax.random.gumbel(key, (1000,), jnp.float32)))(keys)
+    program = jax.jit(cpu_workarounds.gumbel, static_argnums=1).lower(keys, 1000)
+    np.testing.assert_array_equal(program.compile()(keys), expected)
+    # In jax's form for CPUs, the rounds of Threefry are a loop.
+    assert "while" not in program.as_text()
 
 
 def test_on_a_cpu_the_vocabulary_is_reduced_in_blocks():
