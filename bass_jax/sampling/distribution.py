@@ -93,7 +93,7 @@ def _threshold(values: Array, weights: Array | None, needed: Array, is_wanted: A
         weights: ``[B, T, V]`` float32, not negative; None if all are 1.
         needed: ``[B, 1, 1]`` or ``[B, T, 1]`` float32.
         is_wanted: ``[B, 1, 1]``.
-        lowest: ``[B, T, 1]`` float32, the result for other rows, and if the weights above it add up to less.
+        lowest: ``[B, T, 1]`` float32, the result for other rows, and if the weights at or above it add up to less.
 
     Returns:
         ``[B, T, 1]`` float32.
