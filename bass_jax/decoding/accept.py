@@ -15,6 +15,7 @@ from bass_jax.sampling import SamplingArrays, TokenDistribution, token_distribut
 from bass_jax.sampling.distribution import log_normalizer
 from bass_jax.typing import Array, Float
 from kernels_pallas import KernelSampling, ops
+from kernels_pallas.acceptance.random_bits import gives_bits_of
 from kernels_pallas.targets import current_target
 
 
@@ -137,4 +138,4 @@ def _by_kernel(
 
 def _has_kernel(keys: RuleKeys) -> bool:
     """Returns whether the step is traced for a GPU, with keys of the generator that the kernel implements."""
-    return current_target().platform == "gpu" and str(jax.random.key_impl(keys.residual)) == "threefry2x32"
+    return current_target().platform == "gpu" and gives_bits_of(keys.residual)

@@ -17,6 +17,11 @@ _EXPONENT_OF_ONE = np.uint32(0x3F800000)
 _TINY = np.float32(np.finfo(np.float32).tiny)
 
 
+def gives_bits_of(keys: jax.Array) -> bool:
+    """Returns whether `jax.random` computes from `keys` the numbers that this module does."""
+    return str(jax.random.key_impl(keys)) == "threefry2x32" and jax.config.jax_threefry_partitionable
+
+
 def random_bits(key: tuple[jax.Array, jax.Array], index: jax.Array) -> jax.Array:
     """Returns element `index` of `jax.random.bits(key, (n,))`, for any n up to 2^32.
 

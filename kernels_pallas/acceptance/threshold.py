@@ -43,18 +43,18 @@ def largest_threshold(
     def add_bits(step, prefix):
         shift = jnp.uint32(32 - _BITS_PER_PASS) - step.astype(jnp.uint32) * jnp.uint32(_BITS_PER_PASS)
         candidates = [prefix + (jnp.uint32(digit) << shift) for digit in range(1, 1 << _BITS_PER_PASS)]
-        enough = [mass >= needed for mass in masses([as_float(_bits_at(candidate)) for candidate in candidates])]
+        enough = [mass >= needed for mass in masses([as_float(bits_at(candidate)) for candidate in candidates])]
         # Masses decrease as thresholds increase, so the digit is the number of candidates with enough mass.
         digit = sum(is_enough.astype(jnp.uint32) for is_enough in enough)
         return prefix + (digit << shift)
 
     num_passes = is_wanted.astype(jnp.int32) * (_NUM_BITS[dtype] // _BITS_PER_PASS)
     prefix = lax.fori_loop(jnp.int32(0), num_passes, add_bits, jnp.zeros(needed.shape, jnp.uint32))
-    threshold = as_float(_bits_at(prefix))
+    threshold = as_float(bits_at(prefix))
     return jnp.where(threshold == threshold, threshold, -jnp.inf)
 
 
-def _bits_at(order: jax.Array) -> jax.Array:
+def bits_at(order: jax.Array) -> jax.Array:
     """Returns the bits of the float32 at place `order` (uint32) of all floats in ascending order; NaN at both ends."""
     sign = jnp.uint32(1 << 31)
     return jnp.where((order & sign) != 0, order ^ sign, ~order)
