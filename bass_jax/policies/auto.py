@@ -63,7 +63,7 @@ class Auto:
         prior: ``[P]`` float32, acceptance rates that the estimates start from.
         prior_weight: number of drafts that the prior counts as, at each position.
         row_weight: number of accepted drafts that the rates of the batch count as, for one row.
-        memory: number of row steps after which a count has lost two thirds of its weight.
+        memory: number of steps with drafts after which a count has lost two thirds of its weight.
         trial_share: see above.
         use_clock: measure the steps. False takes all times from `cost`, so that a run repeats exactly; static.
         lengths: draft lengths to choose from; static, ascending.
@@ -134,19 +134,29 @@ class Auto:
         num_wanted = jnp.where(stats.was_clipped, stats.num_drafted, stats.num_wanted)
         is_reached = (positions < num_wanted[:, None]) & (positions <= stats.num_accepted[:, None])
         is_reached &= stats.is_active[:, None]
+        has_drafts = is_reached[:, 0]
         was_accepted = is_reached & (positions < stats.num_accepted[:, None])
-        decay = jnp.exp(-is_reached[:, 0].sum() / self.memory)
+        decay, row_decay = (jnp.where(x, jnp.exp(-1 / self.memory), 1.0) for x in (has_drafts.any(), has_drafts))
         expected = jnp.where(positions < num_wanted[:, None], jnp.cumprod(state.rates), 0.0).sum(axis=1)
-        row_decay = jnp.where(is_reached[:, 0], jnp.exp(-1 / self.memory), 1.0)
         num_accepted = decay * state.num_accepted + was_accepted.sum(axis=0)
         num_reached = decay * state.num_reached + is_reached.sum(axis=0)
         return state._replace(
-            rates=(num_accepted + self.prior_weight * self.prior) / (num_reached + self.prior_weight),
+            rates=self._rates(num_accepted, num_reached),
             num_accepted=num_accepted,
             num_reached=num_reached,
             row_accepted=row_decay * state.row_accepted + was_accepted.sum(axis=1),
-            row_expected=row_decay * state.row_expected + jnp.where(is_reached[:, 0], expected, 0.0),
+            row_expected=row_decay * state.row_expected + jnp.where(has_drafts, expected, 0.0),
         )
+
+    def _rates(self, num_accepted: Float[Array, "P"], num_reached: Float[Array, "P"]) -> Float[Array, "P"]:
+        """Returns the acceptance rates. The ratio of a rate to its prior also scales the prior of the next position."""
+
+        def next_rate(ratio: Array, position: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+            accepted, reached, prior = position
+            rate = (accepted + self.prior_weight * jnp.minimum(ratio * prior, 1.0)) / (reached + self.prior_weight)
+            return rate / jnp.maximum(prior, 1e-6), rate
+
+        return jax.lax.scan(next_rate, jnp.float32(1.0), (num_accepted, num_reached, self.prior))[1]
 
 
 def step_seconds(stats: PolicyStats, lengths: tuple[int, ...], cost: Leaf = None) -> Float[Array, "A"]:

@@ -178,6 +178,28 @@ def test_auto_saves_for_trials_of_compiled_lengths():
     np.testing.assert_allclose(state.budget, [0.0, 0.01, 0.0, 0.0])
 
 
+def test_auto_expects_the_next_positions_to_be_like_those_that_drafts_have_reached():
+    """Otherwise long drafts are not tried for a text whose drafts are all accepted."""
+    policy = policies.auto(lengths=(0, 2, 8))
+    for accepted, expected in ((2, 9.0), (0, 1.0)):
+        state = policy.init(2)
+        for _ in range(50):
+            state, _ = update(policy, state, stats(2, seconds=(1.0, 2.0, 3.0), accepted=accepted, drafted=2))
+        np.testing.assert_allclose(policy.expected_tokens(state, jnp.ones(2, bool))[-1], expected, rtol=0.1)
+
+
+def test_auto_forgets_as_fast_in_large_batches():
+    """Counts lose weight per step. Counted per row, 64 rows would forget everything within two steps."""
+    policy, per_row = policies.auto(lengths=(0, 2)), []
+    for num_rows in (1, 64):
+        state = policy.init(num_rows)
+        for _ in range(100):
+            state, _ = update(policy, state, stats(num_rows, seconds=(1.0, 2.0), accepted=1, drafted=2))
+        per_row.append(state.num_reached / num_rows)
+    np.testing.assert_allclose(per_row[0], per_row[1], rtol=1e-5)
+    np.testing.assert_allclose(per_row[0][0], (1 - np.exp(-1)) / (1 - np.exp(-0.01)), rtol=1e-3)
+
+
 def test_auto_follows_the_times():
     """Another process makes steps with drafts three times as slow."""
     policy = policies.auto()
