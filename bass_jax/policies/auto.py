@@ -136,7 +136,9 @@ class Auto:
         is_reached &= stats.is_active[:, None]
         has_drafts = is_reached[:, 0]
         was_accepted = is_reached & (positions < stats.num_accepted[:, None])
-        decay, row_decay = (jnp.where(x, jnp.exp(-1 / self.memory), 1.0) for x in (has_drafts.any(), has_drafts))
+        fading = jnp.exp(-1 / self.memory)
+        decay = jnp.where(has_drafts.any(), fading, 1.0)
+        row_decay = jnp.where(has_drafts, fading, 1.0)
         expected = jnp.where(positions < num_wanted[:, None], jnp.cumprod(state.rates), 0.0).sum(axis=1)
         num_accepted = decay * state.num_accepted + was_accepted.sum(axis=0)
         num_reached = decay * state.num_reached + is_reached.sum(axis=0)
