@@ -19,6 +19,7 @@ from bass_jax.acceptance import (
     threshold,
     typical,
 )
+from bass_jax.acceptance.greedy import accept as accept_greedy
 from bass_jax.acceptance.template import REJECT_ALL
 from bass_jax.acceptance.token import TOKEN
 from bass_jax.sampling import TokenDistribution, sample_tokens
@@ -267,3 +268,15 @@ def test_an_unknown_rule_is_explained(name, reason):
 def test_a_name_can_be_registered_only_once():
     with pytest.raises(ValueError, match="'token'"):
         register_rule(dataclasses.replace(REJECT_ALL, name="token"))
+
+
+def test_the_greedy_rule_takes_the_argmax_after_the_accepted_drafts():
+    """None, some and all of three drafts are accepted; after all of them the next token is the one after the last."""
+    argmax = jnp.arange(12, dtype=jnp.int32).reshape(3, 4)
+    is_right = jnp.asarray([[False, True, True], [True, True, False], [True, True, True]])
+    drafts = jnp.where(is_right, argmax[:, :3], 99)
+    target = TokenDistribution(probs=jax.nn.one_hot(argmax, 100), argmax=argmax)
+    keys = RuleKeys(*jax.random.split(jax.random.key(0), (2, 3)), jax.random.split(jax.random.key(1), (3, 4)))
+    found = accept_greedy(drafts, jnp.full(3, 3), None, target, keys)
+    assert found.num_accepted.tolist() == [0, 2, 3]
+    assert found.next_token.tolist() == [0, 6, 11]
