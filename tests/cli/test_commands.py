@@ -284,7 +284,10 @@ def test_a_killed_run_leaves_readable_rows(pair, tmp_path, number, code):
     command = [sys.executable, "-m", "bass_jax.cli.main", "generate", "--pair", pair, "--file", str(data)]
     command += ["--batch", "1", *COMMON, "--output", str(output)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    # Processes that a shell starts in the background ignore SIGINT, and so would the process started here.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    signal.signal(signal.SIGINT, previous)
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline and process.poll() is None:
         if output.exists() and output.read_text().count("\n") >= 3:
