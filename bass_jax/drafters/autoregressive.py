@@ -92,10 +92,10 @@ def continue_draft(
         )
         return step + 1, _stop_below(threshold, num_drafted, step, draft[2]), drafted, carry
 
-    loop = (jnp.int32(1), _stop_below(threshold, num_wanted, 0, first[2]), drafted, carry)
+    end = start = (jnp.int32(1), _stop_below(threshold, num_wanted, 0, first[2]), drafted, carry)
     if draft_len > 1:  # A loop without passes would be compiled too.
-        loop = jax.lax.while_loop(lambda loop: loop[0] < loop[1].max(), extend, loop)
-    _, num_drafted, (tokens, probs, confidence), carry = loop
+        end = jax.lax.while_loop(lambda loop: loop[0] < loop[1].max(), extend, start)
+    _, num_drafted, (tokens, probs, confidence), carry = end
     return Proposal(tokens, num_drafted, probs, confidence), carry
 
 
