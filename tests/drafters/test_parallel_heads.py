@@ -34,7 +34,7 @@ def count_layers(jaxpr, *, in_loops):
     return count
 
 
-@pytest.mark.parametrize("draft_len", [1, 4])
+@pytest.mark.parametrize("draft_len", [1, 2, 4])
 def test_the_layers_are_traversed_once_per_step(draft_len):
     target, rows = tiny.model(1), context()
     rows = rows._replace(keys=rows.keys[:, :draft_len])
