@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bass_jax.typing import Array, Float, Int, Key
+from bass_jax.typing import Array, Bool, Float, Int, Key
 from kernels_pallas.acceptance.random_bits import gives_bits_of, gumbel_at
 from kernels_pallas.targets import current_target
 
@@ -66,6 +66,21 @@ def gumbel(keys: Key[Array, "B"], size: int) -> Float[Array, "B size"]:
         return jax.vmap(lambda key: jax.random.gumbel(key, (size,), jnp.float32))(keys)
     words = jax.random.key_data(keys)
     return gumbel_at((words[:, :1], words[:, 1:]), jnp.arange(size, dtype=jnp.uint32)[None])
+
+
+def call_if(
+    condition: Bool[Array, ""], function: Callable[[Array], Array], values: Array, *, otherwise: Array
+) -> Array:
+    """Returns ``function(values)``; on a CPU `otherwise` if `condition` is False, where both must mean the same.
+
+    The search for top-k, top-p and min-p makes no pass where all three are off, but its arrays, of the logits' size,
+    are written. Without them drafting and acceptance sample in 20 ms instead of 30 at batch 32, and in 2.7 instead of
+    3.4 at batch 8 (one draft, vocabulary of 49,152, two cores with AVX-512, 2026-11-29). On a GPU a condition would
+    split the CUDA graph of the step.
+    """
+    if current_target().platform != "cpu":
+        return function(values)
+    return jax.lax.cond(condition, function, lambda _: otherwise, values)
 
 
 def matmul(rows: Float[Array, "M D"], matrix: Float[Array, "C D"], dtype: Any = None) -> Float[Array, "M C"]:

@@ -47,15 +47,28 @@ def token_distribution(logits: Float[Array, "B T V"], sampling_arrays: SamplingA
     # A subnormal temperature counts as 0, because devices flush it to 0. The maximum is subtracted before the division:
     # a logit divided by a tiny temperature overflows, and inf - inf is NaN.
     is_greedy = temperature < jnp.finfo(jnp.float32).tiny
-    scaled = (logits - logits.max(axis=-1, keepdims=True)) / jnp.where(is_greedy, 1.0, temperature)
-    weights = jnp.exp(scaled)
+    largest = logits.max(axis=-1, keepdims=True)
 
-    threshold = jnp.full((*scaled.shape[:-1], 1), -jnp.inf)
-    threshold = _threshold(scaled, None, top_k.astype(jnp.float32), (top_k > 0) & ~is_greedy, threshold)
-    mass = jnp.where(scaled < threshold, 0.0, weights).sum(axis=-1, keepdims=True)
-    threshold = _threshold(scaled, weights, top_p * mass, (top_p < 1) & ~is_greedy, threshold)
-    # The largest weight is always exp(0) = 1.
-    weights = jnp.where((scaled < threshold) | (weights < min_p), 0.0, weights)
+    def scale(logits):
+        return (logits - largest) / jnp.where(is_greedy, 1.0, temperature)
+
+    def lowest_kept(logits):
+        scaled = scale(logits)
+        weights = jnp.exp(scaled)
+        threshold = jnp.full_like(largest, -jnp.inf)
+        threshold = _threshold(scaled, None, top_k.astype(jnp.float32), (top_k > 0) & ~is_greedy, threshold)
+        mass = jnp.where(scaled < threshold, 0.0, weights).sum(axis=-1, keepdims=True)
+        threshold = _threshold(scaled, weights, top_p * mass, (top_p < 1) & ~is_greedy, threshold)
+        # The largest weight is always exp(0) = 1.
+        is_dropped = (scaled < threshold) | (weights < min_p)
+        # A logit and not its scaled value, which could be rounded differently where it is computed again.
+        return jnp.where(is_dropped, jnp.inf, logits).min(axis=-1, keepdims=True)
+
+    is_truncated = (((top_k > 0) | (top_p < 1) | (min_p > 0)) & ~is_greedy).any()
+    lowest = cpu_workarounds.call_if(is_truncated, lowest_kept, logits, otherwise=jnp.full_like(largest, -jnp.inf))
+    # XLA for a CPU computes this in one loop; with `jnp.where` it writes three more arrays.
+    kept = jax.lax.select(logits < lowest, jnp.full_like(logits, -jnp.inf), scale(logits))
+    weights = jnp.exp(kept)
     probs = weights / weights.sum(axis=-1, keepdims=True)
     one_hot = jax.nn.one_hot(argmax, logits.shape[-1], dtype=jnp.float32)
     return TokenDistribution(probs=jnp.where(is_greedy, one_hot, probs), argmax=argmax)
