@@ -49,7 +49,8 @@ class Auto:
     is accepted. A length of n drafts is expected to emit 1 + y1 + y1·y2 + … + y1·…·yn tokens, where yi is the rate at
     which the i-th draft is proposed and accepted after the drafts before it were. The rates are those of the batch,
     times the row's own accepted drafts over those that the rates predicted for it, relative to those of all rows.
-    The slowest row counts, because a batch takes as long as its slowest row.
+    The slowest row counts, because a batch takes as long as its slowest row. While little is known of the rows, the
+    slowest of many is expected to be further below their mean than that of few.
 
     To notice changes, the policy tries the other compiled lengths from time to time. A trial costs the time by which it
     emits its tokens later than the best length would; all trials together may cost `trial_share` of the time.
@@ -63,6 +64,7 @@ class Auto:
         prior: ``[P]`` float32, acceptance rates that the estimates start from.
         prior_weight: number of drafts that the prior counts as, at each position.
         row_weight: number of accepted drafts that the rates of the batch count as, for one row.
+        row_spread: standard deviation of the rates of rows that have not drafted, relative to the rates of the batch.
         memory: number of steps with drafts after which a count has lost two thirds of its weight.
         trial_share: see above.
         use_clock: measure the steps. False takes all times from `cost`, so that a run repeats exactly; static.
@@ -75,6 +77,7 @@ class Auto:
     prior: Leaf
     prior_weight: Leaf = 8.0
     row_weight: Leaf = 16.0
+    row_spread: Leaf = 0.1
     memory: Leaf = 100.0
     trial_share: Leaf = 0.01
     use_clock: bool = dataclasses.field(default=True, metadata={"static": True})
@@ -122,11 +125,12 @@ class Auto:
         # Rows that have finished are in these rates too.
         has_drafted = state.row_expected > 0
         common = jnp.where(has_drafted, accepted, 1e-6).sum() / jnp.where(has_drafted, expected, 1e-6).sum()
-        ratios = jnp.where(is_running, accepted / expected / common, 1.0)
-        rates = jnp.clip(state.rates * ratios[:, None], 0.0, 1.0)
-        tokens = 1 + jnp.pad(jnp.cumsum(jnp.cumprod(rates, axis=1), axis=1), ((0, 0), (1, 0)))
-        counts = is_running | ~is_running.any()  # Without running rows, the plan is one for a row that joins.
-        return jnp.where(counts[:, None], tokens[:, jnp.asarray(self.lengths)], jnp.inf).min(axis=0)
+        lowest = jnp.asarray([lowest_of(num) for num in range(len(is_running) + 1)])[is_running.sum()]
+        ratios = accepted / expected / common + lowest * self.row_spread * jnp.sqrt(self.row_weight / expected)
+        slowest = jnp.where(is_running.any(), jnp.where(is_running, ratios, jnp.inf).min(), 1.0)
+        rates = jnp.clip(state.rates * slowest, 0.0, 1.0)
+        tokens = 1 + jnp.pad(jnp.cumsum(jnp.cumprod(rates)), (1, 0))
+        return tokens[jnp.asarray(self.lengths)]
 
     def _count(self, state: AutoState, stats: PolicyStats) -> AutoState:
         positions = jnp.arange(self.prior.shape[0])
@@ -159,6 +163,13 @@ class Auto:
             return rate / jnp.maximum(prior, 1e-6), rate
 
         return jax.lax.scan(next_rate, jnp.float32(1.0), (num_accepted, num_reached, self.prior))[1]
+
+
+def lowest_of(num: int) -> float:
+    """Returns the expected lowest of `num` draws from the standard normal distribution, 0 for none, as Blom (1958)."""
+    from statistics import NormalDist  # Not at every import, which it makes slower.
+
+    return NormalDist().inv_cdf(0.625 / (num + 0.25)) if num else 0.0
 
 
 def step_seconds(stats: PolicyStats, lengths: tuple[int, ...], cost: Leaf = None) -> Float[Array, "A"]:

@@ -66,10 +66,10 @@ def test_auto_plans_the_length_with_most_tokens_per_second():
     policy = policies.auto(lengths=(0, 2, 4))
     times = {0: (1.0, 2.5, 3.0), 2: (1.0, 1.2, 1.6), 4: (1.0, 1.2, 1.4)}
     for expected, seconds in times.items():
-        assert first(policy, 4, seconds=seconds) == expected
+        assert first(policy, 1, seconds=seconds) == expected
     # Lengths without a time get the assumed cost, relative to the measured ones.
-    assert first(policy, 4, seconds=(1.0, UNKNOWN, UNKNOWN)) == first(policy, 4, seconds=(UNKNOWN,) * 3) == 4
-    assert first(policy, 4, seconds=(1.0, UNKNOWN, 3.0)) == 2
+    assert first(policy, 1, seconds=(1.0, UNKNOWN, UNKNOWN)) == first(policy, 1, seconds=(UNKNOWN,) * 3) == 4
+    assert first(policy, 1, seconds=(1.0, UNKNOWN, 3.0)) == 2
     assert first(policies.auto(lengths=(1, 2)), 1, seconds=(1.0, 1.1)) == 2
 
 
@@ -77,15 +77,16 @@ def test_auto_compiles_a_further_length_only_for_a_clear_gain():
     """Steps of 1 and 2 drafts are expected to emit 1.7 and 2.19 tokens."""
     policy = policies.auto(lengths=(1, 2))
     for seconds, expected in ((1.25, 1), (1.2, 2)):
-        seen = stats(4, seconds=(1.0, seconds))._replace(is_compiled=jnp.asarray([True, False]))
-        _, plan = update(policy, policy.init(4), seen)
-        assert plan.draft_lens.tolist() == [expected] * 4
+        seen = stats(1, seconds=(1.0, seconds))._replace(is_compiled=jnp.asarray([True, False]))
+        _, plan = update(policy, policy.init(1), seen)
+        assert plan.draft_lens.tolist() == [expected]
 
 
 @pytest.mark.parametrize("num_rows", [1, 16])
 def test_auto_starts_with_the_best_length_of_a_profile(num_rows):
     profile, lengths = made_up(0.1), (0, 1, 2, 3, 4, 6, 8)
-    found = first(policies.auto(profile=profile, lengths=lengths), num_rows, seconds=[UNKNOWN] * 7)
+    policy = policies.auto(profile=profile, lengths=lengths, row_spread=0.0)
+    found = first(policy, num_rows, seconds=[UNKNOWN] * 7)
     assert found == lengths[int(np.argmax(by_hand(profile, num_rows, lengths)))]
     table = policies.batch_table(profile=profile)
     assert first(table, num_rows) == fastest_draft_len(profile.table, jnp.asarray(profile.rates), num_rows, 200.0)
@@ -146,7 +147,7 @@ TIMES = tuple(1 + 0.15 * length for length in policies.auto().lengths)
 def test_auto_follows_the_acceptance_rate():
     """The length falls to 0 if no draft is accepted, and rises if all are."""
     worse, _ = drive(policies.auto(), 2, 0.0, 150, TIMES)
-    assert worse[0] > 0 and worse[-20:].count(0) >= 19
+    assert worse[0] > 0 and worse[-100:].count(0) >= 95
     better, _ = drive(policies.auto(), 2, 1.0, 150, TIMES)
     assert better[-1] == 8
 
@@ -180,7 +181,7 @@ def test_auto_saves_for_trials_of_compiled_lengths():
 
 def test_auto_expects_the_next_positions_to_be_like_those_that_drafts_have_reached():
     """Otherwise long drafts are not tried for a text whose drafts are all accepted."""
-    policy = policies.auto(lengths=(0, 2, 8))
+    policy = policies.auto(lengths=(0, 2, 8), row_spread=0.0)
     for accepted, expected in ((2, 9.0), (0, 1.0)):
         state = policy.init(2)
         for _ in range(50):
@@ -207,6 +208,20 @@ def test_auto_follows_the_times():
     after, _ = drive(policy, 2, 0.8, 100, (1.0, *(3 * seconds for seconds in TIMES[1:])), state=state)
     assert min(before[-10:]) > 0
     assert after[1:].count(0) >= 90
+
+
+def test_auto_expects_less_of_the_slowest_row_of_a_large_batch():
+    """Of 32 rows the slowest is expected 2.07 standard deviations below their mean, until their drafts are known."""
+    policy = policies.auto(lengths=(0, 1))
+    for num_rows, deviations in ((1, 0.0), (2, 0.59), (32, 2.07)):
+        state, running = policy.init(num_rows), jnp.ones(num_rows, bool)
+        rate = 0.7 * (1 - 0.1 * deviations)
+        np.testing.assert_allclose(policy.expected_tokens(state, running), [1.0, 1 + rate], rtol=1e-3)
+        # Fewer rows run.
+        alone = policy.expected_tokens(state, running.at[1:].set(False))
+        np.testing.assert_allclose(alone, [1.0, 1.7], rtol=1e-3)
+        known = state._replace(row_accepted=jnp.full(num_rows, 1e4), row_expected=jnp.full(num_rows, 1e4))
+        np.testing.assert_allclose(policy.expected_tokens(known, running), [1.0, 1.7], rtol=1e-2)
 
 
 def test_batch_table_uses_the_largest_size_reached():
@@ -248,7 +263,7 @@ def test_confidence_plans_a_threshold():
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_what_all_rows_have_in_common_is_counted_once(num_rows):
     """The rates of the batch have seen the same drafts; only differences between rows change the expected tokens."""
-    policy = policies.auto(lengths=(0, 1, 2))
+    policy = policies.auto(lengths=(0, 1, 2), row_spread=0.0)
     running = jnp.ones(num_rows, bool)
     before = policy.init(num_rows)
     equal = before._replace(row_accepted=jnp.zeros(num_rows), row_expected=jnp.full(num_rows, 9.0))
