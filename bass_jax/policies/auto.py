@@ -125,8 +125,11 @@ class Auto:
         # Rows that have finished are in these rates too.
         has_drafted = state.row_expected > 0
         common = jnp.where(has_drafted, accepted, 1e-6).sum() / jnp.where(has_drafted, expected, 1e-6).sum()
-        lowest = jnp.asarray([lowest_of(num) for num in range(len(is_running) + 1)])[is_running.sum()]
-        ratios = accepted / expected / common + lowest * self.row_spread * jnp.sqrt(self.row_weight / expected)
+        # A row counts as unknown by the share that its assumed drafts have in its estimate.
+        unknown = self.row_weight / expected
+        num_unknown = jnp.round(jnp.where(is_running, unknown, 0.0).sum()).astype(jnp.int32)
+        lowest = jnp.asarray([lowest_of(num) for num in range(len(is_running) + 1)])[num_unknown]
+        ratios = accepted / expected / common + lowest * self.row_spread * jnp.sqrt(unknown)
         slowest = jnp.where(is_running.any(), jnp.where(is_running, ratios, jnp.inf).min(), 1.0)
         rates = jnp.clip(state.rates * slowest, 0.0, 1.0)
         tokens = 1 + jnp.pad(jnp.cumsum(jnp.cumprod(rates)), (1, 0))
