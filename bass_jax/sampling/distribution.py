@@ -52,7 +52,7 @@ def token_distribution(logits: Float[Array, "B T V"], sampling_arrays: SamplingA
     def scale(logits):
         return (logits - largest) / jnp.where(is_greedy, 1.0, temperature)
 
-    def lowest_kept(logits):
+    def kept_tokens(logits):
         scaled = scale(logits)
         weights = jnp.exp(scaled)
         threshold = jnp.full_like(largest, -jnp.inf)
@@ -60,15 +60,12 @@ def token_distribution(logits: Float[Array, "B T V"], sampling_arrays: SamplingA
         mass = jnp.where(scaled < threshold, 0.0, weights).sum(axis=-1, keepdims=True)
         threshold = _threshold(scaled, weights, top_p * mass, (top_p < 1) & ~is_greedy, threshold)
         # The largest weight is always exp(0) = 1.
-        is_dropped = (scaled < threshold) | (weights < min_p)
-        # A logit and not its scaled value, which could be rounded differently where it is computed again.
-        return jnp.where(is_dropped, jnp.inf, logits).min(axis=-1, keepdims=True)
+        return ~((scaled < threshold) | (weights < min_p))
 
     is_truncated = (((top_k > 0) | (top_p < 1) | (min_p > 0)) & ~is_greedy).any()
-    lowest = cpu_workarounds.call_if(is_truncated, lowest_kept, logits, otherwise=jnp.full_like(largest, -jnp.inf))
+    is_kept = cpu_workarounds.call_if(is_truncated, kept_tokens, logits, otherwise=jnp.ones(logits.shape, bool))
     # XLA for a CPU computes this in one loop; with `jnp.where` it writes three more arrays.
-    kept = jax.lax.select(logits < lowest, jnp.full_like(logits, -jnp.inf), scale(logits))
-    weights = jnp.exp(kept)
+    weights = jnp.exp(jax.lax.select(is_kept, scale(logits), jnp.full_like(logits, -jnp.inf)))
     probs = weights / weights.sum(axis=-1, keepdims=True)
     one_hot = jax.nn.one_hot(argmax, logits.shape[-1], dtype=jnp.float32)
     return TokenDistribution(probs=jnp.where(is_greedy, one_hot, probs), argmax=argmax)
