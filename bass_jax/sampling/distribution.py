@@ -64,8 +64,7 @@ def token_distribution(logits: Float[Array, "B T V"], sampling_arrays: SamplingA
 
     is_truncated = (((top_k > 0) | (top_p < 1) | (min_p > 0)) & ~is_greedy).any()
     is_kept = cpu_workarounds.call_if(is_truncated, kept_tokens, logits, otherwise=jnp.ones(logits.shape, bool))
-    # XLA for a CPU computes this in one loop; with `jnp.where` it writes three more arrays.
-    weights = jnp.exp(jax.lax.select(is_kept, scale(logits), jnp.full_like(logits, -jnp.inf)))
+    weights = jnp.exp(jnp.where(is_kept, scale(logits), -jnp.inf))
     probs = weights / weights.sum(axis=-1, keepdims=True)
     one_hot = jax.nn.one_hot(argmax, logits.shape[-1], dtype=jnp.float32)
     return TokenDistribution(probs=jnp.where(is_greedy, one_hot, probs), argmax=argmax)
