@@ -62,6 +62,15 @@ def test_the_distribution_equals_that_of_a_sort():
     np.testing.assert_array_equal(distribution.argmax, logits.argmax(-1))
 
 
+@pytest.mark.parametrize("setting", [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}], ids=str)
+def test_a_setting_counts_where_it_is_the_only_one(setting):
+    """On a CPU the search is left out if no row of the batch uses top-k, top-p or min-p."""
+    setting = {"temperature": 0.8, **setting}
+    logits = random_logits(50, 97)
+    distribution = token_distribution(jnp.asarray(logits)[None], sampling_arrays([setting]))
+    np.testing.assert_allclose(distribution.probs[0], reference_distribution(logits, **setting), atol=TOLERANCE)
+
+
 def test_tokens_equal_to_the_last_one_kept_are_kept():
     """Rounded logits have many ties. Splitting ties would make the result depend on the order of the vocabulary."""
     logits = np.round(random_logits(2000, 12) / 2).reshape(len(SETTINGS), 125, 12)
