@@ -32,7 +32,7 @@ class EngineConfig:
     token_budget: int | None = None
     max_waiting: int = 1024
     chunk: int = 256
-    chunks_per_step: int = 1
+    chunks_per_step: int = 4
     batching: Literal["continuous", "static"] = "continuous"
     buckets: tuple[int, ...] | None = None
     page_size: int | None = None
