@@ -88,6 +88,8 @@ class DeviceExecutor:
         config: EngineConfig,
         lay_out: Callable[[RequestHandle], SpecState],
         state: SpecState | None = None,
+        *,
+        is_refilled: bool = False,
     ):
         """Allocates a batch.
 
@@ -98,6 +100,7 @@ class DeviceExecutor:
             lay_out: returns the row of a request, a state with a batch of one and without caches.
             state: of a batch whose prompts were read, or its caches as shapes, and `fill` later; None makes an empty
                 batch of the smallest size.
+            is_refilled: whether other requests take the rows of those that end.
         """
         self._pair, self.steps, self._config, self._lay_out = pair, steps, config, lay_out
         self._policy, self._mesh = steps.policy, mesh_of(pair)
@@ -129,6 +132,7 @@ class DeviceExecutor:
         # A copy of the state's field, so that a row can be stopped without waiting for the device.
         self._finish = np.full(num_rows, FinishReason.INACTIVE, np.int32)
         self._stopped: list[int] = []  # rows that the device does not know to be stopped
+        self._is_refilled = np.asarray(is_refilled)
         self._num_steps = 0  # dispatched since the last one after which a plan is made
         self._is_due = False  # whether a plan is made after the next one in any case
         self._in_flight: deque[_InFlight] = deque()
@@ -370,7 +374,8 @@ class DeviceExecutor:
     def _plan(self, rows: Sequence[Any], counts: Sequence[Any], num_steps: int = 1) -> None:
         assert self._planner is not None
         self._planner.compile(rows, counts)  # in a thread, while the products of the calibration are compiled too
-        times = self._timed_steps.times(self._pair, self.state)._replace(num_steps=np.asarray(num_steps, np.int32))
+        times = self._timed_steps.times(self._pair, self.state)
+        times = times._replace(is_refilled=self._is_refilled, num_steps=np.asarray(num_steps, np.int32))
         plan, self._wanted = self._planner.plan(rows, counts, times)
         if self._is_auto:
             state = self._planner.state

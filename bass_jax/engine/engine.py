@@ -116,7 +116,8 @@ class Engine:
             policy = fixed(spec.draft_len)
         steps = CompiledSteps("speculate", spec, False, policy, max_draft_len_of(pair.drafter))
         check_candidates(pair, steps.spec, find_rule(steps.spec.acceptance))
-        self.executor = DeviceExecutor(pair, steps, self.config, self._lay_out)
+        is_refilled = self.config.batching == "continuous"
+        self.executor = DeviceExecutor(pair, steps, self.config, self._lay_out, is_refilled=is_refilled)
         if warm_up:
             self.executor.warm_up()
         channel = self.executor.channel

@@ -43,14 +43,15 @@ class AutoState(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Auto:
-    """Chooses the length with the most expected tokens per second of the slowest row.
+    """Chooses the length with the most expected tokens per second of the slowest row, or of the mean row.
 
     The host measures how long a step of each length takes, and the policy counts how often the draft at each position
     is accepted. A length of n drafts is expected to emit 1 + y1 + y1·y2 + … + y1·…·yn tokens, where yi is the rate at
     which the i-th draft is proposed and accepted after the drafts before it were. The rates are those of the batch,
     times the row's own accepted drafts over those that the rates predicted for it, relative to those of all rows.
     The slowest row counts, because a batch takes as long as its slowest row. While little is known of the rows, the
-    slowest of many is expected to be further below their mean than that of few.
+    slowest of many is expected to be further below their mean than that of few. With continuous batching the mean of
+    the rows counts, because the next request takes the row of one that ends.
 
     To notice changes, the policy tries the other compiled lengths from time to time. A trial costs the time by which it
     emits its tokens later than the best length would; all trials together may cost `trial_share` of the time.
@@ -95,7 +96,7 @@ class Auto:
         lengths = jnp.asarray(self.lengths, jnp.int32)
         state = self._count(state, stats)
         seconds = step_seconds(stats, self.lengths, self.cost)
-        tokens = self.expected_tokens(state, stats.is_running)
+        tokens = self.expected_tokens(state, stats.is_running, stats.is_refilled)
         rates = tokens / seconds * jnp.where(stats.is_compiled, 1.0, NOT_COMPILED)
         best = jnp.argmax(rates).astype(jnp.int32)
 
@@ -118,8 +119,16 @@ class Auto:
         state = state._replace(budget=budget, chosen=chosen, num_left=num_left.astype(jnp.int32))
         return state, all_rows(stats, lengths[chosen])
 
-    def expected_tokens(self, state: AutoState, is_running: Array) -> Float[Array, "A"]:
-        """Returns the tokens that a step of each length is expected to emit for the slowest row, or else a new one."""
+    def expected_tokens(
+        self, state: AutoState, is_running: Array, is_refilled: Array | bool = False
+    ) -> Float[Array, "A"]:
+        """Returns the tokens that a step of each length is expected to emit for the row that counts, or else a new one.
+
+        Args:
+            state: after the last step.
+            is_running: ``[B]`` bool.
+            is_refilled: ``[]`` bool; the mean of the rows counts, and else the slowest.
+        """
         accepted, expected = state.row_accepted + self.row_weight, state.row_expected + self.row_weight
         # What all rows have in common is in the rates of the batch already, and in a batch of one row this is all.
         # Rows that have finished are in these rates too.
@@ -129,9 +138,12 @@ class Auto:
         unknown = self.row_weight / expected
         num_unknown = jnp.round(jnp.where(is_running, unknown, 0.0).sum()).astype(jnp.int32)
         lowest = jnp.asarray([lowest_of(num) for num in range(len(is_running) + 1)])[num_unknown]
-        ratios = accepted / expected / common + lowest * self.row_spread * jnp.sqrt(unknown)
-        slowest = jnp.where(is_running.any(), jnp.where(is_running, ratios, jnp.inf).min(), 1.0)
-        rates = jnp.clip(state.rates * slowest, 0.0, 1.0)
+        ratios = accepted / expected / common
+        mean = jnp.where(is_running, ratios, 0.0).sum() / jnp.maximum(is_running.sum(), 1)
+        below = lowest * self.row_spread * jnp.sqrt(unknown)
+        slowest = jnp.where(is_running, ratios + below, jnp.inf).min()
+        ratio = jnp.where(is_running.any(), jnp.where(is_refilled, mean, slowest), 1.0)
+        rates = jnp.clip(state.rates * ratio, 0.0, 1.0)
         tokens = 1 + jnp.pad(jnp.cumsum(jnp.cumprod(rates)), (1, 0))
         return tokens[jnp.asarray(self.lengths)]
 

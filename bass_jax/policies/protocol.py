@@ -31,6 +31,7 @@ class PolicyStats(NamedTuple):
     step_seconds: Array  # [A] float32, estimated time of a step with each of the policy's lengths; NaN: unknown
     is_compiled: Array  # [A] bool, whether the step of each length is compiled
     resume_seconds: Array  # [] float32, further time of a step with drafts after steps without; NaN: not measured
+    is_refilled: Array | bool = False  # [] bool, whether other requests take the rows of those that end
     num_steps: Array | int = 1  # [] int32, steps since the last plan; more than 1 only after steps without drafts
     num_acceptable: Array | None = None  # [B] int32, drafts that would be accepted next; only in a simulator
 

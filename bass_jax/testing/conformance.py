@@ -367,6 +367,7 @@ def example_stats(step: int, num_lengths: int, draft_lens: Any = None) -> Policy
         "step_seconds": np.where(np.arange(num_lengths) < step, 0.01 + 0.002 * np.arange(num_lengths), np.nan),
         "is_compiled": np.arange(num_lengths) <= step,
         "resume_seconds": np.float32(0.001 * step),
+        "is_refilled": np.asarray(step % 2 == 1),
         "num_acceptable": np.array([3, 0, 9, 1], np.int32),
     }
     return PolicyStats(

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import bass_jax as bass
 from bass_jax import policies
@@ -13,9 +14,13 @@ from bass_jax.decoding.policy_runner import no_times
 from bass_jax.decoding.state import FinishReason
 from bass_jax.drafters import NgramDrafter
 from bass_jax.engine.planner import Planner
+from bass_jax.experiments.traffic.backends import simulate_traffic
+from bass_jax.experiments.traffic.serving_costs import NUM_CONTEXTS, ServingCosts
+from bass_jax.experiments.traffic.workload import Workload
 from bass_jax.policies.protocol import Plan
 from bass_jax.testing.tiny_models import tiny_target
 from tests import tiny
+from tests.cost_model.profiles import made_up
 
 
 @jax.tree_util.register_dataclass
@@ -32,6 +37,20 @@ class CountingPolicy:
     def update(self, state: Any, stats: Any) -> tuple[Any, Plan]:
         state = state | {"emitted": state["emitted"] + stats.num_emitted, "updates": state["updates"] + 1}
         return state, Plan(state["emitted"])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RefilledPolicy:
+    """Drafts where other requests take the rows of those that end."""
+
+    lengths: tuple[int, ...] = dataclasses.field(default=(0, 1), metadata={"static": True})
+
+    def init(self, num_rows: int) -> Any:
+        return jnp.int32(0)
+
+    def update(self, state: Any, stats: Any) -> tuple[Any, Plan]:
+        return state, Plan(jnp.full(stats.lengths.shape, stats.is_refilled, jnp.int32))
 
 
 def plan(planner: Planner, emitted: list[int]) -> tuple[list[int], list[int]]:
@@ -56,6 +75,28 @@ def test_rows_that_join_or_move_keep_or_lose_their_state():
     moved = jax.random.key_data(planner.state["keys"])
     np.testing.assert_array_equal(moved[1], keys[0])
     np.testing.assert_array_equal(moved[0], jax.random.key_data(CountingPolicy().init(2)["keys"])[0])
+
+
+@pytest.mark.parametrize("max_batch", [2, 4])
+def test_a_policy_knows_whether_prompts_wait(max_batch):
+    pair = bass.Pair(tiny_target(16), NgramDrafter())
+    found = bass.generate(pair, [[5, 6, 7, 5, 6]] * 3, policy=RefilledPolicy(), max_new_tokens=8, max_batch=max_batch)
+    assert found.metrics.num_drafted > 0 if max_batch < 3 else found.metrics.num_drafted == 0
+
+
+@pytest.mark.parametrize("batching", ["continuous", "static"])
+def test_a_policy_knows_the_kind_of_batching(batching):
+    """On a device and in a simulation."""
+    pair = bass.Pair(tiny_target(16), NgramDrafter())
+    config = bass.EngineConfig(num_slots=1, capacity=64, buckets=(1,), batching=batching)
+    engine = bass.Engine(pair, policy=RefilledPolicy(), config=config, warm_up=False)
+    engine.submit([5, 6, 7, 5, 6], max_new_tokens=8)
+    engine.run()
+    ones = np.ones(1, int)
+    requests = Workload(np.zeros(1), ones, 8 * ones, 8 * ones, [np.zeros(8, int)])
+    costs = ServingCosts(made_up(0.12).table, np.zeros(NUM_CONTEXTS), 0.0, {}, 0.0)
+    simulated = simulate_traffic(requests, config, RefilledPolicy(), costs)
+    assert [engine.counts.num_drafted > 0, simulated.counts.num_drafted > 0] == [batching == "continuous"] * 2
 
 
 def test_the_models_can_be_on_another_device_than_the_policy(monkeypatch):

@@ -224,6 +224,19 @@ def test_auto_expects_less_of_the_slowest_row_of_a_large_batch():
         np.testing.assert_allclose(policy.expected_tokens(known, running), [1.0, 1.7], rtol=1e-2)
 
 
+def test_auto_counts_the_mean_row_where_other_requests_take_the_rows():
+    """One row accepts most drafts and the other few, so that a draft pays for both together, but not for the slower."""
+    policy = policies.auto(lengths=(0, 1))
+    state = policy.init(2)._replace(row_accepted=jnp.asarray([18.0, 0.0]), row_expected=jnp.full(2, 9.0))
+    running = jnp.ones(2, bool)
+    np.testing.assert_allclose(policy.expected_tokens(state, running, True), [1.0, 1.7], rtol=1e-6)
+    one = policy.expected_tokens(state, running.at[1].set(False), True)
+    np.testing.assert_allclose(one, [1.0, 1 + 0.7 * 34 / 25], rtol=1e-6)
+    for is_refilled, expected in ((True, 1), (False, 0)):
+        now = stats(2, seconds=(1.0, 1.5))._replace(is_refilled=jnp.asarray(is_refilled))
+        assert update(policy, state, now)[1].draft_lens.tolist() == [expected] * 2
+
+
 def test_batch_table_uses_the_largest_size_reached():
     policy = policies.batch_table({1: 6, 8: 3, 32: 0})
     assert [first(policy, num_rows) for num_rows in (1, 4, 8, 16, 32, 64)] == [6, 6, 3, 3, 0, 0]

@@ -69,6 +69,7 @@ class SimulatedExecutor:
             ValueError: if the policy depends on the drafts' confidence, which is not simulated.
         """
         self._policy, self._costs, self._clock = policy, costs, clock
+        self._is_refilled = np.asarray(config.batching == "continuous")
         self._buckets = policy_buckets(policy)
         self._table = StepTable(costs.steps, config, self._buckets)
         self._contexts = context_grid(config.capacity)
@@ -184,4 +185,4 @@ class SimulatedExecutor:
         behind = int(rows["num_behind"].max())
         resumed = self._table.seconds(size, bucket, length, context, behind) - times[-1]
         is_compiled = np.ones(len(times), bool)
-        return StepTimes(np.asarray(times, np.float32), is_compiled, np.asarray(resumed, np.float32))
+        return StepTimes(np.asarray(times, np.float32), is_compiled, np.asarray(resumed, np.float32), self._is_refilled)
