@@ -71,7 +71,7 @@ def test_overhead_is_measured_and_the_engine_is_idle_again(engine):
 @pytest.mark.slow
 def test_rows_that_end_before_the_last_begins_are_refused(engine):
     """One prompt is read between two steps, so the first of 64 rows with 62 tokens ends before the last begins."""
-    config = EngineConfig(num_slots=64, capacity=64, buckets=(64,), chunk=8)
+    config = EngineConfig(num_slots=64, capacity=64, buckets=(64,), chunk=8, chunks_per_step=1)
     small = bass.Engine(engine.pair, bass.SpecConfig(4, "greedy"), config=config)
     with pytest.raises(ValueError, match="num_rows=64: expected a capacity"):
         measure_overhead(small, 64, num_steps=4)
