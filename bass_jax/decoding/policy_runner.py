@@ -17,9 +17,7 @@ class StepTimes(NamedTuple):
     step_seconds: Array | np.ndarray  # [A] float32, of a step with each of the policy's lengths
     is_compiled: Array | np.ndarray  # [A] bool, whether these steps are compiled
     resume_seconds: Array | np.ndarray  # [] float32, what a step with drafts takes longer after steps without
-    is_refilled: Array | np.ndarray = np.zeros(
-        (), bool
-    )  # [] bool, whether other requests take the rows of those that end
+    is_refilled: Array | np.ndarray = np.zeros((), bool)  # [] bool, see `PolicyStats`
     num_steps: Array | np.ndarray = np.ones((), np.int32)  # [] int32, steps since the last plan
 
 

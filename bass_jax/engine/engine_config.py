@@ -19,7 +19,7 @@ class EngineConfig:
             until its reservation fits.
         max_waiting: the largest number of requests in the queue; further requests are refused.
         chunk: prompt tokens per prefill pass. At most 64 tokens at the end of a prompt take a shorter pass.
-        chunks_per_step: prefill passes between two steps while rows are running.
+        chunks_per_step: the largest number of prefill passes between two steps while rows are running.
         batching: with ``"continuous"`` a waiting request takes the slot of a finished one. With ``"static"`` a batch
             runs until all of its requests have finished (Su et al. 2023).
         buckets: batch sizes that are compiled, ascending, the last at least `num_slots`; None is all.

@@ -171,13 +171,9 @@ class GenerateLoop:
         shapes = batch.shapes()
         state = self._read(batch) if shapes is None else shapes
         # Requests arrive in the order of the rows, so a handle's order is its row in the layout.
+        is_refilled = num_slots < self.num_rows
         self._executor = DeviceExecutor(
-            pair,
-            steps,
-            config,
-            lambda handle: layout.row(handle.order),
-            state,
-            is_refilled=num_slots < self.num_rows,
+            pair, steps, config, lambda handle: layout.row(handle.order), state, is_refilled=is_refilled
         )
         # A thread compiles it while the first step is compiled: `bass-jax generate "hi"` takes 9.4 s instead of 11.1
         # without compiled functions on disk (medians of three, two cores, 2026-11-27). Not before the executor is
